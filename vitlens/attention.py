@@ -1,0 +1,233 @@
+"""What attention does, as numbers: distance, entropy, attention received, rollout.
+
+A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
+(`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
+share one pass, from the last layer to the first (the order in which a rollout needs them).
+
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.capture import Attention, capture
+
+# Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
+BLOCK = {"cpu": 2**20, "cuda": 2**26}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All statistics of one capture. rollout is None for models that read no weighted sum of tokens (max pooling).
+
+    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols).
+    As returned by `mean_over`, they are means over `images` images and have no axis B.
+    """
+
+    mean_distance: Tensor
+    entropy: Tensor
+    received: Tensor
+    rollout: Tensor | None
+    images: int
+
+
+def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
+    """(B, L, H) mean attention distance in input pixels (paper, section 4.5 and D.7).
+
+    Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalised
+    after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
+    the attention that stays on patches.
+    """
+    return _run(attn, _MeanDistance(renormalize))[0]
+
+
+def entropy(attn: Attention) -> Tensor:
+    """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform)."""
+    return _run(attn, _Entropy())[0]
+
+
+def received(attn: Attention) -> Tensor:
+    """(B, L, H, P) attention a patch receives: the mean over all T queries. With the prefix tokens' it sums to 1."""
+    return _run(attn, _Received())[0]
+
+
+def rollout(
+    attn: Attention, query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0
+) -> Tensor:
+    """(B, rows, cols) attention rollout (Abnar and Zuidema 2020; paper, Fig. 6 and D.8), from the read-out to the input.
+
+    The query's row of Â_L ⋯ Â_1 with Â = (A + I) / row sum, A fused over heads; its prefix tokens are dropped and
+    nothing is rescaled, so the map sums to 1 minus what the prefix received. The row is pulled back through the layers
+    from the top, so no T × T matrix is formed.
+
+    query: (row, column) of a patch instead of what the head reads. head_fusion: "mean" (the paper's), "max" or "min".
+    discard: share of the smallest entries of every fused row to drop (the row is renormalised after).
+    Raises ValueError if the model reads no weighted sum of its tokens and no query is given.
+    """
+    return _run(attn, _Rollout(attn, query, head_fusion, discard))[0]
+
+
+def summary(attn: Attention, *, renormalize: bool = False) -> Summary:
+    """All statistics in one pass over the rows, at little more than the cost of one."""
+    statistics = [_MeanDistance(renormalize), _Entropy(), _Received()]
+    if attn.grid is not None and attn.grid.readout is not None:
+        statistics.append(_Rollout(attn))
+    results = _run(attn, *statistics)
+    return Summary(*results[:3], results[3] if len(results) > 3 else None, len(results[0]))
+
+
+def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) -> Summary:
+    """Means of all statistics over a data loader, in constant memory.
+
+    loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
+    The model runs without gradients, in eval mode, on its own device, and is left in the mode it was in.
+    """
+    device = next(model.parameters()).device
+    total: dict[str, Tensor] = {}
+    count = 0
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for batch in loader:
+            images = batch[0] if isinstance(batch, list | tuple) else batch
+            with torch.no_grad(), capture(model) as attn:
+                model(images.to(device))
+            batch_summary = summary(attn, renormalize=renormalize)
+            for name in ("mean_distance", "entropy", "received", "rollout"):
+                if (values := getattr(batch_summary, name)) is not None:
+                    if name in total and total[name].shape != values.shape[1:]:
+                        raise ValueError(
+                            f"The images of a mean must have one size, but batches with grids of {total[name].shape[-1]} "
+                            f"and {values.shape[-1]} came. Resize them alike, or take one mean per size."
+                        )
+                    total[name] = total.get(name, 0) + values.double().sum(0)
+            count += batch_summary.images
+    finally:
+        for module, training in modes:
+            module.training = training
+    if count == 0:
+        raise ValueError("The loader gave no images, so there is nothing to take the mean of.")
+    means = {f.name: total[f.name] / count if f.name in total else None for f in fields(Summary) if f.name != "images"}
+    return Summary(**means, images=count)
+
+
+def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
+    """One pass over all rows of all layers, last layer first; a few images at a time where maps are small."""
+    batch, heads, tokens, _ = attn[0].q.shape
+    block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
+    chunk = max(1, block // (heads * tokens * tokens))
+    parts = []
+    for start in range(0, batch, chunk):
+        images = slice(start, min(start + chunk, batch))
+        rows = max(8, block // ((images.stop - start) * heads * tokens))
+        for statistic in statistics:
+            statistic.begin(attn, images)
+        for index in reversed(range(len(attn))):
+            layer = attn[index].images(images)
+            for queries, logits, weights in layer.blocks(rows):
+                if layer.mask is not None:  # 0 · −∞ is not a number
+                    logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+                for statistic in statistics:
+                    statistic.add(queries, logits, weights)
+            for statistic in statistics:
+                statistic.end_layer()
+        parts.append([statistic.result() for statistic in statistics])
+    return [torch.cat(results) for results in zip(*parts, strict=True)]
+
+
+class _Statistic:
+    """Takes blocks of rows; layers come last first. Subclasses sum over a layer, then append (B, H, …)."""
+
+    def begin(self, attn: Attention, images: slice) -> None:
+        self.grid, self.layers, self.sums = attn.grid, [], []
+
+    def add(self, queries: slice, logits: Tensor, weights: Tensor) -> None:
+        raise NotImplementedError
+
+    def end_layer(self) -> None:
+        self.layers.append(torch.cat(self.sums, -1).mean(-1))
+        self.sums = []
+
+    def result(self) -> Tensor:
+        return torch.stack(self.layers[::-1], 1)
+
+
+class _MeanDistance(_Statistic):
+    def __init__(self, renormalize: bool):
+        self.renormalize = renormalize
+
+    def add(self, queries, logits, weights):
+        prefix = self.grid.prefix
+        first, last = max(queries.start - prefix, 0), queries.stop - prefix
+        if last <= first:
+            return
+        weights = weights[:, :, prefix + first - queries.start :, prefix:]
+        distances = self.grid.distances(first, last, dtype=weights.dtype, device=weights.device)
+        extent = torch.einsum("bhqk,qk->bhq", weights, distances)
+        self.sums.append(extent / weights.sum(-1) if self.renormalize else extent)
+
+
+class _Entropy(_Statistic):
+    def add(self, queries, logits, weights):
+        # ln A_ij = x_ij − lse_i, and the largest entry of a row tells its log-sum-exp without underflow
+        lse = logits.amax(-1) - weights.amax(-1).log()
+        self.sums.append(lse - torch.linalg.vecdot(weights, logits))
+
+
+class _Received(_Statistic):
+    def add(self, queries, logits, weights):
+        self.sums.append(weights.sum(-2))
+
+    def end_layer(self):
+        total = sum(self.sums[1:], self.sums[0])[..., self.grid.prefix :]
+        self.layers.append(total / self.grid.tokens)
+        self.sums = []
+
+
+class _Rollout(_Statistic):
+    def __init__(self, attn: Attention, query=None, head_fusion: str = "mean", discard: float = 0.0):
+        if head_fusion not in ("mean", "max", "min"):
+            raise ValueError(f'head_fusion is "mean", "max" or "min", but got {head_fusion!r}.')
+        if not 0 <= discard < 1:
+            raise ValueError(f"discard is a share of each row, at least 0 and below 1, but got {discard!r}.")
+        if query is None and len(attn) and attn[0] is not None and attn.grid.readout is None:
+            raise ValueError(
+                f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, or returns all "
+                "tokens), so a rollout has no row to start from. Give one: `rollout(attn, query=(row, column))`."
+            )
+        self.query, self.head_fusion, self.discard = query, head_fusion, discard
+
+    def begin(self, attn, images):
+        super().begin(attn, images)
+        like, count = attn[0].q, images.stop - images.start
+        row = torch.zeros(count, self.grid.tokens, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+        if self.query is not None:
+            row[:, self.grid.index(*self.query)] = 1.0
+        else:
+            readout = self.grid.readout.to(row)
+            row += readout if readout.dim() == 1 else readout[images]
+        self.row, self.pulled = row, torch.zeros_like(row)
+
+    def add(self, queries, logits, weights):
+        row = self.row[:, queries]
+        if self.head_fusion == "mean" and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
+            self.pulled += torch.einsum("bq,bhqk->bk", row, weights) / (2 * weights.shape[1])
+            self.pulled[:, queries] += row / 2
+            return
+        fused = getattr(weights, {"mean": "mean", "max": "amax", "min": "amin"}[self.head_fusion])(1)
+        if dropped := int(self.discard * fused.shape[-1]):
+            fused = fused.scatter(-1, fused.topk(dropped, largest=False).indices, 0.0)
+        row = row / (fused.sum(-1) + 1)
+        self.pulled += torch.einsum("bq,bqk->bk", row, fused)
+        self.pulled[:, queries] += row
+
+    def end_layer(self):
+        self.row, self.pulled = self.pulled, torch.zeros_like(self.pulled)
+
+    def result(self):
+        return self.grid.image_map(self.row)

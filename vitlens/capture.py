@@ -1,0 +1,309 @@
+"""Record the queries and keys that a model hands to fused attention, while it runs, changing nothing.
+
+`torch.nn.functional.scaled_dot_product_attention` is watched for the length of a `with` block by a
+`torch.overrides.TorchFunctionMode`. Nothing is patched and no flag is switched; rotary embeddings, query-key norms,
+grouped queries, attention biases and masks are right for free, because they are already in q, k and mask.
+
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitlens.grid import TokenGrid, patch_embedding, token_grid
+from vitlens.support import UnsupportedModelError, attention_modules, gated, model_name, refuse, unwrap
+
+POOL = -1  # where the layers are numbered, the number of the attention pool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's attention as the model called it: softmax(q·kᵀ·scale + mask) over the last axis.
+
+    name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
+    latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
+    output, (B, H, T, K), are kept by `capture(model, values=True)` only.
+    """
+
+    name: str
+    q: Tensor
+    k: Tensor
+    scale: float
+    mask: Tensor | None = None
+    v: Tensor | None = None
+    output: Tensor | None = None
+
+    def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
+        rows = slice(None) if queries is None else [queries] if isinstance(queries, int) else queries
+        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        logits = (self.q[:, :, rows].to(wide) * self.scale) @ self.k.to(wide).mT
+        if self.mask is None:
+            return logits
+        mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
+        return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
+
+    def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
+        """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
+
+        Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
+        """
+        count = self.q[0, 0, :, 0].shape[0] if queries is None else self.q[:1, :1, queries, :1].numel()
+        need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
+        if need > limit:
+            raise MemoryError(
+                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
+                f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
+                f"(`rows()`), or raise the limit (`weights(limit={need:.0f} + 1)`)."
+            )
+        return self.logits(queries).softmax(-1)
+
+    def rows(self, block: int = 64) -> Iterator[tuple[slice, Tensor]]:
+        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T))."""
+        for queries, _, weights in self.blocks(block):
+            yield queries, weights
+
+    def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
+        for start in range(0, self.q.shape[-2], block):
+            queries = slice(start, min(start + block, self.q.shape[-2]))
+            logits = self.logits(queries)
+            yield queries, logits, logits.softmax(-1)
+
+    def images(self, chosen: slice) -> Layer:
+        """The same layer for some images of the batch."""
+        pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
+        return replace(self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output))
+
+
+class Attention(Sequence):
+    """The layers of one forward, first to last. `grid` tells where the tokens lie, `pool` is an attention pool's call.
+
+    gated: attention outputs pass a learned gate on their way on, which the maps do not include.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model_name = model_name(model)
+        self.gated = gated(model)
+        self.grid: TokenGrid | None = None
+        self.pool: Layer | None = None
+        self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in attention_modules(model)]
+
+    @property
+    def complete(self) -> bool:
+        """True once every block's attention has been seen."""
+        return all(call is not None for calls in self._calls for call in calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, index):
+        if not self.complete:
+            raise RuntimeError(
+                f"Nothing to show yet: no forward of {self.model_name} was completed inside the `with` block. "
+                "Write `with capture(model) as attn: model(images)`, then use `attn`."
+            )
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return _join(self._calls[index])
+
+    def __repr__(self) -> str:
+        state = f"{self.grid}" if self.complete else "no forward yet"
+        return f"Attention({self.model_name}, {len(self)} layers, {state})"
+
+
+@contextlib.contextmanager
+def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
+    """Record the attention of one forward of a timm Vision Transformer.
+
+        with capture(model) as attn:
+            logits = model(images)          # bit for bit what it is without
+        attn[0].weights()                   # (B, H, T, T)
+
+    values: keep v and the fused output of every layer too. Raises UnsupportedModelError for a model, or for a call,
+    that cannot be shown truthfully (see `vitlens.support`), and for a second forward in the same block. Compiled
+    models run uncompiled inside the block. Works in several threads at once, each with its own block.
+    """
+    model = unwrap(model)
+    attn = Attention(model)
+    with _uncompiled(), _Recorder(model, attn, values):
+        yield attn
+    if not attn.complete:
+        fused = all(getattr(m, "fused_attn", True) for layer in attention_modules(model) for _, m in layer)
+        raise refuse(
+            model,
+            "it was not run to its last block inside the `with` block"
+            if fused
+            else "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew",
+        )
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every torch function; knows the layer by the parameters seen last, the image by the embedding's input."""
+
+    def __init__(self, model: nn.Module, attn: Attention, values: bool):
+        super().__init__()
+        self.model, self.attn, self.values = model, attn, values
+        self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
+        self.owner = {
+            id(p): (i, j, name)
+            for i, layer in enumerate(attention_modules(model))
+            for j, (name, module) in enumerate(layer)
+            for p in module.parameters()
+        }
+        if getattr(model, "attn_pool", None) is not None:  # the last norm announces a pool without parameters
+            for module in (model.norm, model.attn_pool):
+                self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
+        backbone = getattr(patch_embedding(model), "backbone", None)
+        inside = {id(p) for p in backbone.parameters()} if backbone is not None else set()
+        self.beyond_image = {id(p) for p in model.parameters()} - inside
+        self.image: Tensor | None = None
+        self.padded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(func, *args, **kwargs)
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        for a in args:
+            if isinstance(a, list | tuple):
+                tensors += [t for t in a if isinstance(t, Tensor)]
+        for tensor in tensors:
+            self.layer = self.owner.get(id(tensor), self.layer)
+        if self.attn.grid is None:
+            self._look_for_image(tensors, args[0] if args else None)
+        result = func(*args, **kwargs)
+        if func is F.pad and self.attn.grid is None:
+            self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
+        return result
+
+    def _look_for_image(self, tensors: list[Tensor], subject) -> None:
+        """The image is the last (B, C, H, W) tensor acted upon (before any padding) when the embedding is reached."""
+        subject, _ = self.padded.get(id(subject), (subject, None))
+        if isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter):
+            if subject.dim() == 4 and subject.shape[1] == self.model.in_chans:
+                self.image = subject
+        if self.image is not None and any(id(t) in self.beyond_image for t in tensors):
+            self.attn.grid = token_grid(self.model, tuple(self.image.shape[-2:]))
+            self.image = None
+            self.padded.clear()
+
+    def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
+        where, self.layer = self.layer, None
+        if where is None:  # somebody else's attention
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        index, call, name = where
+        self._check(index, call, query, key, dropout_p, is_causal)
+        output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        scale = kwargs.get("scale")
+        layer = Layer(
+            name,
+            _own(query),
+            _own(_all_heads(key, query)),
+            query.shape[-1] ** -0.5 if scale is None else float(scale),
+            None if attn_mask is None else attn_mask.detach(),
+            _own(_all_heads(value, query)) if self.values else None,
+            _own(output) if self.values else None,
+        )
+        if index == POOL:
+            self.attn.pool = layer
+            self.attn.grid = replace(self.attn.grid, readout=_pool_readout(self.model, self.attn.grid, layer))
+        else:
+            self.attn._calls[index][call] = layer
+        return output
+
+    def _check(self, index: int, call: int, query: Tensor, key: Tensor, dropout_p: float, is_causal: bool) -> None:
+        grid, where = self.attn.grid, "attention pool" if index == POOL else f"layer {index}"
+        seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
+        if seen is not None:
+            raise UnsupportedModelError(
+                f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
+                "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
+            )
+        if dropout_p > 0:
+            raise refuse(
+                self.model,
+                f"{where} drops attention weights at random (dropout {dropout_p:g}), so no map is what it used; "
+                "call model.eval() first",
+            )
+        if is_causal:
+            raise refuse(self.model, f"{where} was called with a causal mask, so later patches are hidden")
+        if grid is None:
+            raise refuse(
+                self.model,
+                f"its input was not an image of shape (B, {self.model.in_chans}, height, width), so the grid of its "
+                "patches is unknown; pass images, not ready-made patches or tokens",
+            )
+        expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
+        keys = key.shape[-2]
+        if query.dim() != 4 or keys not in expected or (index != POOL and query.shape[-2] != keys):
+            raise refuse(
+                self.model,
+                f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
+                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches",
+            )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Detached; copied where it is a view of something larger (q is a third of a fused qkv, which would stay alive)."""
+    tensor = tensor.detach()
+    if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _all_heads(keys: Tensor, queries: Tensor) -> Tensor:
+    """Grouped-query attention (enable_gqa): each key head serves a group of query heads."""
+    groups = queries.shape[1] // keys.shape[1]
+    return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
+
+
+def _join(calls: list[Layer]) -> Layer:
+    """Parallel attentions of one block: one layer whose heads are those of all."""
+    first = calls[0]
+    if len(calls) == 1:
+        return first
+    if any(c.mask is not None or c.scale != first.scale for c in calls):
+        raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
+    cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
+    name = " + ".join(c.name for c in calls)
+    return Layer(name, cat("q"), cat("k"), first.scale, None, cat("v"), cat("output"))
+
+
+def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | None:
+    """(B, T) what an attention pool reads: its own attention, averaged over heads; None if it has T queries (PRR)."""
+    if not hasattr(model.attn_pool, "latent_len"):
+        return None
+    latents = slice(0, 1) if model.attn_pool.pool == "token" else slice(None)
+    row = pool.weights(latents).mean((1, 2))
+    return F.pad(row, (grid.tokens - row.shape[-1], 0))
+
+
+_stance_lock, _stance_users, _stance = threading.Lock(), 0, None
+
+
+@contextlib.contextmanager
+def _uncompiled():
+    """Let compiled models run eagerly while any capture is open (a compiled graph would hide its calls)."""
+    global _stance_users, _stance
+    with _stance_lock:
+        _stance_users += 1
+        if _stance_users == 1:
+            _stance = torch.compiler.set_stance("force_eager")
+            _stance.__enter__()
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _stance_users -= 1
+            if _stance_users == 0:
+                _stance.__exit__(None, None, None)

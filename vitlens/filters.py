@@ -1,0 +1,66 @@
+"""Principal components of the patch-embedding filters (paper, section 4.5 and Fig. 7 left)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.grid import patch_embedding
+
+
+def kernels(model: nn.Module) -> Tensor:
+    """(D, p, q, C) the filters that turn a patch into a token, one per output channel.
+
+    Raises ValueError for hybrids (they embed 1 × 1 patches of a backbone's feature map, not pixels) and for modules
+    without a patch embedding.
+    """
+    try:
+        embed = patch_embedding(model)
+        weight = embed.proj.weight
+    except AttributeError:
+        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so it has no filters to show.") from None
+    if hasattr(embed, "backbone"):
+        raise ValueError(
+            f"{type(model).__name__} is a hybrid: its patch embedding reads the feature map of a convolutional "
+            "backbone, not pixels, so its filters cannot be shown as small images."
+        )
+    weight = weight.detach()
+    if weight.dim() == 4:
+        return weight.permute(0, 2, 3, 1)
+    (p, q), channels = embed.patch_size, model.in_chans  # NaFlex: a linear layer over flattened patches
+    if getattr(embed, "channels_last", True):
+        return weight.unflatten(1, (p, q, channels))
+    return weight.unflatten(1, (channels, p, q)).permute(0, 2, 3, 1)
+
+
+def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
+    """The first k principal components of the filters: ((k, p, q, C) components, (k,) explained variance ratio).
+
+    The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
+    are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
+    principal component means nothing). model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
+    """
+    if isinstance(model_or_weight, nn.Module):
+        filters = kernels(model_or_weight)
+    elif model_or_weight.dim() == 4:
+        filters = model_or_weight.detach().permute(0, 2, 3, 1)
+    else:
+        raise ValueError(
+            "Filters come as a model or as a kernel of shape (D, C, p, q), but a tensor of shape "
+            f"{tuple(model_or_weight.shape)} came."
+        )
+    if filters[0, :, :, 0].numel() == 1:
+        raise ValueError(
+            "These filters are 1 × 1 pixels large, as in hybrids whose patches come from a convolutional backbone; "
+            "their principal components are no pictures. Use a model that embeds patches of pixels."
+        )
+    most = min(filters.shape[0], filters[0].numel())
+    if not 1 <= k <= most:
+        raise ValueError(f"k must lie between 1 and {most} (the number of components there are), but got {k}.")
+    matrix = filters.double().flatten(1)
+    matrix = matrix - matrix.mean(0)
+    _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
+    largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
+    vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
+    variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return vectors[:k].reshape(k, *filters.shape[1:]).float(), variance[:k].float()

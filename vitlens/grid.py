@@ -1,0 +1,120 @@
+"""The one place that knows about tokens: which are patches, where they lie, and which ones the model reads.
+
+Shapes: T tokens = R prefix (class, distillation, register) + P patches (P = rows·cols); distances in input pixels.
+Everything comes from the model's metadata and the size of its input, never from the square root of a token count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Geometry of a token sequence.
+
+    rows, cols: the patch grid. patch: (height, width) in input pixels from one token to the next, for a hybrid the
+    patch size times the reduction of its backbone. prefix: R, the tokens before the first patch. image: (height,
+    width) of the input in pixels. readout: what the head reads, a probability row over the tokens, (T,) or (B, T)
+    where it depends on the image (attention pooling); None where no such row exists (max pooling and the like).
+    """
+
+    rows: int
+    cols: int
+    patch: tuple[int, int]
+    prefix: int = 1
+    image: tuple[int, int] | None = None
+    readout: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self):
+        if min(self.rows, self.cols, *self.patch) < 1 or self.prefix < 0:
+            raise ValueError(f"A grid needs at least one row, one column and one pixel a patch, but got {self}.")
+        if self.image is None:
+            object.__setattr__(self, "image", (self.rows * self.patch[0], self.cols * self.patch[1]))
+
+    @property
+    def patches(self) -> int:
+        """P, the number of patches."""
+        return self.rows * self.cols
+
+    @property
+    def tokens(self) -> int:
+        """T = R + P, the length of the sequence."""
+        return self.prefix + self.patches
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Pixels (at the bottom, at the right) that no patch sees, because the patch size does not divide the image."""
+        return max(0, self.image[0] - self.rows * self.patch[0]), max(0, self.image[1] - self.cols * self.patch[1])
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Pixels (at the bottom, at the right) by which the last patches reach beyond the image."""
+        return max(0, self.rows * self.patch[0] - self.image[0]), max(0, self.cols * self.patch[1] - self.image[1])
+
+    def index(self, row: int, col: int) -> int:
+        """Position in the sequence of the patch at (row, col), both counted from 0. Raises IndexError outside."""
+        if not (0 <= row < self.rows and 0 <= col < self.cols):
+            raise IndexError(
+                f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid: rows go from 0 to "
+                f"{self.rows - 1}, columns from 0 to {self.cols - 1}."
+            )
+        return self.prefix + row * self.cols + col
+
+    def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
+        """(P, 2) centres of the patches in input pixels, as (y, x), in the order of the sequence."""
+        y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * self.patch[0]
+        x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * self.patch[1]
+        return torch.cartesian_prod(y, x)
+
+    def distances(self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None) -> Tensor:
+        """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
+        centers = self.centers(dtype=dtype, device=device)
+        return torch.cdist(centers[start:stop], centers, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def uniform_distance(self) -> float:
+        """Mean distance in pixels that attention spread evenly over the patches has: the line to compare heads with."""
+        side = self.distances(dtype=torch.float64) if self.patches <= 4096 else None
+        if side is not None:
+            return side.mean().item()
+        return sum(self.distances(i, i + 1, dtype=torch.float64).mean().item() for i in range(self.patches)) / self.patches
+
+    def image_map(self, values: Tensor) -> Tensor:
+        """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""
+        return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))
+
+
+def patch_embedding(model: nn.Module) -> nn.Module:
+    """The module of a timm model that turns pixels into tokens (NaFlex calls it `embeds`)."""
+    return model.embeds if hasattr(model, "embeds") else model.patch_embed
+
+
+def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
+    """The `TokenGrid` of a supported timm model for an input of (height, width) pixels.
+
+    An attention pool's read-out depends on the image; here it is None, and a capture fills it in.
+    """
+    embed = patch_embedding(model)
+    rows, cols = embed.dynamic_feat_size(tuple(image))
+    grid = TokenGrid(rows, cols, tuple(embed.feat_ratio(as_scalar=False)), model.num_prefix_tokens, tuple(image))
+    object.__setattr__(grid, "readout", _readout(model, grid))
+    return grid
+
+
+def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
+    row = torch.zeros(grid.tokens)
+    if getattr(model, "attn_pool", None) is not None:
+        return None
+    if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads
+        row[:2] = 0.5
+    elif model.global_pool == "token":
+        row[0] = 1.0
+    elif model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
+        first = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
+        row[first:] = 1.0 / (grid.tokens - first)
+    else:  # max, avgmax and no pooling have no such row
+        return None
+    return row

@@ -1,0 +1,138 @@
+"""Open models: timm's by name, or a local folder in timm's own hub layout. No pickled code is ever run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import timm
+from torch import Tensor, nn
+
+
+def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:
+    """A timm model in eval mode.
+
+    name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless
+    `pretrained=False`), or a folder with `config.json` and `model.safetensors` in timm's hub layout, as `vitlens train`
+    and timm's `push_to_hf_hub` write it. kwargs go to the model's constructor (`dynamic_img_size=True`, `img_size=…`).
+    Class names, where the folder has them, are the model's `label_names`.
+
+    Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit; ConnectionError
+    where the hub cannot be reached.
+    """
+    path = Path(name_or_path)
+    if path.is_dir() or path.name in ("config.json", "model.safetensors"):
+        return _open_folder(path if path.is_dir() else path.parent, pretrained, kwargs)
+    name = str(name_or_path)
+    if os.sep in name or name.startswith(".") or name.endswith((".safetensors", ".pth", ".pt", ".bin")):
+        raise ValueError(
+            f"There is no model folder {name}. Give a folder with config.json and model.safetensors (timm's hub "
+            "layout), or a timm name such as vit_tiny_patch16_224."
+        )
+    if not timm.is_model(name.split(".")[0]):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(close)}?" if close else ""
+        raise ValueError(f"timm {timm.__version__} has no model called {name}, and there is no such folder.{hint}")
+    try:
+        if pretrained:
+            _require_hub(name)
+        model = timm.create_model(name, pretrained=pretrained, **kwargs)
+    except Exception as error:
+        raise _creation_error(name, pretrained, error) from error
+    return model.eval()
+
+
+def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
+    for file in (folder / "config.json", folder / "model.safetensors"):
+        if not file.is_file():
+            raise ValueError(
+                f"The folder {folder} is not a model: it has no {file.name}. A model folder holds config.json and "
+                "model.safetensors (timm's hub layout); pickled weights (.bin, .pth) are not opened."
+            )
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        names = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
+        architecture = config["architecture"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'} cannot be read as a model's configuration, which names at least an architecture "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    try:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **kwargs)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
+    if isinstance(names, dict):  # some publishers write {"0": "tench", …}
+        names = list(names.values())
+    if names:
+        model.label_names = list(names)
+    return model.eval()
+
+
+def _require_hub(name: str) -> None:
+    """Raise OSError soon if the weights are neither in the hub's cache nor within reach (the hub retries long)."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    config = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    repository = (config.hf_hub_id or "") if config else ""
+    if not repository or config.file:
+        return
+    repository = f"timm/{config.architecture}.{config.tag}" if repository == "timm/" else repository
+    if isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
+        return
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
+    except urllib.error.HTTPError:
+        pass  # it answered
+
+
+def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
+    """What timm or the hub raised, as one sentence that says what to do."""
+    text = " ".join(str(error).split())[:300]
+    if pretrained and isinstance(error, OSError | ConnectionError) or _is_hub_error(error):
+        return ConnectionError(
+            f"The pre-trained weights of {name} could not be fetched from the hub ({type(error).__name__}). Check the "
+            "network, or open a folder on disk (config.json and model.safetensors), or ask for random weights with "
+            "pretrained=False."
+        )
+    if pretrained and "No pretrained weights" in text:
+        tags = ", ".join(timm.list_pretrained(name.split(".")[0] + "*")[:4])
+        return ValueError(
+            f"timm has no pre-trained weights called {name}. "
+            + (f"There are: {tags}." if tags else "Ask for random weights with pretrained=False.")
+        )
+    return ValueError(f"timm could not build {name}: {text}.")
+
+
+def _is_hub_error(error: BaseException | None) -> bool:
+    while error is not None:
+        if type(error).__module__.split(".")[0] in ("huggingface_hub", "requests", "httpx", "urllib", "urllib3", "httpcore"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def label_names(model: nn.Module) -> list[str] | None:
+    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None."""
+    names = getattr(model, "label_names", None)
+    if names is None and getattr(model, "num_classes", None) == 1000:
+        from timm.data import ImageNetInfo
+
+        info = ImageNetInfo()
+        names = [info.index_to_description(i) for i in range(1000)]
+    return names
+
+
+def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
+    """For each row of (B, classes) logits its k likeliest classes: (name or number, probability)."""
+    names = label_names(model)
+    probabilities, classes = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
+    return [
+        [(names[c] if names else str(c), p) for c, p in zip(cs, ps, strict=True)]
+        for cs, ps in zip(classes.tolist(), probabilities.tolist(), strict=True)
+    ]

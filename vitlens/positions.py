@@ -1,0 +1,83 @@
+"""Learned position embeddings: read them, compare them, resize them (paper, sections 3.2 and 4.5, Fig. 7 and 10)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlens.grid import patch_embedding
+
+
+def table(model: nn.Module) -> Tensor:
+    """(rows, cols, D) the learned position embeddings of the patches, prefix tokens left out.
+
+    Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
+    """
+    embed = patch_embedding(model)
+    positions = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
+    if not isinstance(positions, Tensor):
+        kind = "rotary embeddings" if getattr(model, "rope", None) is not None else "no learned table"
+        raise ValueError(
+            f"{type(model).__name__} has no table of learned position embeddings to compare ({kind}); this figure is "
+            "for models that add one vector per patch position, such as ViT, DeiT or BEiT-3."
+        )
+    positions = positions.detach()
+    if positions.dim() == 4:  # NaFlex: (1, rows, cols, D)
+        return positions[0]
+    rows, cols = embed.grid_size
+    return positions[0, positions.shape[1] - rows * cols :].unflatten(0, (rows, cols))
+
+
+def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
+    """(rows, cols, rows, cols) cosine similarity of every patch position with every other (paper, Fig. 7 centre).
+
+    [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table; nothing is
+    centred, prefix tokens are left out.
+    """
+    positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
+    if positions.dim() != 3:
+        raise ValueError(f"Positions come as a (rows, cols, D) table, but a tensor of shape {tuple(positions.shape)} came.")
+    unit = F.normalize(positions.double(), dim=-1)
+    return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
+
+
+def resize(pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper") -> Tensor:
+    """(1, prefix + rows·cols, D) position embeddings for another grid; prefix rows stay as they are.
+
+    pos_embed: (1, prefix + grid rows·cols, D) as timm stores them; grid: its (rows, cols); size: the new ones.
+    method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
+    (bicubic, antialiased, pixel centres aligned). Raises ValueError if shapes and method do not fit.
+    """
+    rows, cols = grid
+    if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
+        raise ValueError(
+            f"A table for {prefix} prefix tokens and a {rows} × {cols} grid has shape (1, {prefix + rows * cols}, D), "
+            f"but {tuple(pos_embed.shape)} came."
+        )
+    if min(size) < 1:
+        raise ValueError(f"The new grid needs at least one row and one column, but got {tuple(size)}.")
+    if method == "timm":
+        from timm.layers import resample_abs_pos_embed
+
+        return resample_abs_pos_embed(pos_embed, list(size), list(grid), num_prefix_tokens=prefix)
+    if method != "paper":
+        raise ValueError(f'method is "paper" or "timm", but got {method!r}.')
+    image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
+    image = F.interpolate(image.double(), size=tuple(size), mode="bilinear", align_corners=True).to(pos_embed.dtype)
+    return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
+
+
+def rank_correlation(similarities: Tensor) -> float:
+    """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
+
+    similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure (an untrained table).
+    """
+    from scipy.stats import spearmanr
+
+    rows, cols = similarities.shape[:2]
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols)).double()
+    distance = torch.cdist(places, places)
+    different = ~torch.eye(rows * cols, dtype=torch.bool)
+    values = similarities.reshape(rows * cols, rows * cols).cpu()
+    return float(spearmanr(values[different], distance[different]).statistic)

@@ -1,0 +1,128 @@
+"""Which models are accepted. Refusal is the default: a plausible but wrong picture is worse than none.
+
+A model is accepted if its class is a known one and every block holds attention modules of a known kind, that is, a
+softmax over all tokens of one whole image. What the model then really calls is checked by the capture.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+MODELS = {
+    "timm.models.vision_transformer.VisionTransformer",
+    "timm.models.deit.VisionTransformerDistilled",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos",
+    "timm.models.beit.Beit",
+    "timm.models.eva.Eva",
+    "timm.models.naflexvit.NaFlexVit",
+}
+
+# Modules that make exactly one attention call. ParallelScalingBlock is a block and its own attention.
+ATTENTION = {
+    "timm.layers.attention.Attention",
+    "timm.layers.attention.AttentionRope",
+    "timm.models.vision_transformer.Attention",
+    "timm.models.vision_transformer.ParallelScalingBlock",
+    "timm.models.vision_transformer_relpos.RelPosAttention",
+    "timm.models.beit.Attention",
+    "timm.models.eva.EvaAttention",
+}
+
+_WINDOWS = "its attention stays inside windows of the image, so no map covers the whole image"
+_POOLED = "its attention reads pooled or strided tokens, so the keys are not the patches of the image"
+_CONVOLUTION = "it is not a Vision Transformer: its features come from convolutions or mixing layers"
+_MULTIHEAD = "it computes attention inside torch.nn.MultiheadAttention, which does not show its queries and keys"
+_MIXED = "it mixes the heads after the softmax, so no head's map is what the model uses"
+
+REASONS = {
+    "SwinTransformer": _WINDOWS, "SwinTransformerV2": _WINDOWS, "SwinTransformerV2Cr": _WINDOWS,
+    "VisionTransformerSAM": _WINDOWS, "HieraDet": _WINDOWS, "MaxxVit": _WINDOWS, "GlobalContextVit": _WINDOWS,
+    "Nest": _WINDOWS, "TinyVit": _WINDOWS, "DaVit": _WINDOWS, "EfficientVitMsra": _WINDOWS,
+    "Hiera": "its attention runs inside mask units and pools the queries, so no map covers the whole image",
+    "Xcit": "its attention is a softmax over channels, not over patches",
+    "Cait": _MIXED, "VOLO": "its outlook attention weighs a small neighbourhood and is not a softmax over the patches",
+    "ConVit": "its heads blend a softmax over content with one over positions, which no single map shows",
+    "Levit": "its attention shrinks the grid between stages", "LevitDistilled": "its attention shrinks the grid between stages",
+    "MultiScaleVit": _POOLED, "PyramidVisionTransformerV2": _POOLED, "Twins": _WINDOWS, "CrossVit": "it runs two grids of "
+    "different patch sizes side by side", "TNT": "it attends within patches and between them",
+    "PoolingVisionTransformer": "its attention shrinks the grid between stages",
+    "VisionTransformerDiff": "it subtracts two softmaxes",
+    "ResNet": _CONVOLUTION, "ByobNet": _CONVOLUTION, "MlpMixer": _CONVOLUTION, "ConvNeXt": _CONVOLUTION,
+    "MetaFormer": _CONVOLUTION, "EfficientNet": _CONVOLUTION, "RegNet": _CONVOLUTION,
+}  # fmt: skip
+
+ATTENTION_REASONS = {
+    "DiffAttention": "its attention is the difference of two softmaxes, which no single map shows",
+    "DiffParallelScalingBlock": "its attention is the difference of two softmaxes, which no single map shows",
+}
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or what it did in this forward, cannot be shown truthfully. The message names it and says why."""
+
+
+def qualified_name(thing: object) -> str:
+    """Module and class of an object, as in 'timm.models.beit.Beit'."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
+    if hasattr(model, "_orig_mod"):
+        return unwrap(model._orig_mod)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    return model
+
+
+def model_name(model: nn.Module) -> str:
+    """What to call a model in a message: its timm architecture and class."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    name, kind = config.get("architecture"), type(model).__name__
+    return f"{name} ({kind})" if name else kind
+
+
+def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
+    """The error to raise for a model and a reason."""
+    return UnsupportedModelError(f"vitlens cannot show the attention of {model_name(model)}: {reason}.")
+
+
+def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
+    """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError.
+
+    One module a layer, two for the parallel blocks of "Three things everyone should know about ViTs".
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {type(model).__name__}.")
+    if qualified_name(model) not in MODELS:
+        raise refuse(model, REASONS.get(type(model).__name__) or _unknown(model))
+    layers = []
+    for index, block in enumerate(model.blocks):
+        names = {qualified_name(m): m for m in block.modules()}
+        for name, module in names.items():
+            if (reason := ATTENTION_REASONS.get(type(module).__name__)) is not None:
+                raise refuse(model, reason)
+            if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
+                raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
+        found = [(f"blocks.{index}.{name}".rstrip("."), m) for name, m in block.named_modules() if qualified_name(m) in ATTENTION]
+        if not found:
+            raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
+        layers.append(found)
+    if not layers:
+        raise refuse(model, "it has no blocks")
+    return layers
+
+
+def gated(model: nn.Module) -> bool:
+    """True if attention outputs pass a learned gate (Eva, NaFlex), which maps of attention do not include."""
+    return any(getattr(m, "gate", None) is not None for layer in attention_modules(model) for _, m in layer)
+
+
+def _unknown(model: nn.Module) -> str:
+    if any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
+        return _MULTIHEAD
+    inner = next((name for name, m in model.named_modules() if name and qualified_name(m) in MODELS), None)
+    if inner:
+        return f"it wraps a Vision Transformer; capture that one instead (`capture(model.{inner})`)"
+    known = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
+    return f"its class is not among those whose attention is known to be a softmax over the patches of the image ({known})"
