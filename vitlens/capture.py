@@ -154,7 +154,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.model, self.attn, self.values = model, attn, values
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
-        self.owner = {
+        self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
+        self.owner |= {
             id(p): (i, j, name)
             for i, layer in enumerate(attention_modules(model))
             for j, (name, module) in enumerate(layer)

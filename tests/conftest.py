@@ -1,0 +1,43 @@
+"""Shared fixtures. Real data is found through VITLENS_REAL_DATA; what needs it says so loudly where it is absent."""
+
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
+
+
+def pytest_report_header(config):
+    if REAL_DATA:
+        return f"real data: {REAL_DATA}"
+    return "real data: ABSENT (set VITLENS_REAL_DATA to run the tests on DeiT-Tiny and real photographs)"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with real images and weights; tests that ask for it are skipped where there is none."""
+    if not REAL_DATA:
+        pytest.skip("REAL DATA ABSENT: set VITLENS_REAL_DATA to a folder with deit-tiny, imagenet-samples and photos")
+    path = Path(REAL_DATA)
+    assert path.is_dir(), f"VITLENS_REAL_DATA names {path}, which is not a folder"
+    return path
+
+
+@pytest.fixture
+def vit():
+    """A small plain ViT with attention that is not near-uniform: `vit()` or `vit(global_pool="avg", …)`."""
+
+    def make(seed=0, name="vit_tiny_patch16_224", dtype=torch.float32, **kwargs):
+        torch.manual_seed(seed)
+        kwargs = dict(img_size=64, embed_dim=96, depth=3, num_heads=3, num_classes=10) | kwargs
+        model = timm.create_model(name, **kwargs).eval().to(dtype)
+        with torch.no_grad():
+            for block in model.blocks:
+                for parameter in block.parameters():
+                    parameter.mul_(3.0)
+        return model
+
+    return make

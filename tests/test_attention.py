@@ -1,0 +1,286 @@
+"""Statistics against closed forms and against naive twins that hold every map."""
+
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vitlens import TokenGrid, attention, capture
+from vitlens.capture import Layer
+
+
+class Maps:
+    """Given attention maps in the shape of a capture: one-hot keys turn logits into ln A."""
+
+    model_name = "given maps"
+
+    def __init__(self, maps, grid):
+        self.grid = grid
+        tokens = grid.tokens
+        eye = torch.eye(tokens, dtype=torch.float64)
+        self.layers = [
+            Layer(str(i), a.double().clamp_min(1e-300).log(), eye.expand(*a.shape[:2], tokens, tokens), 1.0)
+            for i, a in enumerate(maps)
+        ]
+
+    def __len__(self):
+        return len(self.layers)
+
+    def __getitem__(self, index):
+        return self.layers[index]
+
+    def __iter__(self):
+        return iter(self.layers)
+
+
+def one_hot(grid, index):
+    row = torch.zeros(grid.tokens)
+    row[index] = 1
+    return row
+
+
+def given(a, grid, readout=0):
+    a = torch.as_tensor(a, dtype=torch.float64)
+    grid = TokenGrid(grid.rows, grid.cols, grid.patch, grid.prefix, grid.image, one_hot(grid, readout))
+    return Maps([a.expand(1, 1, *a.shape[-2:])], grid)
+
+
+SQUARE = TokenGrid(14, 14, (16, 16), prefix=1)
+WIDE = TokenGrid(14, 20, (16, 8), prefix=5)
+
+
+def test_distance_closed_forms():
+    tokens = SQUARE.tokens
+    uniform = torch.full((tokens, tokens), 1 / tokens)
+    distance = lambda a, **kw: attention.mean_distance(given(a, SQUARE), **kw).item()  # noqa: E731
+    assert distance(uniform) == pytest.approx(115.901, abs=5e-4)
+    assert distance(uniform, renormalize=True) == pytest.approx(116.492, abs=5e-4)
+    sink = torch.full((tokens, tokens), 0.1 / 196)
+    sink[:, 0] = 0.9
+    assert distance(sink) == pytest.approx(11.649, abs=5e-4)
+    assert distance(sink, renormalize=True) == pytest.approx(116.492, abs=5e-4)
+    assert distance(torch.eye(tokens)) == pytest.approx(0, abs=1e-9)
+    corner = torch.eye(tokens)[[0] + [196] * 196]  # every patch looks at the last corner
+    assert distance(corner) == pytest.approx(SQUARE.distances(dtype=torch.float64)[-1].mean().item(), rel=1e-9)
+
+
+def test_distance_to_the_right_neighbour_on_a_grid_that_is_not_square():
+    a = torch.eye(WIDE.tokens)
+    for i in range(WIDE.patches):
+        if i % WIDE.cols < WIDE.cols - 1:
+            a[5 + i] = 0
+            a[5 + i, 5 + i + 1] = 1
+    assert attention.mean_distance(given(a, WIDE)).item() == pytest.approx(8 * 19 / 20, rel=1e-9)
+    b = torch.eye(WIDE.tokens)
+    b[5 : 5 + 13 * 20] = torch.eye(WIDE.tokens)[25:]  # to the neighbour below
+    assert attention.mean_distance(given(b, WIDE)).item() == pytest.approx(16 * 13 / 14, rel=1e-9)
+
+
+def test_entropy_and_received_closed_forms():
+    tokens = WIDE.tokens
+    uniform, identity = torch.full((tokens, tokens), 1 / tokens), torch.eye(tokens)
+    assert attention.entropy(given(uniform, WIDE)).item() == pytest.approx(math.log(tokens), rel=1e-12)
+    assert attention.entropy(given(identity, WIDE)).item() == pytest.approx(0, abs=1e-9)
+    torch.testing.assert_close(attention.received(given(uniform, WIDE))[0, 0, 0], torch.full((280,), 1 / tokens).double())
+    to_seven = torch.zeros(tokens, tokens)
+    to_seven[:, 5 + 7] = 1
+    assert attention.received(given(to_seven, WIDE))[0, 0, 0].tolist() == pytest.approx(one_hot(WIDE, 12)[5:].tolist())
+
+
+def test_rollout_of_uniform_layers():
+    """L uniform layers give 2^-L·I + (1 − 2^-L)/T."""
+    tokens, depth = WIDE.tokens, 4
+    uniform = torch.full((1, 1, tokens, tokens), 1 / tokens)
+    grid = TokenGrid(14, 20, (16, 8), 5, None, one_hot(WIDE, 0))
+    got = attention.rollout(Maps([uniform] * depth, grid))
+    torch.testing.assert_close(got, torch.full((1, 14, 20), (1 - 2.0**-depth) / tokens, dtype=torch.float64))
+    query = attention.rollout(Maps([uniform] * depth, grid), query=(3, 17))[0]
+    assert query[3, 17].item() == pytest.approx(2.0**-depth + (1 - 2.0**-depth) / tokens)
+    assert query[4, 17].item() == pytest.approx((1 - 2.0**-depth) / tokens)
+
+
+def random_maps(grid, layers=3, batch=2, heads=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (3 * torch.randn(batch, heads, grid.tokens, grid.tokens, generator=generator, dtype=torch.float64)).softmax(-1)
+        for _ in range(layers)
+    ]
+
+
+def naive_rollout(maps, start, fusion="mean", discard=0.0):
+    """Abnar and Zuidema's joint attention, in numpy, with the whole product."""
+    joint = None
+    for a in maps:
+        fused = getattr(a.numpy(), {"mean": "mean", "max": "max", "min": "min"}[fusion])(axis=1)
+        dropped = int(discard * fused.shape[-1])
+        order = np.argsort(fused, axis=-1)[..., :dropped]
+        fused = fused.copy()
+        np.put_along_axis(fused, order, 0.0, axis=-1)
+        fused = fused + np.eye(fused.shape[-1])
+        fused = fused / fused.sum(axis=-1, keepdims=True)
+        joint = fused if joint is None else fused @ joint
+    return torch.from_numpy(np.einsum("t,btk->bk", start.double().numpy(), joint))
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+@pytest.mark.parametrize("discard", [0.0, 0.5, 0.9])
+def test_rollout_against_the_whole_product(fusion, discard):
+    """Random layers do not commute, so a wrong order shows."""
+    maps = random_maps(TokenGrid(4, 6, (16, 16), 2))
+    start = torch.zeros(26)
+    start[:2] = 0.5
+    grid = TokenGrid(4, 6, (16, 16), 2, None, start)
+    got = attention.rollout(Maps(maps, grid), head_fusion=fusion, discard=discard)
+    torch.testing.assert_close(got, grid.image_map(naive_rollout(maps, start, fusion, discard)), rtol=1e-9, atol=1e-12)
+    backwards = grid.image_map(naive_rollout(maps[::-1], start, fusion, discard))
+    assert (got - backwards).abs().max() > 1e-3
+    query = attention.rollout(Maps(maps, grid), query=(3, 1), head_fusion=fusion, discard=discard)
+    expected = naive_rollout(maps, one_hot(grid, grid.index(3, 1)), fusion, discard)
+    torch.testing.assert_close(query, grid.image_map(expected), rtol=1e-9, atol=1e-12)
+
+
+def test_rollout_that_depends_on_the_image():
+    maps = random_maps(TokenGrid(4, 6, (16, 16), 1))
+    start = torch.rand(2, 25, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    grid = TokenGrid(4, 6, (16, 16), 1, None, start)
+    got = attention.rollout(Maps(maps, grid))
+    for i in range(2):
+        expected = naive_rollout([a[i : i + 1] for a in maps], start[i])
+        torch.testing.assert_close(got[i : i + 1], grid.image_map(expected))
+
+
+def naive_summary(attn, renormalize):
+    grid, maps = attn.grid, [layer.weights().double() for layer in attn]
+    patches = [a[:, :, grid.prefix :, grid.prefix :] for a in maps]
+    share = [p / p.sum(-1, keepdim=True) if renormalize else p for p in patches]
+    distances = grid.distances(dtype=torch.float64)
+    return (
+        torch.stack([(p * distances).sum((-1, -2)) / grid.patches for p in share], 1),
+        torch.stack([torch.special.entr(a).sum(-1).mean(-1) for a in maps], 1),
+        torch.stack([a.mean(-2)[..., grid.prefix :] for a in maps], 1),
+    )
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("block", [2**20, 500])
+@pytest.mark.parametrize(
+    "name, kwargs",
+    [
+        ("vit_tiny_patch16_224", dict(img_size=(96, 160))),
+        ("vit_tiny_patch16_224", dict(img_size=(96, 160), reg_tokens=4, global_pool="avg")),
+        ("vit_tiny_patch16_224", dict(img_size=(96, 160), global_pool="map", class_token=False)),
+        ("beit_base_patch16_224", dict(img_size=(96, 160))),
+        ("deit_tiny_distilled_patch16_224", dict(img_size=(96, 160))),
+    ],
+)
+def test_summary_equals_its_naive_twin(vit, monkeypatch, name, kwargs, block, renormalize):
+    monkeypatch.setitem(attention.BLOCK, "cpu", block)  # 500: several blocks of rows, one image at a time
+    model = vit(name=name, dtype=torch.float64, **kwargs)
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(3, 3, 96, 160, generator=torch.Generator().manual_seed(3)).double())
+    got = attention.summary(attn, renormalize=renormalize)
+    distance, entropy, received = naive_summary(attn, renormalize)
+    torch.testing.assert_close(got.mean_distance, distance, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.entropy, entropy, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.received, received, rtol=1e-9, atol=1e-12)
+    readout = attn.grid.readout.expand(3, -1) if attn.grid.readout.dim() == 1 else attn.grid.readout
+    maps = [layer.weights() for layer in attn]
+    for i in range(3):
+        expected = naive_rollout([a[i : i + 1] for a in maps], readout[i])
+        torch.testing.assert_close(got.rollout[i : i + 1], attn.grid.image_map(expected), rtol=1e-6, atol=1e-9)
+    assert got.images == 3
+    torch.testing.assert_close(attention.mean_distance(attn, renormalize), got.mean_distance)
+    torch.testing.assert_close(attention.entropy(attn), got.entropy)
+    torch.testing.assert_close(attention.received(attn), got.received)
+    torch.testing.assert_close(attention.rollout(attn), got.rollout)
+
+
+def test_agrees_with_vit_explain_after_its_normalisation(vit):
+    """vit-explain, mean fusion, nothing discarded: the class token's row without itself, divided by the maximum."""
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    result = torch.eye(17)
+    for layer in attn:
+        a = (layer.weights().mean(1)[0] + torch.eye(17)) / 2
+        result = (a / a.sum(-1, keepdim=True)) @ result
+    theirs = result[0, 1:].reshape(4, 4)
+    ours = attention.rollout(attn)[0]
+    torch.testing.assert_close(ours / ours.max(), theirs / theirs.max(), rtol=1e-4, atol=1e-6)
+
+
+def test_no_row_to_start_from(vit):
+    model = vit(global_pool="max")
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="no weighted sum of its tokens.*query="):
+        attention.rollout(attn)
+    assert attention.rollout(attn, query=(0, 3)).shape == (1, 4, 4)
+    assert attention.summary(attn).rollout is None
+
+
+def test_bad_arguments(vit):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    with pytest.raises(ValueError, match='"mean", "max" or "min", but got .median.'):
+        attention.rollout(attn, head_fusion="median")
+    with pytest.raises(ValueError, match="at least 0 and below 1, but got 1.5"):
+        attention.rollout(attn, discard=1.5)
+    with pytest.raises(IndexError, match="outside the 4 × 4 grid"):
+        attention.rollout(attn, query=(4, 0))
+
+
+def test_mean_over_a_loader(vit):
+    model = vit().train()
+    x = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    whole = attention.summary(attn)
+    got = attention.mean_over(model, [(x[:2], torch.zeros(2)), (x[2:3],), (x[3:], 0)])
+    assert got.images == 5 and model.training
+    for name in ("mean_distance", "entropy", "received", "rollout"):
+        torch.testing.assert_close(getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="no images"):
+        attention.mean_over(model, [])
+    dynamic = vit(dynamic_img_size=True)
+    with pytest.raises(ValueError, match="must have one size"):
+        attention.mean_over(dynamic, [x, torch.randn(1, 3, 64, 96)])
+
+
+def test_memory_stays_flat(vit, monkeypatch):
+    """No tensor of T × T numbers is made at 1,025 tokens."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.numbers = max(self.numbers, result.untyped_storage().nbytes() // result.element_size())
+            return result
+
+    monkeypatch.setitem(attention.BLOCK, "cpu", 2**16)
+    model = vit(img_size=512, depth=2)
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(1, 3, 512, 512))
+    with Largest() as largest:
+        attention.summary(attn)
+    assert 2**15 < largest.numbers <= 2**17 < 1025**2 / 8  # q itself has 98,400
+
+
+def test_uniform_timm_model_at_initialisation():
+    """Zero queries: a whole model with uniform attention gives the closed forms end to end."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:192] = 0
+        with capture(model) as attn:
+            model(torch.randn(1, 3, 224, 224))
+    summary = attention.summary(attn)
+    assert summary.mean_distance.flatten().tolist() == pytest.approx([115.901] * 6, abs=1e-2)
+    assert summary.entropy.flatten().tolist() == pytest.approx([math.log(197)] * 6, abs=1e-4)
+    assert summary.rollout.flatten().tolist() == pytest.approx([0.75 / 197] * 196, rel=1e-4)

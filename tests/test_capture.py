@@ -1,0 +1,309 @@
+"""Capture: exact, invisible, per thread, one forward, and refusing what it cannot show."""
+
+import threading
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+
+from vitlens import UnsupportedModelError, capture
+from vitlens.attention import mean_distance, rollout
+
+
+def images(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def unfused_maps(model, x):
+    """Attention by timm's own unfused path: what goes into attn_drop."""
+    maps, handles = [], []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        handles.append(block.attn.attn_drop.register_forward_hook(lambda m, args, out: maps.append(args[0])))
+    with torch.no_grad():
+        model(x)
+    for block, handle in zip(model.blocks, handles, strict=True):
+        block.attn.fused_attn = True
+        handle.remove()
+    return maps
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"])
+def test_equals_timms_unfused_path(vit, name):
+    model = vit(name=name, embed_dim=96, num_heads=3).double()
+    x = images(2, 3, 64, 64).double()
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    for layer, expected in zip(attn, unfused_maps(model, x), strict=True):
+        assert layer.weights().dtype == torch.float64
+        torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
+
+
+def test_changes_nothing(vit):
+    model = vit()
+    x = images(2, 3, 64, 64)
+    before = {k: (id(v), v.clone()) for k, v in model.state_dict(keep_vars=True).items()}
+    sdpa, forward = F.scaled_dot_product_attention, model.forward
+    plain = model(x)
+    with capture(model) as attn:
+        logits = model(x)
+    assert torch.equal(plain, logits) and logits.requires_grad
+    assert F.scaled_dot_product_attention is sdpa and model.forward == forward
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    after = model.state_dict(keep_vars=True)
+    assert all(id(after[k]) == i and torch.equal(after[k], v) for k, (i, v) in before.items())
+    assert not attn[0].q.requires_grad
+    assert [layer.name for layer in attn] == [f"blocks.{i}.attn" for i in range(3)]
+
+
+def test_left_as_found_when_the_body_raises(vit):
+    model = vit()
+    with pytest.raises(KeyError), capture(model):
+        model(images(1, 3, 64, 64))
+        raise KeyError("mine")
+    assert not torch.overrides._get_current_function_mode_stack()
+    with capture(model) as attn:
+        model(images(1, 3, 64, 64))
+    assert len(attn) == 3
+
+
+def test_keeps_queries_and_keys_only(vit):
+    """q is a view of the fused qkv; keeping it as it is would keep v alive too."""
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(images(2, 3, 64, 64))
+    for layer in attn:
+        for tensor in (layer.q, layer.k):
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        assert layer.v is None and layer.output is None
+
+
+def test_not_square_cut_and_padded(vit):
+    cut = vit(img_size=(230, 330))
+    with torch.no_grad(), capture(cut) as attn:
+        cut(images(1, 3, 230, 330))
+    grid = attn.grid
+    assert (grid.rows, grid.cols, grid.patch, grid.image, grid.cut) == (14, 20, (16, 16), (230, 330), (6, 10))
+    assert rollout(attn).shape == (1, 14, 20)
+    padded = vit(dynamic_img_size=True, dynamic_img_pad=True)
+    with torch.no_grad(), capture(padded) as attn:
+        padded(images(1, 3, 230, 330))
+    assert (attn.grid.rows, attn.grid.cols, attn.grid.image, attn.grid.padded) == (15, 21, (230, 330), (10, 6))
+    beyond = vit(dynamic_img_size=True)  # built for 64 px
+    with torch.no_grad(), capture(beyond) as attn:
+        beyond(images(1, 3, 224, 320))
+    assert (attn.grid.rows, attn.grid.cols) == (14, 20)
+
+
+def test_a_bright_patch_is_found_where_it_lies(vit):
+    """Rows and columns, not transposed: attention received must sit at the one patch that differs."""
+    model = vit(img_size=(224, 320), global_pool="avg", class_token=False)
+    x = torch.zeros(1, 3, 224, 320)
+    x[:, :, 16 * 3 : 16 * 4, 16 * 17 : 16 * 18] = 8.0
+    with torch.no_grad():
+        model.pos_embed.zero_()
+        with capture(model) as attn:
+            model(x)
+    weights = attn.grid.image_map(attn[0].weights().mean((0, 1, 2)))
+    odd = (weights - weights.median()).abs()
+    assert divmod(odd.argmax().item(), 20) == (3, 17)
+
+
+def test_batches_are_independent(vit):
+    model = vit()
+    x = images(3, 3, 64, 64)
+    with torch.no_grad():
+        with capture(model) as together:
+            model(x)
+        with capture(model) as alone:
+            model(x[1:2])
+    torch.testing.assert_close(together[2].weights()[1:2], alone[2].weights(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(mean_distance(together)[1:2], mean_distance(alone))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_gradient_modes(vit, context):
+    model = vit()
+    with context(), capture(model) as attn:
+        model(images(1, 3, 64, 64))
+    assert mean_distance(attn).isfinite().all()
+
+
+def test_half_precision(vit):
+    model, x = vit(), images(2, 3, 64, 64)
+    with torch.no_grad(), capture(model) as exact:
+        model(x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(model) as auto:
+        model(x)
+    model = model.bfloat16()
+    with torch.no_grad(), capture(model) as low:
+        model(x.bfloat16())
+    for attn in (auto, low):
+        assert attn[0].q.dtype == torch.bfloat16 and attn[0].weights().dtype == torch.float32
+        assert (attn[0].weights().sum(-1) - 1).abs().max() < 1e-6  # the softmax is taken in float32
+        torch.testing.assert_close(mean_distance(attn), mean_distance(exact), rtol=3e-2, atol=0.3)
+
+
+def test_compiled(vit):
+    model, x = vit(), images(1, 3, 64, 64)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        plain = compiled(x)
+        with capture(model) as expected:
+            model(x)
+        for handle in (compiled, model):
+            with capture(handle) as attn:
+                compiled(x)
+            assert all(torch.equal(a.q, b.q) for a, b in zip(attn, expected, strict=True))
+        assert torch.equal(compiled(x), plain)
+
+
+def test_several_threads_at_once(vit):
+    model = vit()
+    found, barrier = {}, threading.Barrier(4)
+
+    def look(seed):
+        for _ in range(5):
+            barrier.wait()
+            with torch.no_grad(), capture(model) as attn:
+                model(images(1, 3, 64, 64, seed=seed))
+            found.setdefault(seed, []).append(attn[2].q)
+
+    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in range(4):
+        with torch.no_grad(), capture(model) as attn:
+            model(images(1, 3, 64, 64, seed=seed))
+        assert len(found[seed]) == 5
+        for q in found[seed]:
+            torch.testing.assert_close(q, attn[2].q, atol=1e-5, rtol=1e-4)
+
+
+def test_other_models_in_the_block_are_ignored(vit):
+    mine, other = vit(), vit(seed=1)
+    with torch.no_grad(), capture(mine) as attn:
+        other(images(1, 3, 64, 64, seed=5))
+        mine(F.interpolate(images(1, 3, 32, 48), (64, 64)))
+        other(images(1, 3, 64, 64, seed=6))
+    with torch.no_grad(), capture(mine) as expected:
+        mine(F.interpolate(images(1, 3, 32, 48), (64, 64)))
+    assert all(torch.equal(a.q, b.q) for a, b in zip(attn, expected, strict=True))
+    assert attn.grid.image == (64, 64)
+
+
+def test_parallel_blocks_show_the_heads_of_both():
+    model = timm.create_model("vit_small_patch16_18x2_224", depth=2, embed_dim=96, num_heads=3, img_size=64).eval()
+    with torch.no_grad(), capture(model, values=True) as attn:
+        model(images(1, 3, 64, 64))
+    assert attn[0].q.shape == (1, 6, 17, 32) and "attns.1" in attn[0].name
+    torch.testing.assert_close(attn[1].weights() @ attn[1].v, attn[1].output, atol=1e-5, rtol=1e-4)
+
+
+def test_attention_pool(vit):
+    model = vit(global_pool="map", class_token=False)
+    with torch.no_grad(), capture(model) as attn:
+        model(images(2, 3, 64, 64))
+    assert attn.pool.q.shape == (2, 3, 1, 32)
+    torch.testing.assert_close(attn.grid.readout, attn.pool.weights().mean(1)[:, 0])
+    assert len(attn) == 3
+
+
+def test_weights_of_some_queries_and_rows(vit):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(images(2, 3, 64, 64))
+    layer, full = attn[1], attn[1].weights()
+    assert full.shape == (2, 3, 17, 17)
+    torch.testing.assert_close(layer.weights(5), full[:, :, 5:6])
+    torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
+    blocks = list(layer.rows(5))
+    assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
+    torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
+
+
+def test_masks_are_used(vit):
+    model = vit(name="beit_base_patch16_224", embed_dim=96, num_heads=3)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.relative_position_bias_table.normal_(std=2.0)
+        with capture(model, values=True) as attn:
+            model(images(1, 3, 64, 64))
+    assert attn[0].mask is not None
+    torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([rows for _, rows in attn[0].rows(4)], 2), attn[0].weights())
+
+
+def test_boolean_masks(vit):
+    model = vit()
+    allowed = torch.ones(17, 17, dtype=torch.bool).tril()
+    with torch.no_grad(), capture(model, values=True) as attn:
+        model(images(1, 3, 64, 64), attn_mask=allowed)
+    assert (attn[0].weights()[:, :, ~allowed] == 0).all()
+    torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
+    from vitlens.attention import entropy
+
+    naive = attn[0].weights().clamp_min(1e-38)
+    torch.testing.assert_close(entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1))
+
+
+def test_memory_guard(vit):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(images(2, 3, 64, 64))
+    with pytest.raises(MemoryError, match=r"blocks.0.attn for 17 queries would take .* GiB"):
+        attn[0].weights(limit=1e-6)
+    assert attn[0].weights([3], limit=1e-6).shape == (2, 3, 1, 17)
+
+
+def refusal(model, *args, match, **kwargs):
+    with pytest.raises(UnsupportedModelError, match=match), capture(model):
+        model(*args, **kwargs)
+
+
+def test_refused_calls(vit):
+    x = images(1, 3, 64, 64)
+    refusal(vit(attn_drop_rate=0.1).train(), x, match="dropout 0.1.*model.eval")
+    refusal(vit(patch_drop_rate=0.5).train(), x, match="attends from 9 to 9 tokens, but an input of 64 × 64")
+    refusal(vit(), x, is_causal=True, match="causal")
+    model = vit()
+    with pytest.raises(UnsupportedModelError, match="second time"), capture(model):
+        model(x)
+        model(x)
+    with pytest.raises(UnsupportedModelError, match="not run to its last block"), capture(model):
+        pass
+    timm.layers.set_fused_attn(False)
+    try:
+        unfused = vit()
+    finally:
+        timm.layers.set_fused_attn(True)
+    refusal(unfused, x, match="fused attention is switched off")
+    naflex = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3).eval()
+    patches = {
+        "patches": torch.randn(1, 10, 768), "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
+        "patch_valid": torch.ones(1, 10, dtype=torch.bool),
+    }  # fmt: skip
+    refusal(naflex, patches, match="not an image")
+
+
+def test_refused_models(vit):
+    for model, match in [
+        (torchvision.models.VisionTransformer(32, 16, 1, 2, 32, 32), "MultiheadAttention"),
+        (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\.1\)"),
+        (timm.create_model("resnet18"), "convolutions"),
+        (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
+    ]:
+        with pytest.raises(UnsupportedModelError, match=match):
+            capture(model).__enter__()
+    with pytest.raises(TypeError, match="torch.nn.Module, but got str"):
+        capture("vit").__enter__()
+
+
+def test_nothing_to_show_before_the_forward(vit):
+    model = vit()
+    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
+        attn[0]

@@ -1,0 +1,69 @@
+"""Principal components of embedding filters: scikit-learn as the reference, and a random control."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.decomposition import PCA
+
+from vitlens import filters
+
+
+def test_agrees_with_scikit_learn():
+    weight = torch.randn(96, 3, 8, 4, generator=torch.Generator().manual_seed(0))  # patches that are not square
+    components, variance = filters.components(weight, k=10)
+    assert components.shape == (10, 8, 4, 3) and variance.shape == (10,)
+    matrix = weight.permute(0, 2, 3, 1).flatten(1).double().numpy()
+    pca = PCA(10, svd_solver="full").fit(matrix)
+    np.testing.assert_allclose(variance, pca.explained_variance_ratio_, rtol=1e-5)
+    ours = components.flatten(1).double().numpy()
+    np.testing.assert_allclose(np.abs((ours * pca.components_).sum(1)), 1, atol=1e-6)
+    np.testing.assert_allclose(ours @ ours.T, np.eye(10), atol=1e-6)
+    assert all(row[np.abs(row).argmax()] > 0 for row in ours)
+
+
+def test_planted_filters_come_back():
+    """Filters made of two orthogonal pictures: two components hold everything, and they are those pictures."""
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.linalg.qr(torch.randn(192, 2, generator=generator)).Q.T
+    weights = torch.randn(64, 2, generator=generator) * torch.tensor([3.0, 1.0])
+    kernel = (weights @ pictures).reshape(64, 8, 8, 3).permute(0, 3, 1, 2)
+    components, variance = filters.components(kernel, k=3)
+    assert variance[:2].sum().item() == pytest.approx(1, abs=1e-6) and variance[0] > variance[1]
+    assert torch.linalg.svdvals(components.flatten(1)[:2] @ pictures.T).min() > 1 - 1e-5  # the same plane
+
+
+def test_models():
+    model = timm.create_model("vit_tiny_patch16_224", depth=1)
+    components, _ = filters.components(model)
+    assert components.shape == (28, 16, 16, 3)
+    torch.testing.assert_close(filters.kernels(model)[5, 2, 3], model.patch_embed.proj.weight[5, :, 2, 3])
+    assert filters.components(timm.create_model("test_vit", in_chans=1), k=4)[0].shape[-1] == 1
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
+    model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3,
+                              embed_proj_type="linear", patchify_channels_last=channels_last).eval()  # fmt: skip
+    kernel = filters.kernels(model)
+    assert kernel.shape == (96, 16, 16, 3)
+    picture = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        before = model.embeds.proj.bias + torch.einsum("dpqc,bcpq->bd", kernel, picture)
+        model.embeds.pos_embed.zero_()
+        token = model.embeds(picture)[0]
+    torch.testing.assert_close(token[:, -1], before, rtol=1e-4, atol=1e-4)
+
+
+def test_refused():
+    hybrid = timm.create_model("vit_tiny_r_s16_p8_224", depth=1)
+    with pytest.raises(ValueError, match="hybrid"):
+        filters.components(hybrid)
+    with pytest.raises(ValueError, match="1 × 1 pixels"):
+        filters.components(torch.randn(32, 64, 1, 1))
+    with pytest.raises(ValueError, match=r"\(D, C, p, q\), but a tensor of shape \(3, 4\)"):
+        filters.components(torch.randn(3, 4))
+    with pytest.raises(ValueError, match="between 1 and 12"):
+        filters.components(torch.randn(16, 3, 2, 2), k=13)
+    with pytest.raises(ValueError, match="no linear patch embedding"):
+        filters.components(torch.nn.Linear(3, 3))

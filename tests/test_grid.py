@@ -1,0 +1,69 @@
+"""Token geometry in closed form."""
+
+import math
+
+import pytest
+import timm
+import torch
+
+from vitlens import TokenGrid
+from vitlens.grid import token_grid
+
+
+@pytest.mark.parametrize(
+    "rows, cols, patch, expected",
+    [(14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)],
+)
+def test_uniform_distance(rows, cols, patch, expected):
+    grid = TokenGrid(rows, cols, (patch, patch))
+    assert grid.uniform_distance() == pytest.approx(expected, abs=0.06)
+    assert grid.uniform_distance() == pytest.approx(grid.distances(dtype=torch.float64).mean().item(), rel=1e-12)
+
+
+def test_distances_on_a_grid_that_is_not_square():
+    grid = TokenGrid(14, 20, (16, 8), prefix=5)
+    distances = grid.distances(dtype=torch.float64)
+    for i, j in [(0, 0), (0, 1), (0, 20), (3, 279), (45, 17)]:
+        dy, dx = (i // 20 - j // 20) * 16, (i % 20 - j % 20) * 8
+        assert distances[i, j].item() == pytest.approx(math.hypot(dy, dx), abs=1e-9)
+    torch.testing.assert_close(grid.distances(30, 47, dtype=torch.float64), distances[30:47])
+    assert TokenGrid(14, 14, (16, 16)).distances()[0, -1].item() == pytest.approx(294.156, abs=1e-3)
+
+
+def test_index_and_image_map():
+    grid = TokenGrid(14, 20, (16, 16), prefix=2)
+    assert (grid.patches, grid.tokens) == (280, 282)
+    assert grid.index(0, 0) == 2 and grid.index(1, 3) == 25 and grid.index(13, 19) == 281
+    values = torch.arange(282.0)
+    assert grid.image_map(values)[1, 3] == 25
+    for outside in [(-1, 0), (14, 0), (0, 20)]:
+        with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
+            grid.index(*outside)
+    with pytest.raises(ValueError, match="at least one row"):
+        TokenGrid(0, 3, (16, 16))
+
+
+def test_borders():
+    cut = TokenGrid(14, 20, (16, 16), image=(230, 330))
+    assert cut.cut == (6, 10) and cut.padded == (0, 0)
+    padded = TokenGrid(15, 21, (16, 16), image=(230, 330))
+    assert padded.cut == (0, 0) and padded.padded == (10, 6)
+    assert TokenGrid(14, 14, (16, 16)).cut == (0, 0)
+
+
+def readout(name, **kwargs):
+    with torch.device("meta"):
+        model = timm.create_model(name, **kwargs)
+    return token_grid(model, (224, 224)).readout
+
+
+def test_readouts():
+    assert readout("vit_tiny_patch16_224").tolist() == [1.0] + [0.0] * 196
+    assert readout("deit_tiny_distilled_patch16_224").tolist() == [0.5, 0.5] + [0.0] * 196
+    # a class token that is not read, and a prefix token that is no class token
+    gap = readout("vit_tiny_patch16_224", global_pool="avg")
+    assert gap[0] == 0 and torch.allclose(gap[1:], torch.tensor(1 / 196))
+    every = readout("vit_tiny_patch16_224", global_pool="avg", pool_include_prefix=True)
+    assert torch.allclose(every, torch.tensor(1 / 197))
+    for pool in ("max", "avgmax", "", "prr", "map"):
+        assert readout("vit_tiny_patch16_224", global_pool=pool) is None

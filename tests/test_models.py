@@ -1,0 +1,98 @@
+"""Opening models: timm's layout both ways, and a sentence for everything else."""
+
+import json
+import pickle
+import re
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+
+from vitlens import capture, load_model
+from vitlens.models import label_names, top_classes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model as timm itself saves it for a hub."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_classes=3)
+    arguments = dict(img_size=32, patch_size=8, embed_dim=48, depth=2)
+    config = {"label_names": ["cat", "dog", "owl"]}
+    save_for_hf(model, tmp_path, model_config=config, model_args=arguments, safe_serialization=True)
+    return tmp_path
+
+
+def test_opens_timms_layout(folder):
+    model = load_model(folder)
+    reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert not model.training and model.label_names == ["cat", "dog", "owl"]
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model(x), reference(x))
+    with capture(model) as attn:
+        model(x)
+    assert (attn.grid.rows, len(attn)) == (4, 2)
+    assert load_model(str(folder / "config.json")).num_classes == 3
+
+
+def test_arguments_reach_the_constructor(folder):
+    model = load_model(folder, img_size=(32, 48))
+    assert model.patch_embed.grid_size == (4, 6)
+    assert load_model("vit_tiny_patch16_224", pretrained=False, depth=1, num_classes=5).head.out_features == 5
+
+
+def test_bad_folders(folder, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        load_model(empty)
+    weights = folder / "model.safetensors"
+    good = weights.read_bytes()
+    for bad in (b"", good[: len(good) // 2], b"garbage" * 100):
+        weights.write_bytes(bad)
+        with pytest.raises(ValueError, match="cannot open vit_tiny_patch16_224 from"):
+            load_model(folder)
+    save_file({"cls_token": torch.zeros(1, 1, 7)}, weights)
+    with pytest.raises(ValueError, match="cannot open"):
+        load_model(folder)
+    weights.unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"boom": 1}))
+    with pytest.raises(ValueError, match=r"has no model\.safetensors.*pickled weights"):
+        load_model(folder)
+    weights.write_bytes(good)
+    for text in ("{", "[]", "{}", json.dumps({"architecture": "vit_enormous_patch16"})):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="configuration|cannot open"):
+            load_model(folder)
+
+
+def test_bad_names():
+    with pytest.raises(ValueError, match="Did you mean .*vit_tiny_patch16_224"):
+        load_model("vit_tiny_patch16_223")
+    with pytest.raises(ValueError, match="no model folder"):
+        load_model("./nowhere/at/all")
+    with pytest.raises(ValueError, match="no pre-trained weights"):
+        load_model("vit_base_patch16_xp_224")
+    with pytest.raises(ValueError, match="could not build"):
+        load_model("vit_tiny_patch16_224", pretrained=False, embed_dimension=3)
+
+
+def test_offline_it_says_what_to_do(monkeypatch, tmp_path):
+    """A hub that cannot be reached (an address nobody listens at): one sentence, and soon."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConnectionError, match="could not be fetched from the hub .*pretrained=False"):
+        load_model("vit_base_patch16_224.augreg_in1k")
+
+
+def test_names_of_classes(folder):
+    assert label_names(load_model(folder)) == ["cat", "dog", "owl"]
+    imagenet = label_names(timm.create_model("vit_tiny_patch16_224", depth=1))
+    assert len(imagenet) == 1000 and re.match("tench", imagenet[0])
+    assert label_names(timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=7)) is None
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    (best, *_), = top_classes(load_model(folder), logits)
+    assert best[0] == "dog" and best[1] == pytest.approx(logits.softmax(-1).max().item())

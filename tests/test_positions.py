@@ -1,0 +1,94 @@
+"""Position embeddings: similarity against numpy, resizing against scipy and timm, and a random control."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+
+from vitlens import positions
+
+
+def test_similarity_equals_numpy():
+    table = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(0))
+    got = positions.similarity(table)
+    assert got.shape == (4, 6, 4, 6)
+    flat = table.numpy().reshape(24, 16).astype(np.float64)
+    norms = np.linalg.norm(flat, axis=1)
+    np.testing.assert_allclose(got.reshape(24, 24), flat @ flat.T / np.outer(norms, norms), atol=1e-6)
+    for r in range(4):
+        for c in range(6):
+            assert divmod(got[r, c].argmax().item(), 6) == (r, c) and got[r, c, r, c] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "name, kwargs",
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("vit_tiny_patch16_224", dict(reg_tokens=4)),
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("deit3_small_patch16_224", {}),  # no row for the class token
+        ("vit_small_patch14_reg4_dinov2", {}),
+        ("eva02_tiny_patch14_224", {}),
+    ],
+)
+def test_prefix_rows_are_left_out(name, kwargs):
+    model = timm.create_model(name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs)
+    table = positions.table(model)
+    assert table.shape == (4, 6, model.embed_dim)
+    torch.testing.assert_close(table.flatten(0, 1), model.pos_embed[0, -24:])
+
+
+def test_naflex_table():
+    model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3)
+    assert positions.table(model).shape == (*model.embeds.pos_embed.shape[1:3], 96)
+
+
+def test_planted_structure_and_random_control():
+    rows, cols = torch.meshgrid(torch.linspace(-1, 1, 14), torch.linspace(-1, 1, 20), indexing="ij")
+    waves = [torch.cos(rows), torch.sin(rows), torch.cos(cols), torch.sin(cols)]
+    assert positions.rank_correlation(positions.similarity(torch.stack(waves, -1))) < -0.8
+    control = timm.create_model("vit_tiny_patch16_224", depth=1)
+    similarity = positions.similarity(control)
+    assert abs(positions.rank_correlation(similarity)) < 0.05
+    off = similarity.reshape(196, 196)[~torch.eye(196, dtype=torch.bool)]
+    assert off.abs().mean().item() == pytest.approx((2 / np.pi / 192) ** 0.5, rel=0.1)
+
+
+def test_models_without_a_table():
+    for name in ("vit_small_patch16_dinov3", "vit_relpos_small_patch16_224", "beit_base_patch16_224"):
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1)
+        with pytest.raises(ValueError, match="no table of learned position embeddings"):
+            positions.similarity(model)
+    with pytest.raises(ValueError, match=r"\(rows, cols, D\) table, but .* \(3, 4\)"):
+        positions.similarity(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("size", [(24, 24), (7, 7), (14, 20), (14, 14)])
+def test_resizing_the_papers_way_equals_scipy(size):
+    table = torch.randn(1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    got = positions.resize(table, size, prefix=1, grid=(14, 14))
+    assert got.shape == (1, 1 + size[0] * size[1], 8) and torch.equal(got[:, :1], table[:, :1])
+    grid = table[0, 1:].reshape(14, 14, 8).numpy()
+    zoomed = scipy.ndimage.zoom(grid, (size[0] / 14, size[1] / 14, 1), order=1)
+    np.testing.assert_allclose(got[0, 1:].reshape(*size, 8), zoomed, atol=1e-12)
+
+
+def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
+    table = torch.randn(1, 2 + 4 * 6, 8, generator=torch.Generator().manual_seed(0))
+    got = positions.resize(table, (8, 9), prefix=2, grid=(4, 6), method="timm")
+    expected = resample_abs_pos_embed(table, [8, 9], [4, 6], num_prefix_tokens=2)
+    assert torch.equal(got, expected)
+    assert (got - positions.resize(table, (8, 9), prefix=2, grid=(4, 6))).abs().max() > 0.1
+
+
+def test_resize_refuses_what_does_not_fit():
+    table = torch.randn(1, 17, 8)
+    with pytest.raises(ValueError, match=r"shape \(1, 26, D\), but \(1, 17, 8\) came"):
+        positions.resize(table, (8, 8), prefix=1, grid=(5, 5))
+    with pytest.raises(ValueError, match='"paper" or "timm", but got .bicubic.'):
+        positions.resize(table, (8, 8), prefix=1, grid=(4, 4), method="bicubic")
+    with pytest.raises(ValueError, match="at least one row"):
+        positions.resize(table, (0, 8), prefix=1, grid=(4, 4))

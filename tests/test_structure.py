@@ -1,0 +1,71 @@
+"""The house keeps its shape: imports go strictly downwards, files stay short, start-up stays quick."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vitlens"
+
+LEVELS = {
+    "grid": 0, "images": 0, "support": 0, "paper": 0,
+    "models": 1, "positions": 1, "filters": 1, "datasets": 1, "capture": 1, "plot": 1, "augment": 1,
+    "kernels": 2, "tokens": 2, "faithfulness": 2, "recipes": 2,
+    "attention": 3, "train": 3, "attribution": 4, "evaluate": 3, "compute": 3,
+    "inspect": 4, "snapshots": 4, "studies": 4, "widgets": 4, "runs": 5,
+    "cli": 6, "__main__": 7, "__init__": 7,
+}  # fmt: skip
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_to_a_lower_level(path):
+    here = LEVELS[room(path)]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vitlens":
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [a.name.split(".")[1] for a in node.names if a.name.startswith("vitlens.")]
+        for name in names:
+            if name != room(path):
+                assert LEVELS.get(name, 7) < here, f"{path.name} (level {here}) imports {name} (level {LEVELS.get(name)})"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_outgrows_one_idea(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 320
+    assert path.name != "utils.py"
+
+
+def test_import_is_quick_and_without_matplotlib():
+    code = (
+        "import sys, time, torch, timm; before = set(sys.modules); start = time.perf_counter(); import vitlens; "
+        "took = time.perf_counter() - start; "
+        "heavy = {'matplotlib', 'seaborn', 'sklearn', 'skimage', 'captum', 'ipywidgets', 'pandas'} & (set(sys.modules) - before); "
+        "print(took, sorted(heavy)); assert not heavy; assert took < 1.5"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_plot_is_imported_when_asked_for():
+    code = "import sys, vitlens; assert 'matplotlib' not in sys.modules; vitlens.plot; assert 'matplotlib' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_training_needs_no_notebook_and_no_captum():
+    code = (
+        "import sys\n"
+        "for name in ('captum', 'IPython', 'ipywidgets', 'jupyterlab', 'anywidget', 'accelerate'): sys.modules[name] = None\n"
+        "import vitlens.train, vitlens.cli"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,125 @@
+"""Exactness over timm: every model is captured truthfully or refused with a reason.
+
+The quick part takes one model of each kind; `pytest -m slow` (make test-all) takes every name timm has.
+"""
+
+import pytest
+import timm
+import torch
+from timm_support import read_table, shrunk, survey
+
+from vitlens import attention
+from vitlens.capture import capture
+
+VERSION, TABLE = read_table()
+
+QUICK = [
+    "vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch16_gap_224", "vit_base_patch16_clip_224",
+    "deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224", "vit_small_patch16_18x2_224",
+    "vit_base_patch16_xp_224", "vit_small_patch14_reg4_dinov2", "vit_small_patch16_dinov3", "eva02_tiny_patch14_224",
+    "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224", "beit3_base_patch16_224",
+    "vit_base_patch16_siglip_224", "vit_so150m_patch16_reg4_map_256", "vit_pe_core_tiny_patch16_384",
+    "naflexvit_base_patch16_gap", "naflexvit_base_patch16_map", "vit_relpos_small_patch16_224",
+    "vit_relpos_base_patch16_clsgap_224", "vit_srelpos_small_patch16_224", "vit_tiny_r_s16_p8_224",
+    "vit_small_resnet26d_224", "vitamin_small_224", "flexivit_small", "aimv2_large_patch14_224",
+]  # fmt: skip
+
+REFUSED = {
+    "swin_tiny_patch4_window7_224": "windows", "hiera_tiny_224": "pools the queries", "samvit_base_patch16_224": "windows",
+    "xcit_nano_12_p16_224": "channels", "cait_xxs24_224": "mixes the heads", "vit_dwee_patch16_reg1_gap_256": "two softmaxes",
+    "vit_dpwee_patch16_reg1_gap_256": "two softmaxes", "vit_dlittle_patch16_reg1_gap_256": "two softmaxes",
+    "levit_128": "shrinks the grid", "convit_tiny": "blend", "resnet50": "convolutions", "resnet50_clip": "convolutions",
+    "tnt_s_patch16_224": "within patches", "crossvit_9_240": "two grids", "mvitv2_tiny": "strided", "volo_d1_224": "outlook",
+}  # fmt: skip
+
+
+def check_survey(name):
+    row = survey(name)
+    assert row["captured"] in ("yes", "no")
+    if row["captured"] == "no":
+        assert "vitlens cannot show the attention of" in row["reason"] and len(row["reason"]) > 60
+    if timm.__version__ == VERSION:
+        assert row == TABLE[name]
+
+
+def check_exact(name):
+    """Maps equal what the module computed, logits are untouched, and the read-out row is what the model reads."""
+    model = shrunk(name)
+    images = torch.randn(1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = model(images)
+        with capture(model, values=True) as attn:
+            logits = model(images)
+        assert torch.equal(plain, logits)
+        assert len(attn) == len(model.blocks)
+        for layer in attn:
+            weights = layer.weights()
+            torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), atol=1e-5, rtol=0)
+            torch.testing.assert_close(weights @ layer.v, layer.output, atol=1e-5, rtol=1e-4)
+        check_readout(model, images, attn)
+        total = attention.received(attn)
+        assert total.shape == (1, len(attn), attn[0].q.shape[1], attn.grid.patches)
+
+
+def check_readout(model, images, attn):
+    """Perturb tokens after the last block, one per row of a batch, and see which ones move the output."""
+    grid = attn.grid
+    if grid.readout is None:
+        return
+    readout = grid.readout if grid.readout.dim() == 1 else grid.readout[0]
+    torch.testing.assert_close(readout.sum(), torch.tensor(1.0))
+    assert readout.shape == (grid.tokens,)
+    generator = torch.Generator().manual_seed(2)
+    some = torch.randperm(grid.patches, generator=generator)[:12] + grid.prefix
+    tokens = torch.cat([torch.arange(grid.prefix), some])
+
+    def perturb(module, args, output):
+        batch = output.repeat(len(tokens) + 1, 1, 1)
+        noise = torch.randn(output.shape[-1], generator=generator)
+        batch[torch.arange(len(tokens)) + 1, tokens] += 10 * output.std() * noise
+        return batch
+
+    handle = model.blocks[-1].register_forward_hook(perturb)
+    try:
+        logits = model(images)
+    finally:
+        handle.remove()
+    moved = (logits[1:] - logits[0]).abs().amax(1) > 1e-4 * logits[0].abs().max()
+    assert moved.tolist() == (readout[tokens] > 1e-6).tolist()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_maps_equal_the_modules_output(name):
+    check_exact(name)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_survey_matches_the_table(name):
+    check_survey(name)
+    assert TABLE[name]["captured"] == "yes"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_reason(name):
+    check_survey(name)
+    assert TABLE[name]["captured"] == "no" and REFUSED[name] in survey(name)["reason"]
+
+
+def test_the_table_holds_every_model():
+    if timm.__version__ != VERSION:
+        assert len(TABLE) > 1000
+        return
+    assert set(TABLE) == set(timm.list_models())
+    assert sum(row["captured"] == "yes" for row in TABLE.values()) == 303
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", timm.list_models())
+def test_every_model_is_captured_or_refused(name):
+    check_survey(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row["captured"] == "yes" and timm.is_model(name)])
+def test_every_captured_model_is_exact(name):
+    check_exact(name)

@@ -1,0 +1,80 @@
+"""Which of timm's models are captured and which are refused, found out on the meta device at full size.
+
+    python tests/timm_support.py data/results/timm-support.csv
+
+writes the table that `test_timm.py` compares with. Takes a few minutes for all names.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import timm
+import torch
+
+from vitlens.capture import capture
+from vitlens.support import UnsupportedModelError, attention_modules
+
+TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"
+COLUMNS = ["model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "reason"]
+
+
+def survey(name: str) -> dict:
+    """One row of the table: what a capture of one forward says, or why it is refused."""
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+    row = dict.fromkeys(COLUMNS, "") | {"model": name, "class": type(model).__name__}
+    try:
+        attention_modules(model)
+        images = torch.empty(1, *model.pretrained_cfg["input_size"], device="meta")
+        with torch.no_grad(), capture(model) as attn:
+            model(images)
+    except UnsupportedModelError as error:
+        return row | {"captured": "no", "reason": str(error)}
+    grid = attn.grid
+    return row | {
+        "captured": "yes", "layers": str(len(attn)), "heads": str(attn[0].q.shape[1]), "prefix": str(grid.prefix),
+        "rows": str(grid.rows), "cols": str(grid.cols), "patch": str(grid.patch[0]), "readout": kind(attn),
+    }  # fmt: skip
+
+
+def kind(attn) -> str:
+    """The read-out in a word."""
+    readout, grid = attn.grid.readout, attn.grid
+    if readout is None:
+        return "none"
+    if attn.pool is not None:
+        return "attention pool"
+    if readout[0] == 1:
+        return "class token"
+    if readout[0] == 0.5 and grid.prefix >= 2:
+        return "class and distillation token"
+    return "mean of all tokens" if readout[0] > 0 and grid.prefix else "mean of patches"
+
+
+def read_table() -> tuple[str, dict[str, dict]]:
+    """(timm version, rows by model name) of the committed table."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        version = file.readline().strip().rsplit(" ", 1)[-1]
+        return version, {row["model"]: row for row in csv.DictReader(file)}
+
+
+def shrunk(name: str):
+    """A small model of the same kind with random weights: two blocks, two heads, where its constructor allows."""
+    for size in (dict(depth=2, embed_dim=128, num_heads=2), dict(depth=2, num_heads=2), dict(depth=2), {}):
+        try:
+            torch.manual_seed(0)
+            return timm.create_model(name, num_classes=7, **size).eval()
+        except (TypeError, AssertionError, RuntimeError, ValueError):
+            continue
+    raise AssertionError(f"{name} cannot be built")
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(f"# python tests/timm_support.py, timm {timm.__version__}\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(survey(name) for name in timm.list_models())
+    print(f"Wrote {path}.")
