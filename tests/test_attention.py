@@ -83,7 +83,9 @@ def test_entropy_and_received_closed_forms():
     uniform, identity = torch.full((tokens, tokens), 1 / tokens), torch.eye(tokens)
     assert attention.entropy(given(uniform, WIDE)).item() == pytest.approx(math.log(tokens), rel=1e-12)
     assert attention.entropy(given(identity, WIDE)).item() == pytest.approx(0, abs=1e-9)
-    torch.testing.assert_close(attention.received(given(uniform, WIDE))[0, 0, 0], torch.full((280,), 1 / tokens).double())
+    torch.testing.assert_close(
+        attention.received(given(uniform, WIDE))[0, 0, 0], torch.full((280,), 1 / tokens).double()
+    )
     to_seven = torch.zeros(tokens, tokens)
     to_seven[:, 5 + 7] = 1
     assert attention.received(given(to_seven, WIDE))[0, 0, 0].tolist() == pytest.approx(one_hot(WIDE, 12)[5:].tolist())

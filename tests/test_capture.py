@@ -30,7 +30,9 @@ def unfused_maps(model, x):
     return maps
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"]
+)
 def test_equals_timms_unfused_path(vit, name):
     model = vit(name=name, embed_dim=96, num_heads=3).double()
     x = images(2, 3, 64, 64).double()

@@ -94,5 +94,5 @@ def test_names_of_classes(folder):
     assert len(imagenet) == 1000 and re.match("tench", imagenet[0])
     assert label_names(timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=7)) is None
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    (best, *_), = top_classes(load_model(folder), logits)
+    ((best, *_),) = top_classes(load_model(folder), logits)
     assert best[0] == "dog" and best[1] == pytest.approx(logits.softmax(-1).max().item())

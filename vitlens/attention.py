@@ -2,7 +2,8 @@
 
 A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
 (`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
-share one pass, from the last layer to the first (the order in which a rollout needs them).
+share one pass, from the last layer to the first (the order in which a rollout needs them). On a GPU a fused kernel adds
+up most layers without making rows at all (`vitlens.kernels`).
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from vitlens.capture import Attention, capture
+from vitlens import kernels
+from vitlens.capture import Attention, Layer, capture
+from vitlens.grid import TokenGrid
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}
@@ -129,19 +132,38 @@ def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
             statistic.begin(attn, images)
         for index in reversed(range(len(attn))):
             layer = attn[index].images(images)
-            for queries, logits, weights in layer.blocks(rows):
-                if layer.mask is not None:  # 0 · −∞ is not a number
-                    logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+            if (sums := _fused_sums(layer, attn.grid, statistics)) is not None:
                 for statistic in statistics:
-                    statistic.add(queries, logits, weights)
+                    statistic.take(sums)
+            else:
+                for queries, logits, weights in layer.blocks(rows):
+                    if layer.mask is not None:  # 0 · −∞ is not a number
+                        logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+                    for statistic in statistics:
+                        statistic.add(queries, logits, weights)
             for statistic in statistics:
                 statistic.end_layer()
         parts.append([statistic.result() for statistic in statistics])
     return [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
+def _fused_sums(layer: Layer, grid: TokenGrid, statistics: tuple[_Statistic, ...]) -> kernels.Sums | None:
+    """The sums that the statistics need, from a GPU kernel that makes no rows at all; None where there is none."""
+    if not all(statistic.fusable for statistic in statistics):
+        return None
+    row = next((statistic.row for statistic in statistics if statistic.row is not None), None)
+    return kernels.sums(layer, grid, received=any(statistic.columns for statistic in statistics), row=row)
+
+
 class _Statistic:
-    """Takes blocks of rows; layers come last first. Subclasses sum over a layer, then append (B, H, …)."""
+    """Takes blocks of rows, or a layer's sums; layers come last first. Subclasses add up, then append (B, H, …)."""
+
+    fusable = True  # a kernel's sums are enough
+    columns = False  # needs the sums over queries
+    row: Tensor | None = None  # (B, T) what is to be pulled back through the layer
+
+    def take(self, sums: kernels.Sums) -> None:
+        raise NotImplementedError
 
     def begin(self, attn: Attention, images: slice) -> None:
         self.grid, self.layers, self.sums = attn.grid, [], []
@@ -171,6 +193,9 @@ class _MeanDistance(_Statistic):
         extent = torch.einsum("bhqk,qk->bhq", weights, distances)
         self.sums.append(extent / weights.sum(-1) if self.renormalize else extent)
 
+    def take(self, sums):
+        self.sums.append(sums.distance / sums.mass if self.renormalize else sums.distance)
+
 
 class _Entropy(_Statistic):
     def add(self, queries, logits, weights):
@@ -178,10 +203,18 @@ class _Entropy(_Statistic):
         lse = logits.amax(-1) - weights.amax(-1).log()
         self.sums.append(lse - torch.linalg.vecdot(weights, logits))
 
+    def take(self, sums):
+        self.sums.append(sums.entropy)
+
 
 class _Received(_Statistic):
+    columns = True
+
     def add(self, queries, logits, weights):
         self.sums.append(weights.sum(-2))
+
+    def take(self, sums):
+        self.sums.append(sums.received)
 
     def end_layer(self):
         total = sum(self.sums[1:], self.sums[0])[..., self.grid.prefix :]
@@ -201,11 +234,14 @@ class _Rollout(_Statistic):
                 "tokens), so a rollout has no row to start from. Give one: `rollout(attn, query=(row, column))`."
             )
         self.query, self.head_fusion, self.discard = query, head_fusion, discard
+        self.fusable = head_fusion == "mean" and not discard
 
     def begin(self, attn, images):
         super().begin(attn, images)
         like, count = attn[0].q, images.stop - images.start
-        row = torch.zeros(count, self.grid.tokens, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+        row = torch.zeros(
+            count, self.grid.tokens, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32)
+        )
         if self.query is not None:
             row[:, self.grid.index(*self.query)] = 1.0
         else:
@@ -225,6 +261,9 @@ class _Rollout(_Statistic):
         row = row / (fused.sum(-1) + 1)
         self.pulled += torch.einsum("bq,bqk->bk", row, fused)
         self.pulled[:, queries] += row
+
+    def take(self, sums):
+        self.pulled = (self.row + sums.pulled) / 2
 
     def end_layer(self):
         self.row, self.pulled = self.pulled, torch.zeros_like(self.pulled)

@@ -82,7 +82,9 @@ class Layer:
     def images(self, chosen: slice) -> Layer:
         """The same layer for some images of the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
-        return replace(self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output))
+        return replace(
+            self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output)
+        )
 
 
 class Attention(Sequence):

@@ -18,7 +18,9 @@ def kernels(model: nn.Module) -> Tensor:
         embed = patch_embedding(model)
         weight = embed.proj.weight
     except AttributeError:
-        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so it has no filters to show.") from None
+        raise ValueError(
+            f"{type(model).__name__} has no linear patch embedding, so it has no filters to show."
+        ) from None
     if hasattr(embed, "backbone"):
         raise ValueError(
             f"{type(model).__name__} is a hybrid: its patch embedding reads the feature map of a convolutional "

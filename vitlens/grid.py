@@ -80,7 +80,9 @@ class TokenGrid:
         side = self.distances(dtype=torch.float64) if self.patches <= 4096 else None
         if side is not None:
             return side.mean().item()
-        return sum(self.distances(i, i + 1, dtype=torch.float64).mean().item() for i in range(self.patches)) / self.patches
+        return (
+            sum(self.distances(i, i + 1, dtype=torch.float64).mean().item() for i in range(self.patches)) / self.patches
+        )
 
     def image_map(self, values: Tensor) -> Tensor:
         """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""

@@ -111,7 +111,14 @@ def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
 
 def _is_hub_error(error: BaseException | None) -> bool:
     while error is not None:
-        if type(error).__module__.split(".")[0] in ("huggingface_hub", "requests", "httpx", "urllib", "urllib3", "httpcore"):
+        if type(error).__module__.split(".")[0] in (
+            "huggingface_hub",
+            "requests",
+            "httpx",
+            "urllib",
+            "urllib3",
+            "httpcore",
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

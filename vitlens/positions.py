@@ -37,12 +37,16 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     """
     positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
     if positions.dim() != 3:
-        raise ValueError(f"Positions come as a (rows, cols, D) table, but a tensor of shape {tuple(positions.shape)} came.")
+        raise ValueError(
+            f"Positions come as a (rows, cols, D) table, but a tensor of shape {tuple(positions.shape)} came."
+        )
     unit = F.normalize(positions.double(), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
 
-def resize(pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper") -> Tensor:
+def resize(
+    pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper"
+) -> Tensor:
     """(1, prefix + rows·cols, D) position embeddings for another grid; prefix rows stay as they are.
 
     pos_embed: (1, prefix + grid rows·cols, D) as timm stores them; grid: its (rows, cols); size: the new ones.

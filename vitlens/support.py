@@ -32,24 +32,42 @@ _WINDOWS = "its attention stays inside windows of the image, so no map covers th
 _POOLED = "its attention reads pooled or strided tokens, so the keys are not the patches of the image"
 _CONVOLUTION = "it is not a Vision Transformer: its features come from convolutions or mixing layers"
 _MULTIHEAD = "it computes attention inside torch.nn.MultiheadAttention, which does not show its queries and keys"
+_SHRINKING = "its attention shrinks the grid between stages"
 _MIXED = "it mixes the heads after the softmax, so no head's map is what the model uses"
 
 REASONS = {
-    "SwinTransformer": _WINDOWS, "SwinTransformerV2": _WINDOWS, "SwinTransformerV2Cr": _WINDOWS,
-    "VisionTransformerSAM": _WINDOWS, "HieraDet": _WINDOWS, "MaxxVit": _WINDOWS, "GlobalContextVit": _WINDOWS,
-    "Nest": _WINDOWS, "TinyVit": _WINDOWS, "DaVit": _WINDOWS, "EfficientVitMsra": _WINDOWS,
+    "SwinTransformer": _WINDOWS,
+    "SwinTransformerV2": _WINDOWS,
+    "SwinTransformerV2Cr": _WINDOWS,
+    "VisionTransformerSAM": _WINDOWS,
+    "HieraDet": _WINDOWS,
+    "MaxxVit": _WINDOWS,
+    "GlobalContextVit": _WINDOWS,
+    "Nest": _WINDOWS,
+    "TinyVit": _WINDOWS,
+    "DaVit": _WINDOWS,
+    "EfficientVitMsra": _WINDOWS,
     "Hiera": "its attention runs inside mask units and pools the queries, so no map covers the whole image",
     "Xcit": "its attention is a softmax over channels, not over patches",
-    "Cait": _MIXED, "VOLO": "its outlook attention weighs a small neighbourhood and is not a softmax over the patches",
+    "Cait": _MIXED,
+    "VOLO": "its outlook attention weighs a small neighbourhood and is not a softmax over the patches",
     "ConVit": "its heads blend a softmax over content with one over positions, which no single map shows",
-    "Levit": "its attention shrinks the grid between stages", "LevitDistilled": "its attention shrinks the grid between stages",
-    "MultiScaleVit": _POOLED, "PyramidVisionTransformerV2": _POOLED, "Twins": _WINDOWS, "CrossVit": "it runs two grids of "
-    "different patch sizes side by side", "TNT": "it attends within patches and between them",
-    "PoolingVisionTransformer": "its attention shrinks the grid between stages",
-    "VisionTransformerDiff": "it subtracts two softmaxes",
-    "ResNet": _CONVOLUTION, "ByobNet": _CONVOLUTION, "MlpMixer": _CONVOLUTION, "ConvNeXt": _CONVOLUTION,
-    "MetaFormer": _CONVOLUTION, "EfficientNet": _CONVOLUTION, "RegNet": _CONVOLUTION,
-}  # fmt: skip
+    "Levit": _SHRINKING,
+    "LevitDistilled": _SHRINKING,
+    "MultiScaleVit": _POOLED,
+    "PyramidVisionTransformerV2": _POOLED,
+    "Twins": _WINDOWS,
+    "CrossVit": "it runs two grids of different patch sizes side by side",
+    "TNT": "it attends within patches and between them",
+    "PoolingVisionTransformer": _SHRINKING,
+    "ResNet": _CONVOLUTION,
+    "ByobNet": _CONVOLUTION,
+    "MlpMixer": _CONVOLUTION,
+    "ConvNeXt": _CONVOLUTION,
+    "MetaFormer": _CONVOLUTION,
+    "EfficientNet": _CONVOLUTION,
+    "RegNet": _CONVOLUTION,
+}
 
 ATTENTION_REASONS = {
     "DiffAttention": "its attention is the difference of two softmaxes, which no single map shows",
@@ -104,7 +122,8 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
                 raise refuse(model, reason)
             if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
                 raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
-        found = [(f"blocks.{index}.{name}".rstrip("."), m) for name, m in block.named_modules() if qualified_name(m) in ATTENTION]
+        parts = ((f"blocks.{index}.{name}".rstrip("."), m) for name, m in block.named_modules())
+        found = [(name, m) for name, m in parts if qualified_name(m) in ATTENTION]
         if not found:
             raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
         layers.append(found)
@@ -125,4 +144,4 @@ def _unknown(model: nn.Module) -> str:
     if inner:
         return f"it wraps a Vision Transformer; capture that one instead (`capture(model.{inner})`)"
     known = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
-    return f"its class is not among those whose attention is known to be a softmax over the patches of the image ({known})"
+    return f"its class is not among those known to attend with a softmax over the patches of the image ({known})"

@@ -1,0 +1,29 @@
+# Everything runs in .venv, which is made when it is missing or pyproject.toml has changed.
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL ?= data/checkpoints/vit_tiny_patch4_64
+READY := .venv/.ready
+
+.PHONY: figures lab test test-slow test-all lint
+
+figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
+	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
+
+lab: $(READY)  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+test: $(READY)  ## every test but the sweep over all of timm
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(READY)  ## the sweep over all of timm
+	$(BIN)/python -m pytest -n auto -m slow
+
+test-all: test test-slow
+
+lint: $(READY)
+	$(BIN)/ruff check vitlens tests benchmarks
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[notebooks,dev]"
+	touch $@

@@ -1,0 +1,150 @@
+"""What the statistics cost on a CPU: `summary` beside one plain forward and beside holding every map.
+
+    python benchmarks/attention.py --out data/results/attention-cpu.csv
+
+Time is the median of several runs, memory the growth of the process's peak resident size; every measurement of memory
+has a process of its own. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import timm
+import torch
+
+from vitlens import attention, capture
+
+MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
+SIZES = (224, 512, 1024)
+
+
+def materialised(attn):
+    """The statistics from maps that are all held at once, as a hook on every softmax would collect them."""
+    maps = [layer.weights(limit=math.inf) for layer in attn]
+    grid, prefix = attn.grid, attn.grid.prefix
+    distances = grid.distances()
+    distance = torch.stack([(a[:, :, prefix:, prefix:] * distances).sum(-1).mean(-1) for a in maps], 1)
+    entropy = torch.stack([torch.special.entr(a).sum(-1).mean(-1) for a in maps], 1)
+    received = torch.stack([a.mean(-2)[..., prefix:] for a in maps], 1)
+    product = torch.eye(grid.tokens)
+    for a in maps:
+        product = (0.5 * a.mean(1) + 0.5 * torch.eye(grid.tokens)) @ product
+    return distance, entropy, received, grid.image_map(product[:, 0])
+
+
+def prepared(name: str, size: int):
+    torch.manual_seed(0)
+    model = timm.create_model(MODELS[name], img_size=size).eval()
+    images = torch.randn(1, 3, size, size)
+    with torch.no_grad(), capture(model) as attn:
+        model(images)
+    return model, images, attn
+
+
+def memory(name: str, size: int, way: str) -> float:
+    """Extra peak memory in MiB of one way, beyond the model and the stored q and k. Runs in its own process."""
+    model, images, attn = prepared(name, size)
+    del model, images
+    reset_peak()
+    before = peak_since_reset()
+    with torch.no_grad():
+        (attention.summary if way == "summary" else materialised)(attn)
+    return peak_since_reset() - before
+
+
+def reset_peak() -> None:
+    """Linux: forget the peak resident size (proc(5), clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_since_reset() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def seconds(call, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure(name: str, size: int) -> dict:
+    """Time of a plain forward, of `summary` and of the materialised way, taken in turn; agreement; memory."""
+    model, images, attn = prepared(name, size)
+    repeats = 15 if size <= 224 else 3 if size <= 512 else 2
+    with torch.inference_mode():
+        forward = seconds(lambda: model(images), repeats)
+        streamed = seconds(lambda: attention.summary(attn), repeats)
+        held = seconds(lambda: materialised(attn), min(repeats, 3 if size <= 512 else 1))
+        summary, naive = attention.summary(attn), materialised(attn)
+    ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
+    difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, naive, strict=True))
+    stored = sum(t.numel() * t.element_size() for layer in attn for t in (layer.q, layer.k)) / 2**20
+    extra = {way: in_own_process(name, size, way) for way in ("summary", "materialised")}
+    return {
+        "model": name, "image_px": size, "tokens": (size // 16) ** 2 + 1,
+        "forward_s": forward, "summary_s": streamed, "materialised_s": held,
+        "summary/forward": streamed / forward, "summary/materialised": streamed / held,
+        "stored_q_k_MiB": stored, "summary_extra_MiB": extra["summary"], "materialised_extra_MiB": extra["materialised"],
+        "materialised/summary_memory": extra["materialised"] / extra["summary"], "relative_difference": difference,
+    }  # fmt: skip
+
+
+def in_own_process(name: str, size: int, way: str) -> float:
+    """`memory` in a fresh process: MiB."""
+    command = [sys.executable, __file__, "--memory", name, str(size), way]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        print(json.dumps(memory(options.memory[0], int(options.memory[1]), options.memory[2])))
+        return
+    rows = []
+    for name in options.models:
+        for size in options.sizes:
+            rows.append(measure(name, size))
+            print(
+                " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
+                flush=True,
+            )
+        if len(options.sizes) > 1:
+            first, last = rows[-len(options.sizes)], rows[-1]
+            slope = math.log(last["summary_extra_MiB"] / first["summary_extra_MiB"]) / math.log(
+                last["tokens"] / first["tokens"]
+            )
+            print(f"{name}: slope of log extra memory against log N: {slope:.2f}")
+    if options.out:
+        about = (
+            f"# python benchmarks/attention.py, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
+            f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1\n"
+        )
+        with options.out.open("w", newline="") as file:
+            file.write(about)
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        print(f"Wrote {options.out}.")
+
+
+if __name__ == "__main__":
+    main()

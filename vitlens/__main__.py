@@ -1,0 +1,5 @@
+"""`python -m vitlens` is the `vitlens` command."""
+
+from vitlens.cli import main
+
+main()

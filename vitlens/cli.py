@@ -1,0 +1,86 @@
+"""The same functions from a shell: `vitlens inspect`, `vitlens train`.
+
+A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
+rest is done and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.split("\n")[0]
+)
+
+
+@app.callback()
+def _vitlens() -> None:
+    """A microscope for Vision Transformers."""
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures and summary.json go.")] = Path("figures"),
+    dataset: Annotated[Path | None, typer.Option(help="A folder of images for the mean attention distance.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
+    from tqdm import tqdm
+
+    from vitlens import inspection
+    from vitlens.images import samples
+    from vitlens.models import load_model
+
+    failures: list[str] = []
+
+    def complain(sentence: str) -> None:
+        failures.append(sentence)
+        print(f"vitlens: {sentence}", file=sys.stderr)
+
+    more = inspection.image_files(dataset) if dataset else []
+    pictures = [(p.name, p) for p in images] if images else list(samples().items())
+    vit = load_model(model).to(_device(device))
+    several = len(pictures) + len(more) > 1
+    with tqdm(total=len(pictures) + len(more), unit="image", disable=len(pictures) + len(more) < 12) as bar:
+        counted = lambda pairs: (bar.update() and pair or pair for pair in pairs)  # noqa: E731
+        found = inspection.inspect(vit, counted(pictures), counted(more), on_error=complain if several else None)
+    for path in inspection.write(found, out):
+        print(path)
+    for note in found.notes:
+        print(f"Note: {note}")
+    if failures:
+        raise SystemExit(1)
+
+
+def _device(name: str):
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"There is no device called {name!r}; the usual ones are cpu, cuda and mps.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"The device {name} was asked for, but PyTorch sees no CUDA GPU here; use --device cpu.")
+    return device
+
+
+def main() -> None:
+    """The `vitlens` command."""
+    try:
+        app()
+    except (ValueError, OSError, MemoryError) as error:
+        print(f"vitlens: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("vitlens: stopped.", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
