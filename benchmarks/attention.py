@@ -98,7 +98,8 @@ def measure(name: str, size: int) -> dict:
         "model": name, "image_px": size, "tokens": (size // 16) ** 2 + 1,
         "forward_s": forward, "summary_s": streamed, "materialised_s": held,
         "summary/forward": streamed / forward, "summary/materialised": streamed / held,
-        "stored_q_k_MiB": stored, "summary_extra_MiB": extra["summary"], "materialised_extra_MiB": extra["materialised"],
+        "stored_q_k_MiB": stored, "summary_extra_MiB": extra["summary"],
+        "materialised_extra_MiB": extra["materialised"],
         "materialised/summary_memory": extra["materialised"] / extra["summary"], "relative_difference": difference,
     }  # fmt: skip
 

@@ -61,7 +61,8 @@ def read_table() -> tuple[str, dict[str, dict]]:
 
 def shrunk(name: str):
     """A small model of the same kind with random weights: two blocks, two heads, where its constructor allows."""
-    for size in (dict(depth=2, embed_dim=128, num_heads=2), dict(depth=2, num_heads=2), dict(depth=2), {}):
+    small = dict(depth=2, num_heads=2)
+    for size in (small | dict(embed_dim=128), small | dict(embed_dim=128, num_kv_heads=(1, 2)), small):
         try:
             torch.manual_seed(0)
             return timm.create_model(name, num_classes=7, **size).eval()

@@ -55,14 +55,14 @@ def entropy(attn: Attention) -> Tensor:
 
 
 def received(attn: Attention) -> Tensor:
-    """(B, L, H, P) attention a patch receives: the mean over all T queries. With the prefix tokens' it sums to 1."""
+    """(B, L, H, P) attention each patch receives, the mean over all T queries. With that of the prefix it sums to 1."""
     return _run(attn, _Received())[0]
 
 
 def rollout(
     attn: Attention, query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0
 ) -> Tensor:
-    """(B, rows, cols) attention rollout (Abnar and Zuidema 2020; paper, Fig. 6 and D.8), from the read-out to the input.
+    """(B, rows, cols) attention rollout from the read-out to the input (Abnar and Zuidema 2020; paper, Fig. 6, D.8).
 
     The query's row of Â_L ⋯ Â_1 with Â = (A + I) / row sum, A fused over heads; its prefix tokens are dropped and
     nothing is rescaled, so the map sums to 1 minus what the prefix received. The row is pulled back through the layers
@@ -105,8 +105,8 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                 if (values := getattr(batch_summary, name)) is not None:
                     if name in total and total[name].shape != values.shape[1:]:
                         raise ValueError(
-                            f"The images of a mean must have one size, but batches with grids of {total[name].shape[-1]} "
-                            f"and {values.shape[-1]} came. Resize them alike, or take one mean per size."
+                            "The images of a mean must have one size, but batches with different numbers of patches "
+                            "came. Resize them alike, or take one mean per size."
                         )
                     total[name] = total.get(name, 0) + values.double().sum(0)
             count += batch_summary.images
@@ -123,7 +123,8 @@ def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
     """One pass over all rows of all layers, last layer first; a few images at a time where maps are small."""
     batch, heads, tokens, _ = attn[0].q.shape
     block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
-    chunk = max(1, block // (heads * tokens * tokens))
+    makes_rows = not kernels.supported(attn[0], attn.grid)  # fused kernels take all images at once
+    chunk = max(1, block // (heads * tokens * tokens)) if makes_rows else batch
     parts = []
     for start in range(0, batch, chunk):
         images = slice(start, min(start + chunk, batch))

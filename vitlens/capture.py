@@ -192,9 +192,9 @@ class _Recorder(TorchFunctionMode):
     def _look_for_image(self, tensors: list[Tensor], subject) -> None:
         """The image is the last (B, C, H, W) tensor acted upon (before any padding) when the embedding is reached."""
         subject, _ = self.padded.get(id(subject), (subject, None))
-        if isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter):
-            if subject.dim() == 4 and subject.shape[1] == self.model.in_chans:
-                self.image = subject
+        activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
+        if activation and subject.dim() == 4 and subject.shape[1] == self.model.in_chans:
+            self.image = subject
         if self.image is not None and any(id(t) in self.beyond_image for t in tensors):
             self.attn.grid = token_grid(self.model, tuple(self.image.shape[-2:]))
             self.image = None

@@ -58,6 +58,42 @@ def inspect(
         raise SystemExit(1)
 
 
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list).")] = "",
+    data: Annotated[str, typer.Option(help="A folder of images or Parquet shards, or the name digits.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where log, checkpoints and the model go.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop and save after this time.")] = None,
+    fit_minutes: Annotated[float | None, typer.Option(help="Choose the epochs so that the run takes this long.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
+) -> None:
+    """Train a Vision Transformer by a recipe, watched from the inside; write it in timm's hub layout."""
+    from vitlens.recipes import RECIPES
+    from vitlens.runs import run
+
+    if list_recipes:
+        for each in RECIPES.values():
+            print(
+                f"{each.name}: {each.image_size} px, patch {each.patch_size}, width {each.width}, depth {each.depth}, "
+                f"{each.heads} heads, {each.epochs} epochs, {each.optimizer}"
+            )
+        return
+    for name, value in (("--recipe", recipe), ("--data", data), ("--out", out)):
+        if not value:
+            raise ValueError(f"Training needs {name}. `vitlens train --list` shows the recipes, --help all options.")
+    if device is not None:
+        _device(device)
+    run(
+        recipe, data, out, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes, overrides=settings or (),
+        device=device, seed=seed, tiny=tiny,
+    )  # fmt: skip
+
+
 def _device(name: str):
     import torch
 
@@ -74,7 +110,7 @@ def main() -> None:
     """The `vitlens` command."""
     try:
         app()
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, FloatingPointError) as error:
         print(f"vitlens: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as the model saw it: pixels (H, W, 3) uint8, its likeliest classes, its rollout (rows, cols) or None."""
+    """One image as the model saw it: pixels (H, W, 3) uint8, likeliest classes, rollout (rows, cols) or None."""
 
     name: str
     pixels: np.ndarray

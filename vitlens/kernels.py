@@ -95,16 +95,16 @@ def _launch(layer: Layer, grid: TokenGrid, received: bool, row: Tensor | None) -
     tile = _tile(q.dtype, shape["PADDED"])
     programs = (batch * heads * -(-tokens // tile["TILE"]),)
     strides = (*q.stride()[:3], *k.stride()[:3])
-    device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
-    with device:
-        rows = torch.empty(4, batch, heads, tokens, device=q.device)
+    sums_like = {"device": q.device, "dtype": torch.float32}
+    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+        rows = torch.empty(4, batch, heads, tokens, **sums_like)
         lse, entropy, distance, mass = rows
         places = _places(grid, q.device)
         by_query[programs](q, k, places, lse, entropy, distance, mass, exponent, *strides, **shape, **tile)
         columns, pulled = None, None
         if received or row is not None:
-            row = torch.zeros(batch, tokens, device=q.device) if row is None else row.float().contiguous()
-            columns, pulled = torch.empty(2, batch, heads, tokens, device=q.device)
+            row = torch.zeros(batch, tokens, **sums_like) if row is None else row.float().contiguous()
+            columns, pulled = torch.empty(2, batch, heads, tokens, **sums_like)
             by_key[programs](q, k, lse, row, columns, pulled, exponent, *strides, **shape, **tile)
             pulled = pulled.mean(1)
     return Sums(entropy, distance[..., grid.prefix :], mass[..., grid.prefix :], columns, pulled)
@@ -120,7 +120,7 @@ def _tile(dtype: torch.dtype, padded: int) -> dict:
 @functools.lru_cache(maxsize=8)
 def _places(grid: TokenGrid, device: torch.device) -> Tensor:
     """(3, T) for every token: 1 if it is a patch, and its centre (y, x) in input pixels; 0 for the prefix."""
-    places = torch.zeros(3, grid.tokens, device=device)
+    places = torch.zeros(3, grid.tokens, device=device, dtype=torch.float32)
     places[0, grid.prefix :] = 1
     places[1:, grid.prefix :] = grid.centers(device=device).mT
     return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -85,10 +86,8 @@ def _require_hub(name: str) -> None:
     repository = f"timm/{config.architecture}.{config.tag}" if repository == "timm/" else repository
     if isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
         return
-    try:
+    with contextlib.suppress(urllib.error.HTTPError):  # whatever it answers, it is there
         urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
-    except urllib.error.HTTPError:
-        pass  # it answered
 
 
 def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:

@@ -75,7 +75,8 @@ def resize(
 def rank_correlation(similarities: Tensor) -> float:
     """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
 
-    similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure (an untrained table).
+    similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure, as in an
+    untrained table.
     """
     from scipy.stats import spearmanr
 

@@ -1,0 +1,135 @@
+"""The fused kernels without a GPU: under Triton's interpreter, against a naive twin; and how they give way.
+
+    TRITON_INTERPRET=1 python tests/test_kernels.py
+
+prints the relative errors as JSON. The interpreter must be chosen before Triton is imported, so that is how the tests
+run it: in a process of its own. On CUDA the compiled kernels are tested, by tests/gpu/test_kernels_cuda.py.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+
+from vitlens import attention, capture, kernels
+from vitlens.capture import Layer
+from vitlens.grid import TokenGrid
+
+CASES = {  # rows, cols, prefix, head width, precision (the interpreter cannot multiply bfloat16)
+    "ViT-B at 224 px": (14, 14, 1, 64, torch.float32),
+    "registers, not square": (14, 20, 5, 48, torch.float32),
+    "no prefix, float16": (10, 12, 0, 32, torch.float16),
+    "one odd head width": (5, 7, 1, 72, torch.float32),
+}
+
+
+def random_layer(grid, heads=3, width=64, dtype=torch.float32, batch=2, device="cpu", seed=0):
+    """Peaked attention over the grid's tokens; q and k are views of a fused qkv, as a model's are."""
+    torch.manual_seed(seed)
+    q, k, _ = torch.randn(batch, grid.tokens, 3, heads, width, device=device).mul(2).to(dtype).permute(2, 0, 3, 1, 4)
+    return Layer("random", q, k, width**-0.5), torch.rand(batch, grid.tokens, device=device)
+
+
+def naive(layer, grid, row):
+    """All of `kernels.Sums` from a map in float64."""
+    weights = (layer.q.double() @ layer.k.double().mT * layer.scale).softmax(-1)
+    patches = weights[..., grid.prefix :, grid.prefix :]
+    return kernels.Sums(
+        entropy=torch.special.entr(weights).sum(-1),
+        distance=(patches * grid.distances(dtype=torch.float64, device=weights.device)).sum(-1),
+        mass=patches.sum(-1),
+        received=weights.sum(-2),
+        pulled=torch.einsum("bq,bhqk->bk", row.double(), weights) / weights.shape[1],
+    )
+
+
+def errors(got, expected):
+    """{field: ‖got − expected‖ / ‖expected‖} of two dataclasses of tensors; never NaN."""
+    error = {}
+    for field in dataclasses.fields(expected):
+        a, b = getattr(got, field.name), getattr(expected, field.name)
+        if isinstance(b, torch.Tensor):
+            assert a.shape == b.shape, field.name
+            error[field.name] = ((a.double() - b).norm() / b.double().norm()).nan_to_num(torch.inf).item()
+    return error
+
+
+def interpreted_errors():
+    """Run in a process with TRITON_INTERPRET=1: errors by case, and of a whole summary of a model."""
+    kernels.supported = lambda layer, grid: kernels.enabled and layer.mask is None  # CPU tensors are fine here
+    result = {}
+    for case, (rows, cols, prefix, width, dtype) in CASES.items():
+        grid = TokenGrid(rows, cols, (16, 12), prefix)
+        layer, row = random_layer(grid, width=width, dtype=dtype)
+        result[case] = errors(kernels._launch(layer, grid, True, row), naive(layer, grid, row))
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(2, 3, 64, 64))
+    launches, launch = [], kernels._launch
+    kernels._launch = lambda *args: launches.append(1) or launch(*args)
+    fused = attention.summary(attn, renormalize=True)
+    kernels.enabled = False
+    result["summary"] = errors(fused, attention.summary(attn, renormalize=True)) | {"launches": len(launches)}
+    return result
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("TRITON ABSENT: the fused kernels cannot be run under its interpreter")
+    if torch.cuda.is_available():
+        pytest.skip("the compiled kernels are tested instead, by tests/gpu/test_kernels_cuda.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300)
+    if "only 0-dimensional arrays" in run.stderr:
+        pytest.skip("the interpreter of this Triton does not go together with this NumPy")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", [*CASES, "summary"])
+def test_kernels_equal_the_naive_sums(interpreted, case):
+    if case == "summary":
+        assert interpreted[case].pop("launches") == 2, "attention.summary did not use the kernels"
+    assert set(interpreted[case]) >= {"entropy", "received"}
+    assert max(interpreted[case].values()) < 1e-5, interpreted[case]
+
+
+def test_imports_and_gives_way_without_triton():
+    code = "import sys; sys.modules['triton'] = None; from vitlens import kernels; kernels._compiled()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "in _compiled" in run.stderr and "ModuleNotFoundError" in run.stderr, run.stderr
+
+
+def test_what_is_not_supported_takes_the_rows():
+    grid = TokenGrid(3, 4, (16, 16))
+    layer, _ = random_layer(grid)
+    assert kernels.sums(layer, grid) is None  # a CPU
+    assert not kernels.supported(dataclasses.replace(layer, mask=torch.zeros(13, 13)), grid)
+
+
+def test_a_failing_kernel_warns_once_and_gives_way(monkeypatch):
+    def fail(*_):
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(kernels, "enabled", True)
+    monkeypatch.setattr(kernels, "_compiled", fail)
+    monkeypatch.setattr(kernels, "supported", lambda layer, grid: kernels.enabled)
+    grid = TokenGrid(3, 4, (16, 16))
+    layer, _ = random_layer(grid)
+    with pytest.warns(RuntimeWarning, match="no compiler") as caught:
+        assert kernels.sums(layer, grid) is None
+        assert kernels.sums(layer, grid) is None
+    assert len(caught) == 1 and not kernels.enabled
+
+
+if __name__ == "__main__":
+    print(json.dumps(interpreted_errors()))
