@@ -1,0 +1,494 @@
+"""Figures are tested by their artists (data, colours, limits, words, boxes), maps by closed forms; never by pixels."""
+
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from PIL import Image, ImageFilter
+
+from vitlens import plot
+from vitlens.grid import TokenGrid
+
+RNG = np.random.default_rng(0)
+CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
+PADDED = TokenGrid(15, 21, (16, 16), image=(230, 330))
+
+
+def picture(height=230, width=330):
+    return np.random.default_rng(1).integers(1, 256, (height, width, 3), dtype=np.uint8)
+
+
+def attention(heads, rows, cols):
+    return RNG.dirichlet(np.full(rows * cols, 0.1), heads).reshape(heads, rows, cols)
+
+
+def cosines(rows, cols):
+    unit = RNG.normal(size=(rows, cols, 8))
+    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+    return np.einsum("rcd,ijd->rcij", unit, unit)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    assert plt.get_fignums() == []
+    yield
+    plt.close("all")
+
+
+def boxes(figure):
+    """Every text that a drawn figure shows, with its box in pixels."""
+    figure.draw_without_rendering()
+    hidden = {t for ax in figure.axes if not ax.axison for t in ax.findobj(Text)}
+    for axis in [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]:
+        low, high = sorted(axis.get_view_interval())
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low <= tick.get_loc() <= high:
+                hidden |= {tick.label1, tick.label2}
+    texts = [t for t in figure.findobj(Text) if t not in hidden and t.get_visible() and t.get_text().strip()]
+    return {t: t.get_window_extent() for t in texts}
+
+
+def assert_tidy(figure):
+    """Nothing sticks out of the page, and no two texts touch."""
+    found = boxes(figure)
+    for what, box in {"all": figure.get_tightbbox().transformed(figure.dpi_scale_trans), **found}.items():
+        assert min(box.x0, box.y0) >= -0.5 and (box.max <= figure.bbox.max + 0.5).all(), (what, box)
+    for one, other in itertools.combinations(found, 2):
+        assert not found[one].padded(-0.5).overlaps(found[other].padded(-0.5)), (one, other)
+
+
+PAGES = {
+    "filters": lambda: plot.filters(RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28)),
+    "filters, no shares": lambda: plot.filters(RNG.normal(size=(28, 32, 32, 3))),
+    "filters, two, grey, not square": lambda: plot.filters(RNG.normal(size=(2, 2, 4, 1)), [0.9, 0.001]),
+    "filters, many": lambda: plot.filters(RNG.normal(size=(64, 8, 8, 3)), np.full(64, 1 / 64), cols=14),
+    "positions 7": lambda: plot.position_similarity(cosines(7, 7)),
+    "positions 14": lambda: plot.position_similarity(cosines(14, 14)),
+    "positions 14 × 20": lambda: plot.position_similarity(cosines(14, 20)),
+    "positions 2": lambda: plot.position_similarity(cosines(2, 2)),
+    "positions 2 × 24": lambda: plot.position_similarity(cosines(2, 24)),
+    "positions 24 × 2": lambda: plot.position_similarity(cosines(24, 2)),
+    "positions 32": lambda: plot.position_similarity(cosines(32, 32)),
+    "rollouts 1": lambda: plot.rollouts([picture()], attention(1, 14, 20), grid=CUT, captions=["a cat"]),
+    "rollouts 8": lambda: plot.rollouts(
+        [picture(60, 40 + 15 * i) for i in range(8)],
+        attention(8, 6, 8),
+        titles=[f"{i}_file_with_a_rather_long_name.jpg" for i in range(8)],
+        captions=["a word " * (1 + 2 * i) for i in range(8)],
+    ),
+    "rollouts, extreme shapes": lambda: plot.rollouts(
+        [picture(30, 600), picture(600, 30), picture(64, 64)], attention(3, 4, 4), titles=["$5 and $", "b", "c"]
+    ),
+    "heads 3": lambda: plot.heads(attention(3, 14, 14), image=picture(224, 224), query=(0, 13)),
+    "heads 6": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0), scale="each"),
+    "heads 16": lambda: plot.heads(attention(16, 14, 14) * 1e-4, image=picture(224, 224)),
+    "heads 24": lambda: plot.heads(attention(24, 14, 20), scale="each"),
+    "heads 1": lambda: plot.heads(attention(1, 20, 4), query=(1, 1)),
+    "heads in one column": lambda: plot.heads(attention(4, 14, 14), cols=1),
+}
+PANELS = {
+    "distance": lambda ax=None: plot.attention_distance(
+        RNG.uniform(0, 120, (12, 3)), uniform=116.5, image_size=(224, 224), title="DeiT-Ti/16", ax=ax
+    ),
+    "distance, 8 heads": lambda ax=None: plot.attention_distance(RNG.uniform(90, 120, (6, 8)), uniform=100.0, ax=ax),
+    "distance, 16 heads": lambda ax=None: plot.attention_distance(RNG.uniform(0, 120, (24, 16)), uniform=116.5, ax=ax),
+    "overlay": lambda ax=None: plot.overlay(picture(), attention(1, 14, 20)[0], grid=CUT, ax=ax),
+    "heat": lambda ax=None: plot.overlay(picture(), attention(1, 14, 20)[0], grid=CUT, mode="heat", ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_tidy_fit_a_notebook_and_are_not_held(name):
+    figure = PAGES[name]()
+    assert plt.get_fignums() == []
+    width, height = figure.get_size_inches() * figure.dpi
+    assert figure.dpi == 100 and width <= 901 and height <= 1400
+    assert_tidy(figure)
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_panels_are_tidy_and_draw_where_they_are_told(name):
+    ax = PANELS[name]()
+    assert plt.get_fignums() == [ax.figure.number]
+    assert_tidy(ax.figure)
+    plt.close("all")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4))
+    number = plt.get_fignums()
+    assert PANELS[name](axes[1]) is axes[1]
+    assert plt.get_fignums() == number and not axes[0].has_data()
+
+
+@pytest.mark.parametrize("name", ["filters", "positions 7", "rollouts 1", "heads 3", *PANELS])
+def test_settings_of_the_user_are_left_alone_and_do_not_matter(name):
+    before = dict(mpl.rcParams)
+    draw = (PAGES | PANELS)[name]
+    draw()
+    assert dict(mpl.rcParams) == before
+    plt.close("all")
+    loud = {"font.size": 30, "xtick.labelsize": 40, "ytick.labelsize": 40, "text.color": "white", "figure.dpi": 50}
+    with plt.rc_context(loud | {"figure.facecolor": "black", "xtick.color": "white", "axes.labelcolor": "white"}):
+        figure = draw()
+        figure = getattr(figure, "figure", figure)
+        texts = boxes(figure)
+    assert figure.dpi == 100 and to_rgba(figure.get_facecolor()) == to_rgba("white")
+    assert all(t.get_fontsize() <= 11 and to_rgba(t.get_color()) != to_rgba("white") for t in texts)
+
+
+# Fig. 7 left
+
+
+def tiles_of(ax):
+    """The images of axes by the (column, row) in pixels of their upper left corner."""
+    return {(image.get_extent()[0], image.get_extent()[3]): image for image in ax.images}
+
+
+def test_filters_are_scaled_each_about_zero_and_lie_in_reading_order():
+    components = RNG.normal(size=(9, 4, 6, 3)) * np.logspace(-3, 3, 9)[:, None, None, None]
+    components[4] = 0
+    ax = plot.filters(torch.tensor(components, dtype=torch.float64, requires_grad=True), cols=4).axes[0]
+    tiles = tiles_of(ax)
+    order = sorted(tiles, key=lambda corner: (corner[1], corner[0]))
+    assert len(order) == 9 and len({x for x, _ in order}) == 4 and len({y for _, y in order}) == 3
+    for corner, component in zip(order, components, strict=True):
+        shown = np.asarray(tiles[corner].get_array())
+        assert np.allclose(shown, 0.5 + 0.5 * component / (np.abs(component).max() or 1))
+        left, right, bottom, top = tiles[corner].get_extent()
+        assert (right - left) / (bottom - top) == pytest.approx(6 / 4)  # pixels are square
+    assert ax.get_title() == "RGB embedding filters (first 9 principal components)"
+
+
+def test_filters_of_one_channel_are_grey_and_shares_are_written_below():
+    ax = plot.filters(RNG.normal(size=(3, 8, 8, 1)), torch.tensor([0.5, 0.123, 0.0049])).axes[0]
+    assert all(np.ptp(np.asarray(image.get_array()), axis=-1).max() == 0 for image in ax.images)
+    assert [t.get_text() for t in ax.texts] == ["50.0%", "12.3%", "0.49%"]
+    assert ax.get_title() == "Embedding filters (first 3 principal components)"
+    assert any("62.8% together" in t.get_text() for t in ax.figure.texts)
+    for text, image in zip(ax.texts, ax.images, strict=True):
+        left, right, bottom, _ = image.get_extent()
+        assert left < text.get_position()[0] < right and bottom < text.get_position()[1] < bottom + 10
+
+
+# Fig. 7 centre
+
+
+@pytest.mark.parametrize(("rows", "cols", "every"), [(7, 7, 1), (14, 14, 1), (3, 5, 1), (14, 20, 2), (32, 32, 3)])
+def test_position_similarity_shows_the_right_tile_at_the_right_place(rows, cols, every):
+    values = cosines(rows, cols)
+    figure = plot.position_similarity(values)
+    ax, bar = figure.axes
+    tiles = tiles_of(ax)
+    down, across = range((rows - 1) % every // 2, rows, every), range((cols - 1) % every // 2, cols, every)
+    xs, ys = sorted({x for x, _ in tiles}), sorted({y for _, y in tiles})
+    assert len(tiles) == len(down) * len(across) and (len(ys), len(xs)) == (len(down), len(across))
+    for i, row in enumerate(down):
+        for j, col in enumerate(across):
+            image = tiles[xs[j], ys[i]]
+            assert np.array_equal(image.get_array(), values[row, col])
+            left, right, bottom, top = image.get_extent()
+            assert (right - left) / cols == (bottom - top) / rows == int((right - left) / cols)  # whole pixels a cell
+            assert image.get_clim() == (-1, 1) and image.cmap(0.5)[:3] == pytest.approx((0.97,) * 3, abs=0.01)
+    width, height = ax.get_window_extent().size
+    assert (width, height) == pytest.approx((np.ptp(ax.get_xlim()), np.ptp(ax.get_ylim())))  # data are pixels
+    words = {1: "", 2: " (every 2nd)", 3: " (every 3rd)"}[every]
+    assert ax.get_xlabel() == f"Input patch column{words}" and ax.get_ylabel() == f"Input patch row{words}"
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(c + 1) for c in across]
+    assert [t.get_text() for t in ax.get_yticklabels()] == [str(r + 1) for r in down]
+    assert bar.get_ylabel() == "Cosine similarity" and bar.get_ylim() == (-1, 1)
+
+
+def test_position_similarity_every_and_nan():
+    values = cosines(14, 20)
+    values[0, 0, 3, 5] = np.nan
+    ax = plot.position_similarity(values, every=5).axes[0]
+    assert len(ax.images) == 3 * 4 and ax.get_ylabel() == "Input patch row (every 5th)"
+    image = plot.position_similarity(values, every=1).axes[0].images[0]
+    assert np.ma.getmaskarray(image.get_array())[3, 5]
+    assert image.cmap(np.ma.masked_invalid([np.nan]))[0] == pytest.approx(to_rgba("0.65"))
+
+
+# Fig. 7 right
+
+
+def test_attention_distance_draws_every_head_of_every_layer():
+    values = RNG.uniform(5, 100, (4, 12, 3))
+    ax = plot.attention_distance(torch.tensor(values).bfloat16().double(), uniform=116.492, image_size=224, title="A")
+    mean = torch.tensor(values).bfloat16().double().mean(0).numpy()
+    *dots, line = ax.lines
+    assert all(np.allclose(dot.get_xydata(), np.c_[range(12), mean[:, h]]) for h, dot in enumerate(dots))
+    assert len({dot.get_color() for dot in dots}) == 3 and all(dot.get_linestyle() == "None" for dot in dots)
+    assert list(line.get_ydata()) == [116.492] * 2 and line.get_linestyle() == "--"
+    assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] > 116.5 and ax.get_xlim()[0] < 0 and ax.get_xlim()[1] > 11
+    assert list(ax.get_xticks()) == list(range(12))
+    assert ax.get_xlabel() == "Network depth (layer)" and ax.get_title() == "A"
+    assert ax.get_ylabel() == "Mean attention distance (pixels of 224 × 224)"
+    legend = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert legend == ["Head 0", "Head 1", "Head 2", "uniform attention"]
+
+
+@pytest.mark.parametrize("layers, heads", [(24, 16), (32, 9), (1, 1), (6, 8)])
+def test_attention_distance_legend_stays_small_and_inside(layers, heads):
+    ax = plot.attention_distance(RNG.uniform(10, 100, (layers, heads)))
+    ax.figure.draw_without_rendering()
+    box, inside = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
+    assert box.height < inside.height / 2
+    legend = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert legend == ([f"Head {h}" for h in range(heads)] if heads <= 8 else [f"Heads 0 … {heads - 1}"])
+    assert ax.get_ylabel() == "Mean attention distance (pixels)"
+    assert len(ax.get_xticks()) <= 16 and len({str(line.get_color()) for line in ax.lines}) == heads
+
+
+def test_attention_distance_of_identity_is_at_zero():
+    ax = plot.attention_distance(np.zeros((12, 3)))
+    assert ax.get_ylim()[0] == 0 < ax.get_ylim()[1]
+
+
+# Maps
+
+
+def test_nearest_is_a_kronecker_product_and_every_method_keeps_constants():
+    values = RNG.normal(size=(14, 20))
+    large = plot.upsample(values, (224, 320), method="nearest")
+    assert np.array_equal(large, np.kron(values, np.ones((16, 16))).astype(np.float32))
+    for method in ("nearest", "bilinear", "bicubic", "lanczos"):
+        large = plot.upsample(torch.full((14, 20), 1 / 280), (230, 330), method=method)
+        assert large.shape == (230, 330) and large.dtype == np.float32 and np.allclose(large, 1 / 280, rtol=1e-5)
+
+
+def test_bilinear_is_exact_on_a_ramp_and_stays_in_range_where_lanczos_overshoots():
+    ramp = np.add.outer(2.0 * np.arange(6), 3.0 * np.arange(8))
+    large = plot.upsample(ramp, (60, 80), method="bilinear")
+    y, x = np.meshgrid((np.arange(60) + 0.5) / 10 - 0.5, (np.arange(80) + 0.5) / 10 - 0.5, indexing="ij")
+    assert np.allclose(large[5:-5, 5:-5], (2 * y + 3 * x)[5:-5, 5:-5], atol=1e-4)
+    step = np.zeros((6, 8))
+    step[:, 4:] = 1
+    assert plot.upsample(step, (60, 80), method="bilinear").min() >= 0
+    assert plot.upsample(step, (60, 80)).max() > 1.01  # not clipped
+
+
+def test_mask_has_least_0_and_largest_1_and_agrees_with_the_authors_8_bit_rendering():
+    values = RNG.uniform(size=(14, 20)) ** 3
+    grid = TokenGrid(14, 20, (16, 16))
+    shown = plot.mask(values, grid)
+    assert shown.shape == (224, 320) and shown.min() == 0 and shown.max() == 1
+    assert np.allclose(shown, plot.mask(1000 * values, grid), atol=1e-5)
+    levels = Image.fromarray((values / values.max() * 255).astype(np.float32))
+    large = levels.resize((320, 224), Image.Resampling.LANCZOS).convert("L")
+    blurred = np.asarray(large.filter(ImageFilter.GaussianBlur(16)), dtype=float)
+    theirs = (blurred - blurred.min()) / np.ptp(blurred)  # Pillow's Gaussian is three box blurs, rougher at the edges
+    assert np.abs(shown - theirs).mean() < 0.03 and np.corrcoef(shown.ravel(), theirs.ravel())[0, 1] > 0.99
+
+
+def test_mask_puts_a_bright_patch_where_it_is():
+    for row, col in ((0, 0), (3, 17), (13, 5)):
+        values = np.zeros((14, 20))
+        values[row, col] = 1
+        exact = plot.mask(values, CUT, smooth=False)
+        assert exact[16 * row : 16 * row + 16, 16 * col : 16 * col + 16].min() == 1 and exact.sum() == 256
+        smooth = plot.mask(values, CUT)
+        y, x = np.unravel_index(smooth.argmax(), smooth.shape)
+        assert abs(y - 16 * row - 8) <= 8 and abs(x - 16 * col - 8) <= 8
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_mask_leaves_cut_borders_black_and_padding_out(smooth):
+    values = RNG.uniform(size=(14, 20))
+    cut = plot.mask(values, CUT, smooth=smooth)
+    assert cut.shape == (230, 330) and not cut[224:].any() and not cut[:, 320:].any() and cut[:224, :320].mean() > 0.1
+    assert np.array_equal(cut[:224, :320], plot.mask(values, TokenGrid(14, 20, (16, 16)), smooth=smooth))
+    values = RNG.uniform(size=(15, 21))
+    padded = plot.mask(values, PADDED, smooth=smooth)
+    whole = plot.mask(values, TokenGrid(15, 21, (16, 16)), smooth=smooth)
+    assert padded.shape == (230, 330) and (padded.min(), padded.max()) == (0, 1)
+    assert np.corrcoef(padded.ravel(), whole[:230, :330].ravel())[0, 1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("level", [0.0, 1 / 280, 7.0])
+def test_mask_of_a_constant_map_is_one_wherever_the_model_looked(level):
+    almost = np.full((14, 20), level) * (1 + 1e-8 * RNG.normal(size=(14, 20)))
+    cut = plot.mask(almost, CUT)
+    assert (cut[:224, :320] == 1).all() and not cut[224:].any() and not cut[:, 320:].any()
+
+
+def test_patches_that_are_not_square():
+    grid = TokenGrid(7, 20, (32, 16), image=(230, 330))
+    values = RNG.uniform(size=(7, 20))
+    scaled = (values - values.min()) / np.ptp(values)
+    assert np.allclose(plot.mask(values, grid, smooth=False)[:224, :320], np.kron(scaled, np.ones((32, 16))), atol=1e-6)
+
+
+# Fig. 6 and 14
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_overlay_is_the_picture_times_the_mask(smooth):
+    image, values = picture(), RNG.uniform(size=(14, 20))
+    ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth)
+    (shown,) = ax.images
+    expected = image * plot.mask(values, CUT, smooth=smooth)[..., None]
+    assert np.abs(np.asarray(shown.get_array(), float) - expected).max() <= 0.5
+    assert shown.get_extent() == [0, 330, 230, 0] and ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
+
+
+def test_overlay_without_a_grid_covers_the_whole_picture():
+    values = RNG.uniform(size=(14, 20))
+    ax = plot.overlay(picture(100, 333), values, smooth=False)
+    lit = np.asarray(ax.images[0].get_array()).any(-1)
+    assert lit.shape == (100, 333) and lit[-1].any() and lit[:, -1].any()
+
+
+def test_heat_shows_the_values_themselves_where_the_patches_lie():
+    values = RNG.uniform(1, 2, size=(14, 20))
+    ax = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, alpha=0.4)
+    below, heat = ax.images
+    assert np.asarray(below.get_array()).shape == (230, 330)  # in grey
+    assert np.allclose(heat.get_array(), np.kron(values, np.ones((16, 16)))) and heat.get_extent() == [0, 320, 224, 0]
+    assert heat.get_alpha() == 0.4 and heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
+    bar = ax.figure.axes[1]
+    assert bar.get_ylim() == pytest.approx((0, values.max()))
+    ax = plot.overlay(picture(), RNG.uniform(size=(15, 21)), grid=PADDED, mode="heat", colorbar=False)
+    assert ax.images[1].get_extent() == [0, 330, 230, 0] and len(ax.figure.axes) == 1
+    assert ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
+
+
+def test_heat_of_signed_values_diverges_about_zero_and_nan_is_grey():
+    values = RNG.normal(size=(14, 20))
+    values[2, 3] = np.nan
+    heat = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False).images[1]
+    high = np.nanmax(np.abs(values))
+    assert heat.cmap.name == "RdBu_r" and heat.get_clim() == pytest.approx((-high, high))
+    missing = np.ma.getmaskarray(heat.get_array())
+    assert missing[32:48, 48:64].all() and missing.sum() == 256
+    assert heat.cmap(np.ma.masked_invalid([np.nan]))[0] == pytest.approx(to_rgba("0.65"))
+    smooth = plot.overlay(picture(), np.nan_to_num(values), grid=CUT, mode="heat").images[1]
+    assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the colour scale
+
+
+def test_rollouts_pairs_each_picture_with_its_own_map():
+    pictures = [picture(230, 330), picture(224, 224), picture(300, 200)]
+    grids = [CUT, TokenGrid(14, 14, (16, 16)), TokenGrid(18, 12, (16, 16), image=(300, 200))]
+    maps = [torch.rand(grid.rows, grid.cols) for grid in grids]
+    figure = plot.rollouts(pictures, maps, grid=grids, titles=["a", "b", "c"], captions=["d", "e", "f"])
+    assert len(figure.axes) == 6
+    for i, grid in enumerate(grids):
+        left, right = figure.axes[2 * i : 2 * i + 2]
+        assert np.array_equal(left.images[0].get_array(), pictures[i])
+        expected = pictures[i] * plot.mask(maps[i], grid)[..., None]
+        assert np.abs(np.asarray(right.images[0].get_array(), float) - expected).max() <= 0.5
+    figure.draw_without_rendering()
+    seen = [ax.get_window_extent() for ax in figure.axes]
+    assert len({round(box.height) for box in seen}) == 1
+    for box, grid in zip(seen[::2], grids, strict=True):
+        assert box.width / box.height == pytest.approx(grid.image[1] / grid.image[0], rel=0.02)
+    assert {ax.get_title() for ax in figure.axes} <= {"Input", "Attention", ""}
+    words = {t.get_text(): t.get_window_extent() for t in figure.texts}
+    assert set(words) == set("abcdef")
+    for i, (title, caption) in enumerate(zip("abc", "def", strict=True)):
+        middle = (seen[2 * i].x0 + seen[2 * i + 1].x1) / 2
+        for word in (title, caption):
+            assert (words[word].x0 + words[word].x1) / 2 == pytest.approx(middle, abs=2)
+        assert words[title].y0 > seen[2 * i].y1 and words[caption].y1 < seen[2 * i].y0
+
+
+@pytest.mark.parametrize(("count", "lines"), [(1, [1]), (2, [2]), (3, [3]), (4, [2, 2]), (6, [3, 3]), (8, [3, 3, 2])])
+def test_rollouts_puts_about_three_squares_on_a_line(count, lines):
+    figure = plot.rollouts([picture(64, 64)] * count, attention(count, 4, 4))
+    tops = [round(ax.get_position().y1, 4) for ax in figure.axes[::2]]
+    assert [tops.count(top) for top in dict.fromkeys(tops)] == lines
+    assert [ax.get_title() for ax in figure.axes] == ["Input", "Attention"] * lines[0] + [""] * 2 * (count - lines[0])
+
+
+# All heads
+
+
+@pytest.mark.parametrize("scale", ["shared", "each"])
+def test_heads_show_every_head_on_the_stated_scale(scale):
+    weights = attention(12, 14, 20)
+    figure = plot.heads(weights, image=picture(), query=(3, 17), grid=CUT, scale=scale)
+    beside, *thumbs, bar = figure.axes
+    assert np.array_equal(beside.images[0].get_array(), picture()) and len(thumbs) == 12
+    for head, ax in enumerate(thumbs):
+        (image,) = ax.images
+        assert np.array_equal(image.get_array(), weights[head]) and image.get_extent() == [0, 320, 224, 0]
+        assert image.get_clim() == (0, (weights if scale == "shared" else weights[head]).max())
+        peak = f"\nmax {weights[head].max():#.2g}" if scale == "each" else ""
+        assert ax.get_title() == f"Head {head}{peak}"
+    for ax in (beside, *thumbs):
+        (frame,) = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
+        assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17 * 16, 3 * 16, 16, 16)
+        width, height = ax.get_window_extent().size
+        assert width / height == pytest.approx(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), rel=0.02)
+    words = " ".join(t.get_text() for t in figure.texts)
+    assert "from patch (row 3, column 17)" in words
+    assert ("one scale for all heads" if scale == "shared" else "a scale for each head up to its own largest") in words
+    labels = [t.get_text() for t in bar.get_yticklabels()]
+    assert labels == ["0", "max"] if scale == "each" else bar.get_ylim() == pytest.approx((0, weights.max()))
+
+
+def test_heads_without_picture_and_query():
+    figure = plot.heads(torch.rand(3, 14, 14).bfloat16(), title="Layer 5", cols=2)
+    *thumbs, _ = figure.axes
+    assert len(thumbs) == 3 and not any(ax.patches for ax in thumbs)
+    assert thumbs[0].get_position().y0 == thumbs[1].get_position().y0 > thumbs[2].get_position().y0
+    assert "Layer 5" in [t.get_text() for t in figure.texts]
+
+
+def test_heads_of_signed_values_share_one_kind_of_colours():
+    values = np.stack([np.full((4, 4), 0.5), np.full((4, 4), -2.0), np.full((4, 4), np.nan)])
+    images = [ax.images[0] for ax in plot.heads(values, scale="each").axes[:-1]]
+    assert [image.get_clim() for image in images] == [(-0.5, 0.5), (-2, 2), (-1, 1)]
+    assert {image.cmap.name for image in images} == {"RdBu_r"}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda: plot.filters(np.ones((16, 16, 3))), r"\(16, 16, 3\)"),
+        (lambda: plot.filters(np.ones((4, 8, 8, 4))), "4 channels"),
+        (lambda: plot.filters(np.full((4, 8, 8, 3), np.nan)), "finite"),
+        (lambda: plot.filters(np.ones((4, 8, 8, 3)), [0.5, 0.1]), "4 shares"),
+        (lambda: plot.filters(np.ones((2, 8, 8, 3)), [50.0, 10.0]), "between 0 and 1"),
+        (lambda: plot.position_similarity(np.ones((196, 196))), r"\(196, 196\)"),
+        (lambda: plot.position_similarity(np.ones((14, 20, 20, 14))), r"\(14, 20, 20, 14\)"),
+        (lambda: plot.position_similarity(5 * np.ones((2, 2, 2, 2))), "up to 5"),
+        (lambda: plot.position_similarity(np.ones((2, 2, 2, 2)), every=0), "every=0"),
+        (lambda: plot.attention_distance(np.ones(12)), r"\(12,\)"),
+        (lambda: plot.attention_distance(np.ones((0, 3))), r"\(0, 3\)"),
+        (lambda: plot.upsample(np.ones((1, 14, 14)), (224, 224)), r"\(1, 14, 14\)"),
+        (lambda: plot.upsample(np.ones((14, 14)), (224, 224), method="cubic"), "cubic"),
+        (lambda: plot.mask(np.ones((20, 14)), CUT), "14 × 20 patches .* 20 × 14"),
+        (lambda: plot.mask(np.full((14, 20), np.nan), CUT), "finite"),
+        (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
+        (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="jet"), "jet"),
+        (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), mode="heat"), "smooth=False"),
+        (lambda: plot.rollouts([picture()], attention(2, 14, 20)), "maps .* 2 and 1 came"),
+        (lambda: plot.rollouts([picture()], attention(1, 14, 20), captions=["a", "b"]), "captions .* 2 and 1 came"),
+        (lambda: plot.rollouts([], []), "at least one"),
+        (lambda: plot.heads(np.ones((14, 14))), r"\(14, 14\)"),
+        (lambda: plot.heads(np.ones((3, 14, 14)), scale="log"), "log"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_sentence(draw, words):
+    with pytest.raises(ValueError, match=words) as refusal:
+        draw()
+    message = str(refusal.value)
+    assert message[0].isupper() or message[0].isdigit()
+    assert message.endswith((".", ")")) and "; " in message and ". " not in message
+    assert plt.get_fignums() == []
+
+
+def test_a_query_outside_the_grid_is_refused():
+    with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
+        plot.heads(attention(3, 14, 20), query=(14, 0))

@@ -1,0 +1,26 @@
+"""Figures: arrays or tensors in, Axes or a Figure out.
+
+Functions that draw one panel take `ax=` and return the Axes; with `ax=None` they open a figure as pyplot does. Those
+that lay out a page return a Figure that pyplot does not hold: a notebook shows it once, where it is the last value of a
+cell (elsewhere use `display`), a script calls `savefig`, and nothing has to be closed. Nothing is rescaled or clipped
+unless the docstring says so, cells that are not a number are grey, and the colours are safe for the colour-blind.
+
+Pages, and panels without `ax=`, are drawn in `STYLE` and leave the user's settings untouched; an `ax` that is given
+keeps the style it was made with (`with plt.style.context(STYLE)` makes it match).
+"""
+
+from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
+from vitlens.plot.style import STYLE
+from vitlens.plot.weights import attention_distance, filters, position_similarity
+
+__all__ = [
+    "STYLE",
+    "attention_distance",
+    "filters",
+    "heads",
+    "mask",
+    "overlay",
+    "position_similarity",
+    "rollouts",
+    "upsample",
+]
