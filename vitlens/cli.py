@@ -65,10 +65,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Where log, checkpoints and the model go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
     max_minutes: Annotated[float | None, typer.Option(help="Stop and save after this time.")] = None,
-    fit_minutes: Annotated[float | None, typer.Option(help="Choose the epochs so that the run takes this long.")] = None,
+    fit_minutes: Annotated[float | None, typer.Option(help="Choose the epochs so that it takes this long.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
 ) -> None:

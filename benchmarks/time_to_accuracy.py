@@ -1,0 +1,89 @@
+"""Validation accuracy against seconds of training: a pure ViT on Tiny-ImageNet, no test-time augmentation.
+
+    python benchmarks/time_to_accuracy.py --data tiny-imagenet --out data/results/time-to-accuracy.csv
+    python benchmarks/time_to_accuracy.py --data DIR --out /tmp/t.csv --tiny        # seconds on a CPU
+
+Runs one recipe for several seeds with the images already on the device. One row per validation: seconds since the start
+of training, and the same without the compilation and the trial that sets the number of epochs, which happen once,
+before the first seed. Validation itself is inside the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from vitlens import datasets
+from vitlens.recipes import recipe
+from vitlens.runs import fitted, hardware, versions
+from vitlens.train import compiled, fit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of Tiny-ImageNet's Parquet shards")
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--recipe", default="tiny-imagenet-2min")
+    parser.add_argument("--seconds", type=float, default=118, help="time to fit the epochs to; 0: as in the recipe")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    plan = recipe(options.recipe)
+    plan = (plan.tiny() if options.tiny else plan).override(*options.set)
+    train, valid = (datasets.load(options.data, s, size=plan.image_size).to(device) for s in ("train", "valid"))
+    if options.tiny:
+        train, valid = train.subset(plan.train_images), valid.subset(plan.valid_images)
+
+    begin = time.perf_counter()
+    model = plan.build().to(device)
+    criterion = compiled(model, plan, device)
+    if options.seconds:
+        plan = fitted(model, (train, valid), plan, options.seconds, device, criterion, None)
+    else:  # compile all the same
+        fitted(model, (train, valid), plan, 1e9, device, criterion, None)
+    before = time.perf_counter() - begin
+    print(f"{plan.epochs} epochs; {before:.0f} s for compilation and trial", flush=True)
+
+    rows, finals = [], []
+    for seed in range(options.seeds):
+        seeded = replace(plan, seed=seed)
+        model.load_state_dict(seeded.build().state_dict())  # the same module, so nothing is compiled again
+        start = time.perf_counter()
+        for step in fit(model, (train, valid), seeded, device=device, criterion=criterion):
+            if step.metrics:
+                seconds = time.perf_counter() - start
+                rows.append({
+                    "recipe": plan.name, "seed": seed, "epoch": step.epoch + 1, "epochs": plan.epochs,
+                    "seconds": round(seconds, 2), "seconds_with_compilation": round(seconds + before, 2),
+                    "top1": round(step.metrics["top1"], 2),
+                    "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
+                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(device),
+                    **versions(), "date": datetime.date.today().isoformat(),
+                })  # fmt: skip
+                write(options.out, rows)
+        finals.append(max(step.metrics.values()))
+        print(f"seed {seed}: {finals[-1]:.2f} % after {rows[-1]['seconds']:.1f} s", flush=True)
+    spread = statistics.stdev(finals) if len(finals) > 1 else 0.0
+    print(f"{plan.name}: {statistics.mean(finals):.2f} ± {spread:.2f} % top-1 over {len(finals)} seeds", flush=True)
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

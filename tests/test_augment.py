@@ -1,0 +1,198 @@
+"""Whole-batch augmentation equals the same thing done sample by sample, and is a function of its key."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.loss import SoftTargetCrossEntropy
+from torchvision.transforms.v2 import functional as tv
+
+from vitlens import augment
+from vitlens.augment import Augment, augmented, generator
+from vitlens.train.loop import soft_cross_entropy
+
+EVERYTHING = Augment(
+    flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,
+    mixup=0.3,
+)  # fmt: skip
+PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+
+
+@pytest.fixture
+def batch():
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (32, 3, 16, 16), generator=rng, dtype=torch.uint8)
+    return images, torch.randint(0, 10, (32,), generator=rng)
+
+
+def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
+    def run(*key):
+        return augmented(*batch, EVERYTHING, generator("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3)
+
+    before = torch.get_rng_state()
+    a, b = run(0, 1, 2), run(0, 1, 2)
+    assert torch.equal(a[0], b[0]) and all(torch.equal(s, t) for s, t in zip(a[1], b[1], strict=True))
+    for key in ((1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 12)):
+        assert not torch.equal(a[0], run(*key)[0])
+    assert torch.equal(before, torch.get_rng_state())
+    assert a[0].shape == batch[0].shape and a[0].isfinite().all()
+
+
+def test_nothing_asked_is_nothing_done(batch):
+    x, y = augmented(*batch, Augment(), generator("cpu", 0), **PLAIN)
+    assert torch.equal(x, batch[0].float() / 255)
+    assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
+
+
+def test_normalisation_equals_torchvisions(batch):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    expected = tv.normalize(batch[0].float() / 255, mean, std)
+    torch.testing.assert_close(augment.normalised(batch[0], mean, std), expected, rtol=0, atol=1e-6)
+
+
+def test_shift_and_flip_are_slices_of_the_padded_image(batch):
+    images, pad = batch[0], 3
+    out = augment.shift_and_flip(images, pad, 0.5, generator("cpu", 5))
+    padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
+    found = set()
+    for image, border in zip(out, padded, strict=True):
+        matches = [
+            (dy, dx, mirror)
+            for dy in range(2 * pad + 1)
+            for dx in range(2 * pad + 1)
+            for mirror in (False, True)
+            if torch.equal(image, _window(border, dy, dx, mirror))
+        ]
+        assert len(matches) == 1
+        found.add(matches[0])
+    assert len(found) > 20 and {m[2] for m in found} == {False, True}
+
+
+def _window(border, dy, dx, mirror):
+    window = border[:, dy : dy + 16, dx : dx + 16]
+    return window.flip(-1) if mirror else window
+
+
+def test_a_resized_crop_of_everything_is_everything(batch):
+    x = batch[0].float() / 255
+    same = augment.resized_crop(x, (1.0, 1.0), (1.0, 1.0), 0.0, generator("cpu", 0))
+    torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
+
+
+def test_a_resized_crop_shows_a_part_of_the_asked_size():
+    # An image whose two channels are its own coordinates: the crop's corners can be read off.
+    n = 64
+    coordinate = (torch.arange(n) + 0.5) / n
+    x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
+    out = augment.resized_crop(x.expand(500, -1, -1, -1), (0.3, 0.8), (0.75, 4 / 3), 0.0, generator("cpu", 0))
+    width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
+    height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
+    inside = (width < 0.97) & (height < 0.97)  # beyond, a crop is cut to the image
+    area, ratio = (width * height)[inside], (width / height)[inside]
+    assert 0.28 < area.min() < 0.35 and 0.7 < area.max() < 0.85
+    assert 0.72 < ratio.min() < 0.85 and 1.2 < ratio.max() < 1.4
+    assert out.min() >= 0 and out[:, :2].max() <= 1
+
+
+def test_rotation_turns_about_the_centre():
+    x = torch.zeros(64, 3, 33, 33)
+    x[:, :, 16, 16] = 1.0
+    x[:, :, 16, 28] = 1.0
+    out = augment.resized_crop(x, (1.0, 1.0), (1.0, 1.0), 20.0, generator("cpu", 1))[:, 0]
+    assert (out[:, 16, 16] > 0.9).all()
+    far = out.clone()
+    far[:, 12:21, 12:21] = 0
+    position = far.flatten(1).argmax(1)
+    dy, dx = position // 33 - 16, position % 33 - 16
+    angle = torch.atan2(dy.float(), dx.float()).abs()
+    assert (dy**2 + dx**2).float().sqrt().sub(12).abs().max() < 1.5
+    assert angle.max() < math.radians(24) and angle.max() > math.radians(10)
+
+
+def test_colour_operations_equal_torchvisions(batch):
+    x = batch[0].float() / 255
+    torch.testing.assert_close(augment.grey(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
+    expected = tv.posterize(batch[0], 3).float() / 255
+    torch.testing.assert_close(augment.posterise(x), expected, atol=1e-6, rtol=0)
+    out = augment.grey_solarise_posterise(x, 1.0, generator("cpu", 0))
+    kinds = [tv.rgb_to_grayscale(x, 3), torch.where(x < 0.5, x, 1 - x), expected]
+    hits = torch.stack([(out - k).abs().amax((1, 2, 3)) < 1e-3 for k in kinds])
+    assert (hits.sum(0) == 1).all() and (hits.sum(1) > 3).all()
+    assert torch.equal(augment.grey_solarise_posterise(x, 0.0, generator("cpu", 0)), x)
+
+
+def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
+    x = batch[0].float() / 255
+    factors = 1 + 0.4 * (2 * torch.rand(3, 32, 1, 1, 1, generator=generator("cpu", 3)) - 1)
+    out = augment.colour_jitter(x, 0.4, generator("cpu", 3))
+    for i in range(32):
+        b, c, s = factors[:, i].flatten().tolist()
+        expected = tv.adjust_saturation(tv.adjust_contrast(tv.adjust_brightness(x[i], b), c), s)
+        torch.testing.assert_close(out[i], expected, atol=2e-3, rtol=0)
+
+
+def test_mixing_equals_a_loop_over_samples(batch):
+    x, labels = batch[0].float() / 255, batch[1]
+    out, y = augment.mixed(x, labels, 0.4, 0.4, generator("cpu", 7))
+    kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
+    counts = {"cutmix": 0, "mixup": 0, "none": 0}
+    for i in range(32):
+        other, expected, share = x[31 - i], x[i].clone(), 1.0
+        if kind[i] < 0.4:
+            counts["cutmix"] += 1
+            side = math.sqrt(1 - lam[i])
+            top, bottom = (round(float((cy[i] + s * side / 2) * 16)) for s in (-1, 1))
+            left, right = (round(float((cx[i] + s * side / 2) * 16)) for s in (-1, 1))
+            top, bottom, left, right = (min(max(v, 0), 16) for v in (top, bottom, left, right))
+            expected[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+            share = 1 - (bottom - top) * (right - left) / 256
+        elif kind[i] < 0.8:
+            counts["mixup"] += 1
+            share = lam[i].item()
+            expected = share * x[i] + (1 - share) * other
+        else:
+            counts["none"] += 1
+        torch.testing.assert_close(out[i], expected, atol=1e-6, rtol=0)
+        assert y.lam[i].item() == pytest.approx(share, abs=1e-6)
+    assert min(counts.values()) > 2
+    assert torch.equal(y.a, labels) and torch.equal(y.b, labels.flip(0))
+
+
+def test_switching_mixing_off_changes_nothing_else(batch):
+    quiet = Augment(flip=0.5, pad=2, erase=0.5)
+    a, _ = augmented(*batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), generator("cpu", 1), **PLAIN, mix=False)
+    b, _ = augmented(*batch, quiet, generator("cpu", 1), **PLAIN)
+    assert torch.equal(a, b)
+
+
+def test_erasing_zeroes_one_rectangle(batch):
+    x = batch[0].float() / 255 + 1
+    out = augment.erased(x, 0.5, generator("cpu", 0))
+    erased = out[:, 0] == 0
+    assert 5 < erased.any(dim=(1, 2)).sum() < 27
+    for mask in erased[erased.any(dim=(1, 2))]:
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        assert mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+    assert torch.equal(out[:, :, :, :][~erased[:, None].expand_as(x)], x[~erased[:, None].expand_as(x)])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
+    logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
+    _, y = augment.mixed(batch[0].float(), batch[1], 0.5, 0.5, generator("cpu", 2))
+    rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
+    expected = SoftTargetCrossEntropy()(logits, (1 - smoothing) * rows + smoothing / 10)
+    torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), expected)
+    hard = augment.Targets(y.a, y.b, torch.ones(32))
+    expected = F.cross_entropy(logits, y.a, label_smoothing=smoothing)
+    torch.testing.assert_close(soft_cross_entropy(logits, hard, smoothing), expected)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"flip": 2}, "between 0 and 1"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"), ({"scale": (0.0, 1.0)}, "scale"),
+    ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "≥ 0"),
+])  # fmt: skip
+def test_contradictions_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Augment(**change)

@@ -1,0 +1,171 @@
+"""Images are read as they are, whatever they lie in, and what is wrong with them is said in a sentence."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vitlens.datasets import ImageSet, load
+
+REAL = os.environ.get("VITLENS_REAL_DATA")
+NAMES = ["ant", "bee", "cat"]
+
+
+def picture(seed: int, size=(16, 16), mode="RGB", kind="PNG") -> tuple[bytes, np.ndarray]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue(), np.asarray(Image.open(io.BytesIO(buffer.getvalue())).convert("RGB"))
+
+
+def write_shard(path: Path, encoded: list[bytes], labels: list[int], names=NAMES) -> None:
+    table = pa.table({
+        "image": pa.array([{"bytes": b, "path": None} for b in encoded]), "label": pa.array(labels, pa.int64()),
+    })  # fmt: skip
+    info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), path)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for i in range(2):
+        write_shard(
+            tmp_path / f"train-{i:05d}-of-00002.parquet", [picture(10 * i + j)[0] for j in range(5)], [0, 1, 2, 0, 1]
+        )
+    write_shard(tmp_path / "validation-00000-of-00001.parquet", [picture(99)[0]], [2])
+    return tmp_path
+
+
+def test_parquet_shards_in_order_with_names_from_their_metadata(shards):
+    train, valid = load(shards, "train"), load(shards, "valid")
+    assert train.class_names == ("ant", "bee", "cat") and len(train) == 10 and len(valid) == 1
+    assert train.labels.tolist() == [0, 1, 2, 0, 1] * 2
+    for n, seed in enumerate([0, 1, 2, 3, 4, 10, 11, 12, 13, 14]):
+        np.testing.assert_array_equal(train.images[n].permute(1, 2, 0), picture(seed)[1])
+
+
+def test_class_names_beside_the_shards_come_first(shards):
+    (shards / "classes.json").write_text(
+        json.dumps({"wnids": ["n1", "n2", "n3"], "names": ["Ameise", "Biene", "Katze"]})
+    )
+    assert load(shards).class_names == ("Ameise", "Biene", "Katze")
+
+
+@pytest.mark.parametrize(
+    "mode, kind", [("L", "JPEG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")]
+)
+def test_any_mode_and_format_becomes_rgb_as_pillow_has_it(tmp_path, mode, kind):
+    encoded, expected = picture(3, mode=mode, kind=kind)
+    write_shard(tmp_path / "train-0.parquet", [encoded], [0])
+    difference = load(tmp_path).images[0].permute(1, 2, 0).int() - torch.from_numpy(expected.copy()).int()
+    assert difference.abs().max() <= (2 if mode == "CMYK" else 0)
+
+
+def test_damaged_samples_are_named_and_counted(shards):
+    good, broken = picture(1)[0], picture(2, size=(64, 64), kind="JPEG")[0]
+    write_shard(shards / "test-00000-of-00001.parquet", [good, broken[: len(broken) // 2], b"", good], [0, 1, 2, 0])
+    (shards / "validation-00000-of-00001.parquet").unlink()
+    with pytest.raises(ValueError, match="2 of 4 samples cannot be decoded, the first being test-.* row 1"):
+        load(shards, "valid")
+    valid = load(shards, "valid", on_damaged="skip")
+    assert len(valid) == 2 and len(valid.damaged) == 2 and valid.labels.tolist() == [0, 0]
+    assert "row 1 (" in valid.damaged[0] and "row 2 (" in valid.damaged[1]
+
+
+def test_a_missing_shard_is_an_error_unless_allowed(shards):
+    (shards / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(ValueError, match="holds 1 of the 2 train shards"):
+        load(shards)
+    assert len(load(shards, allow_partial=True)) == 5
+
+
+def test_an_image_folder(tmp_path):
+    for split, per_class in (("train", 2), ("val", 1)):
+        for name in ("bee", "ant"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(per_class):
+                (tmp_path / split / name / f"{i}.png").write_bytes(picture(i, size=(24, 16))[0])
+    train, valid = load(tmp_path, size=8), load(tmp_path, "valid", size=8)
+    assert train.class_names == ("ant", "bee") and train.labels.tolist() == [0, 0, 1, 1] and len(valid) == 2
+    assert train.images.shape == (4, 3, 8, 8)
+    (tmp_path / "val" / "cat").mkdir()
+    with pytest.raises(ValueError, match="holds a class 'cat'"):
+        load(tmp_path, "valid", size=8)
+
+
+def test_resizing_keeps_the_centre_and_equal_sizes_are_untouched(tmp_path):
+    wide = np.zeros((16, 48, 3), np.uint8)
+    wide[:, 16:32] = 200  # exactly the centre square
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, "PNG")
+    write_shard(tmp_path / "train-0.parquet", [buffer.getvalue(), picture(1)[0]], [0, 1])
+    images = load(tmp_path, size=16).images
+    assert (images[0] == 200).all()
+    np.testing.assert_array_equal(images[1].permute(1, 2, 0), picture(1)[1])
+    with pytest.raises(ValueError, match="2 sizes .*Pass size="):
+        load(tmp_path)
+
+
+def test_digits_are_as_scikit_learn_has_them_in_five_disjoint_folds():
+    digits, seen = load_digits(), 0
+    for fold in range(5):
+        train, valid = load("digits", "train", fold=fold), load("digits", "valid", fold=fold)
+        assert len(train) + len(valid) == 1797 and train.images.shape[1:] == (3, 8, 8)
+        seen += valid.images[:, 0].double().sum()
+    assert seen == np.rint(digits.images * 255 / 16).sum()
+    assert torch.equal(valid.images, load("digits", "valid", fold=4).images)
+
+
+def test_subset_and_device():
+    digits = load("digits", "valid")
+    a, b, c = digits.subset(50, 1), digits.subset(50, 1), digits.subset(50, 2)
+    assert torch.equal(a.images, b.images) and not torch.equal(a.labels, c.labels) and len(a) == 50
+    assert a.to("cpu").images.device.type == "cpu"
+    with pytest.raises(ValueError, match="between 1 and 360"):
+        digits.subset(361)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"source": "nowhere"}, "is not a folder"), ({"split": "test"}, "'train' or 'valid'"), ({"size": 0}, "positive"),
+    ({"on_damaged": "ignore"}, "'raise' or 'skip'"), ({"source": "digits", "fold": 5}, "folds 0…4"),
+])  # fmt: skip
+def test_what_cannot_be_loaded_is_refused(change, message):
+    arguments = {"source": "digits", "split": "train", **change}
+    with pytest.raises(ValueError, match=message):
+        load(**arguments)
+
+
+def test_folders_and_files_that_are_no_data_set(tmp_path):
+    with pytest.raises(ValueError, match="neither Parquet shards nor a folder"):
+        load(tmp_path)
+    (tmp_path / "train-0.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ValueError, match="is not a Parquet shard"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="none of its valid split"):
+        load(tmp_path, "valid")
+
+
+def test_an_image_set_refuses_what_does_not_fit():
+    images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="uint8"):
+        ImageSet(images.float(), labels, ("a", "b"))
+    with pytest.raises(ValueError, match="one int64 label"):
+        ImageSet(images, labels[:1], ("a", "b"))
+    with pytest.raises(ValueError, match="Labels must lie in 0…0"):
+        ImageSet(images, labels, ("a",))
+
+
+@pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")
+def test_tiny_imagenet():
+    valid = load(Path(REAL) / "tiny-imagenet", "valid")
+    assert valid.images.shape == (10_000, 3, 64, 64) and len(valid.class_names) == 200
+    assert torch.bincount(valid.labels).tolist() == [50] * 200 and not valid.damaged

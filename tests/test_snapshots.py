@@ -1,0 +1,80 @@
+"""Snapshots are what the analysis functions say, and taking them changes nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vitlens import attention, filters, positions, snapshots
+from vitlens.capture import capture
+from vitlens.datasets import load
+from vitlens.recipes import recipe
+from vitlens.train import fit
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load("digits", "train").subset(256), load("digits", "valid").subset(100)
+
+
+def tiny():
+    return replace(recipe("digits").tiny(), drop_path=0.2)
+
+
+def test_the_schedule_is_dense_early_and_holds_both_ends():
+    steps = snapshots.schedule(15_000, 24)
+    assert steps[0] == 0 and steps[1] == 1 and steps[-1] == 15_000 and len(steps) <= 24
+    gaps = np.diff(steps)
+    assert (gaps[1:] >= gaps[:-1]).mean() > 0.85 and len(steps) >= 18
+    assert snapshots.schedule(1, 24) == [0, 1]
+    with pytest.raises(ValueError, match="two steps at least"):
+        snapshots.schedule(10, 1)
+
+
+def test_arrays_equal_the_analysis_functions(data):
+    model, r = tiny().build(), tiny()
+    images = snapshots.probe(data[1], r, n=12)
+    model.blocks[0].eval()
+    arrays = snapshots.record(model, images)
+    assert [b.training for b in model.blocks] == [False, True] and model.training
+    model.eval()
+    with torch.no_grad(), capture(model) as attn:
+        model(images)
+    expected = {
+        "distances": attention.mean_distance(attn).mean(0),
+        "rollout": attention.rollout(attn)[:8],
+        "positions": positions.similarity(model),
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(arrays[name], value.detach().numpy(), rtol=1e-3, atol=1e-3)
+    components, variance = filters.components(model, 12)  # a patch of 2×2×3 has twelve values
+    assert arrays["filters"].shape == (28, 2, 2, 3) and not arrays["filters"][12:].any()
+    np.testing.assert_allclose(arrays["filters"][:12], components, atol=1e-3)
+    np.testing.assert_allclose(arrays["filters_variance"][:12], variance, atol=1e-3)
+    assert all(a.dtype == np.float16 and np.isfinite(a).all() for a in arrays.values())
+
+
+def test_training_with_and_without_recording_is_equal_to_the_bit(data):
+    r, results = tiny(), []
+    for watched in (False, True):
+        model = r.build()
+        images = snapshots.probe(data[1], r)
+        for _ in fit(model, data, r, device="cpu"):
+            if watched:
+                snapshots.record(model, images)
+        results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_the_file_grows_and_forgets_later_steps(data, tmp_path):
+    path, arrays = tmp_path / "s.npz", {"a": np.arange(3, dtype=np.float16)}
+    for step in (0, 1, 4, 9):
+        snapshots.save(path, step, {"a": arrays["a"] + step})
+    snapshots.save(path, 4, {"a": arrays["a"] - 1})  # resumed from a checkpoint before step 4
+    stored = snapshots.load(path)
+    assert stored["steps"].tolist() == [0, 1, 4]
+    assert stored["a"].tolist() == [[0, 1, 2], [1, 2, 3], [-1, 0, 1]]
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,380 @@
+"""The loop does what a plain PyTorch loop does, and a run that was stopped or killed goes on to the same end."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitlens import runs
+from vitlens.augment import augmented, generator, seed_of
+from vitlens.datasets import load
+from vitlens.recipes import Recipe, recipe
+from vitlens.train import accuracy, checkpoint, compiled, export, fit
+from vitlens.train.optim import Muon, optimizers, orthogonalised, rate
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load("digits", "train").subset(256), load("digits", "valid").subset(100)
+
+
+def tiny(**changes) -> Recipe:
+    """8 steps an epoch, 16 in all, everything random switched on."""
+    return replace(recipe("digits").tiny(), drop_path=0.2, patch_drop=0.5, patch_drop_until=0.5, **changes)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
+    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon to compare with")
+    r = replace(tiny(), optimizer=optimizer, average=0.0, weight_decay=0.1)
+    ours = r.build()
+    losses = [step.loss for _, step in zip(range(5), fit(ours, data, r, device="cpu"), strict=False)]
+
+    model = r.build()
+    model.patch_drop.prob = 0.5
+    groups = {"matrices": [], "qkv": [], "decayed": [], "rest": []}
+    for name, p in model.named_parameters():
+        inside = name.startswith("blocks") and p.ndim == 2 and optimizer == "muon"
+        kind = "qkv" if "qkv.weight" in name else "matrices"
+        groups[kind if inside else "decayed" if p.ndim in (2, 4) else "rest"].append(p)
+    adamw = torch.optim.AdamW(
+        [{"params": groups["decayed"], "weight_decay": 0.1}, {"params": groups["rest"], "weight_decay": 0.0}],
+        betas=r.betas, fused=True,
+    )  # fmt: skip
+    # q, k and v are three matrices: torch's Muon sees them as parameters of their own, on the same memory.
+    parts = [nn.Parameter(part) for p in groups["qkv"] for part in p.detach().chunk(3)]
+    muon = None
+    if optimizer == "muon":
+        muon = torch.optim.Muon(groups["matrices"] + parts, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    order = torch.randperm(256, generator=generator("cpu", 0, 0))
+    for i in range(5):
+        rows = order[32 * i : 32 * i + 32]
+        x, y = augmented(
+            data[0].images[rows], data[0].labels[rows], r.augment, generator("cpu", 0, 0, i), mean=r.mean, std=r.std
+        )
+        progress = (i + 1) / 17
+        lr = progress / 0.1 if progress < 0.1 else 0.5 * (1 + math.cos(math.pi * (progress - 0.1) / 0.9))
+        torch.manual_seed(seed_of(0, 0, i, 1))
+        log_p = F.log_softmax(model(x), -1)
+        loss = -(
+            0.9 * (y.lam * log_p[range(32), y.a] + (1 - y.lam) * log_p[range(32), y.b]) + 0.1 * log_p.mean(-1)
+        ).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert loss.item() == pytest.approx(losses[i], rel=1e-6)
+        for group in adamw.param_groups:
+            group["lr"] = lr * r.lr
+        if muon:
+            muon.param_groups[0]["lr"] = lr * r.muon_lr
+            for part, grad in zip(parts, [g for p in groups["qkv"] for g in p.grad.chunk(3)], strict=True):
+                part.grad = grad
+            muon.step()
+        adamw.step()
+        model.zero_grad()
+        if i == 0:
+            first = weights(model).clone()
+    if optimizer == "adamw":
+        assert torch.equal(weights(model), weights(ours))
+    else:  # orthogonalised one by one instead of stacked: bf16 products in another order
+        torch.testing.assert_close(weights(model), weights(ours), atol=2e-5, rtol=1e-3)
+    assert first.isfinite().all()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
+def test_muon_equals_torchs():
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in ((48, 96), (96, 48), (64, 64), (64, 64))]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    a = Muon(ours, 0.01, weight_decay=0.1)
+    b = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, atol=1e-4, rtol=1e-3)
+
+
+def test_orthogonalised_matrices_are_nearly_so():
+    matrices = torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalised(matrices).float())
+    assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_every_parameter_has_one_optimizer_and_only_matrices_decay():
+    model = recipe("tiny-imagenet").tiny().build()
+    seen = {}
+    for optimizer in optimizers(model, recipe("tiny-imagenet")):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                assert p not in seen
+                seen[p] = (type(optimizer).__name__, group["weight_decay"] > 0)
+    for name, p in model.named_parameters():
+        expected = ("Muon", True) if name.startswith("blocks") and p.ndim == 2 else ("AdamW", p.ndim in (2, 4))
+        assert seen[p] == expected, name
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_schedule_equals_its_formula(schedule):
+    for progress in torch.linspace(0, 1, 41).tolist():
+        after = (progress - 0.2) / 0.8
+        decay = 0.5 * (1 + math.cos(math.pi * after)) if schedule == "cosine" else 1 - after
+        expected = progress / 0.2 if progress < 0.2 else decay
+        assert rate(progress, 0.2, schedule) == pytest.approx(expected, abs=1e-12)
+
+
+def test_records_and_the_moving_average(data):
+    r, average = tiny(average=0.9, log_every=4), {}
+    model = r.build()
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = []
+    for step in fit(model, data, r, device="cpu", average=average):
+        steps.append(step)
+        decay = min(0.9, step.step / (step.step + 9))
+        shadow = {name: decay * shadow[name] + (1 - decay) * p.detach() for name, p in model.named_parameters()}
+    assert [s.step for s in steps] == list(range(1, 17)) and steps[-1].epoch == 1
+    assert [s.step for s in steps if s.loss is not None] == [4, 8, 12, 16]
+    assert [s.step for s in steps if s.metrics] == [16]
+    for name in shadow:
+        torch.testing.assert_close(average[name], shadow[name], atol=1e-6, rtol=1e-5)
+    metrics = steps[-1].metrics
+    assert metrics["top1"] == accuracy(model, data[1], r)
+    assert metrics["top1_average"] == accuracy(model, data[1], r, average)
+    assert model.training and model.patch_drop.prob == 0.0
+
+
+def test_global_state_is_left_as_found(data):
+    before, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    training = fit(tiny().build(), data, tiny(tf32=True), device="cpu")
+    next(training)
+    training.close()
+    assert torch.equal(torch.get_rng_state(), before) and torch.get_float32_matmul_precision() == precision
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, tmp_path):
+    r = tiny(average=0.9)
+    whole, averages = r.build(), ({}, {})
+    losses = [s.loss for s in fit(whole, data, r, device="cpu", average=averages[0])]
+    for step in fit(r.build(), data, r, device="cpu", out=tmp_path):
+        if step.step == 5:
+            break
+    for step in fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True):
+        if step.step == 11:
+            break
+    model = r.build()
+    rest = [s.loss for s in fit(model, data, r, device="cpu", out=tmp_path, resume=True, average=averages[1])]
+    assert rest == losses[11:] and torch.equal(weights(model), weights(whole))
+    assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == list(range(1, 17)) and [line["loss"] for line in log] == losses
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 4  # two checkpoints of two files
+
+
+KILLED = """
+import sys, torch
+torch.set_num_threads(1)
+from tests.test_train import tiny
+from vitlens.datasets import load
+from vitlens.train import fit
+data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
+r = tiny(save_every=0.0)
+for step in fit(r.build(), data, r, device="cpu", out=sys.argv[1], resume=True):
+    print(step.step, flush=True)
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path):
+    whole = tiny(save_every=0.0).build()
+    list(fit(whole, data, tiny(save_every=0.0), device="cpu"))
+    tmp_path.joinpath("checkpoints").mkdir()
+    for pause in (0.0, 0.01, 0.03):  # into a step, or into a save
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4):
+            assert child.stdout.readline().strip().isdigit()
+        time.sleep(pause)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    model = tiny(save_every=0.0).build()
+    steps = list(fit(model, data, tiny(save_every=0.0), device="cpu", out=tmp_path, resume=True))
+    assert len(steps) < 16 and torch.equal(weights(model), weights(whole))
+
+
+@pytest.fixture
+def stopped(data, tmp_path):
+    """A run with checkpoints of steps 3 and 4, and its recipe."""
+    r = tiny(save_every=0.0)
+    for step in fit(r.build(), data, r, device="cpu", out=tmp_path):
+        if step.step == 4:
+            break
+    return tmp_path, r
+
+
+@pytest.mark.parametrize("damage", [
+    lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], None,
+], ids=["truncated", "empty", "a flipped bit", "missing"])  # fmt: skip
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(stopped, data, capsys, damage, suffix):
+    out, r = stopped
+    newest, older = out / f"checkpoints/step-00000004{suffix}", out / f"checkpoints/step-00000003{suffix}"
+    for path in (newest, older):
+        content = path.read_bytes()
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage(content))
+        if path == newest:
+            step = next(fit(r.build(), data, replace(r, save_every=1e9), device="cpu", out=out, resume=True))
+            assert step.step == 4
+            said = capsys.readouterr().out
+            assert "step-00000004 is damaged and passed over" in said or (suffix == ".json" and damage is None)
+            for spare in out.glob("checkpoints/step-00000004*"):
+                spare.unlink()
+            newest.write_bytes(b"")
+            newest.with_suffix(".json").write_bytes(b"")
+    if suffix == ".json" and damage is None:
+        return
+    with pytest.raises(ValueError, match="Every checkpoint in .* is damaged"):
+        next(fit(r.build(), data, r, device="cpu", out=out, resume=True))
+
+
+def test_another_architecture_recipe_or_data_set_cannot_be_resumed(stopped, data):
+    out, r = stopped
+    wider = replace(r, width=96)
+    with pytest.raises(ValueError, match="another architecture"):
+        next(fit(wider.build(), data, wider, device="cpu", out=out, resume=True))
+    with pytest.raises(ValueError, match="started with lr = 0.002 and is to be resumed with 0.1"):
+        next(fit(r.build(), data, replace(r, lr=0.1), device="cpu", out=out, resume=True))
+    with pytest.raises(ValueError, match="started on 256 training images and is to be resumed on 200"):
+        next(fit(r.build(), (data[0].subset(200), data[1]), r, device="cpu", out=out, resume=True))
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        next(fit(r.build(), data, r, device="cpu", out=out))
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(stopped, monkeypatch):
+    out, _ = stopped
+    before = {p: p.read_bytes() for p in (out / "checkpoints").iterdir()}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(out / "checkpoints", 9, {"model.x": torch.ones(3)}, {})
+    assert {p: p.read_bytes() for p in (out / "checkpoints").iterdir()} == before
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(stopped, data):
+    out, r = stopped
+    model = r.build()
+
+    def poisoned(x, y, calls=[]):  # noqa: B006
+        calls.append(1)
+        return model(x).sum() * (math.nan if len(calls) == 3 else 1.0)
+
+    with pytest.raises(FloatingPointError, match="The loss is nan at step 7"):
+        list(fit(model, data, r, device="cpu", out=out, resume=True, criterion=poisoned))
+    tensors, scalars = checkpoint.load_newest(out / "checkpoints")
+    assert scalars["step"] == 6 and all(t.isfinite().all() for t in tensors.values())
+
+
+def test_what_does_not_fit_together_is_refused(data, tmp_path):
+    r = tiny()
+    for changed, message in (
+        (replace(r, image_size=16), "trains at 16×16 pixels and the images are 8×8"),
+        (replace(r, num_classes=9), "The recipe has 9 classes"),
+        (replace(r, batch_size=300), "exceeds the 256 training images"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            next(fit(r.build(), data, changed, device="cpu"))
+    with pytest.raises(ValueError, match="needs the folder"):
+        next(fit(r.build(), data, r, device="cpu", resume=True))
+    plain = replace(r, patch_drop=0.0, patch_drop_until=0.0)
+    with pytest.raises(ValueError, match="built without it|has no layer that does"):
+        next(fit(plain.build(), data, r, device="cpu"))
+
+
+def test_an_export_opens_in_timm(data, tmp_path):
+    r = tiny()
+    model = r.build()
+    other = {name: p.detach() + 0.01 for name, p in model.named_parameters()}
+    export(model, tmp_path / "m", r, data[0].class_names, weights=other, training={"command": "x"}, dtype=torch.float32)
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(opened(x), torch.func.functional_call(model.eval(), other, (x,)))
+    config = opened.pretrained_cfg
+    assert config["label_names"] == list("0123456789") and config["crop_pct"] == 1.0
+    assert timm.data.resolve_model_data_config(opened)["mean"] == list(r.mean)
+    export(model, tmp_path / "half", r, data[0].class_names)
+    stored = safetensors.torch.load_file(tmp_path / "half" / "model.safetensors")
+    assert {t.dtype for t in stored.values()} == {torch.float16}
+    with pytest.raises(ValueError, match="10 classes want as many names, and 2 came"):
+        export(model, tmp_path / "m", r, ["a", "b"])
+
+
+def test_the_compiled_path_computes_the_same(data):
+    """Through dynamo and autograd's tracing, without a C++ compiler."""
+    r = tiny()
+    model = r.build()
+    model.patch_drop.prob = 0.0
+    plain = compiled(model.eval(), r, "cpu")
+    x, y = augmented(data[0].images[:32], data[0].labels[:32], r.augment, generator("cpu", 0), mean=r.mean, std=r.std)
+    fast = torch.compile(plain, backend="aot_eager", dynamic=False, fullgraph=True)
+    torch.testing.assert_close(fast(x, y), plain(x, y))
+
+
+def test_a_run_from_the_top(tmp_path, capsys):
+    account = runs.run("digits", "digits", tmp_path / "a", tiny=True, watch=4, quiet=True, device="cpu")
+    assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
+    written = json.loads((tmp_path / "a/model/training.json").read_text())
+    assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
+    assert "--set epochs=2" in written["command"]
+    timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
+
+    cut = runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=4, quiet=True, device="cpu", max_minutes=1e-9)
+    assert not cut["finished"]
+    rest = runs.run("digits", "digits", tmp_path / "b", resume=True, watch=4, quiet=True, device="cpu")
+    assert rest["validation"] == account["validation"]
+    same = [(tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab"]
+    assert same[0] == same[1]
+    with_snapshots = [(tmp_path / f"{run}/snapshots.npz").read_bytes() for run in "ab"]
+    assert with_snapshots[0] == with_snapshots[1]
+
+
+def test_epochs_are_fitted_to_the_time(tmp_path):
+    start = time.monotonic()
+    account = runs.run("digits", "digits", tmp_path, tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=0.1)
+    assert account["epochs"] > 2 and time.monotonic() - start < 15
+    assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"]
+    with pytest.raises(ValueError, match="Not one epoch"):
+        runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=1e-6)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"max_minutes": 0}, "--max-minutes is a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
+    ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
+    ({"overrides": ["epochs=x"]}, "of type int"),
+])  # fmt: skip
+def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
+    arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
+    with pytest.raises(ValueError, match=message):
+        runs.run(**{**arguments, **options})

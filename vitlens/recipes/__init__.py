@@ -1,0 +1,6 @@
+"""Training recipes as data, with a reason beside each number."""
+
+from vitlens.recipes.named import RECIPES, recipe
+from vitlens.recipes.recipe import CHOICES, Recipe
+
+__all__ = ["CHOICES", "RECIPES", "Recipe", "recipe"]

@@ -1,0 +1,94 @@
+"""Named recipes, with a reason beside each number."""
+
+from __future__ import annotations
+
+import types
+
+from vitlens.augment import Augment
+from vitlens.recipes.recipe import Recipe
+
+# fmt: off
+RECIPES = types.MappingProxyType({recipe.name: recipe for recipe in (
+    # The bundled model: as accurate as about 15 minutes on one H200 allow, on a grid fine enough to look at.
+    Recipe(
+        name="tiny-imagenet",
+        image_size=64, patch_size=4,  # a 16×16 grid: maps worth looking at; more accurate than patch 8, for 4× the cost
+        width=192, depth=12, heads=3,  # ViT-Ti of Touvron et al. 2021: 5.4 M parameters, 11 MB in fp16
+        epochs=150,  # fitted to the time at hand with --fit-minutes
+        batch_size=1024,  # 97 steps an epoch; the batch of DeiT and of big_vision's small ViTs
+        optimizer="muon",  # ahead of AdamW on small ViTs from the first epochs, at about 1 % of a step's time
+        lr=1e-3,  # AdamW's part: embeddings, head, norms, biases. DeiT's 5e-4 · batch / 512
+        muon_lr=3e-3,  # on a small subset 3e-3 and 1e-2 did equally well after 3 epochs; a long run wants the lower
+        weight_decay=0.1,  # big_vision's 1e-4 at its learning rate of 1e-3
+        betas=(0.9, 0.99),  # a shorter memory of squares for a shorter run
+        warmup=0.05,  # some 7 epochs; 5 in DeiT
+        drop_path=0.1, label_smoothing=0.1,  # DeiT, and SPT_LSA on this data set
+        augment=Augment(
+            flip=0.5, rotate=10,
+            scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3),  # 64-px images are crops already: milder than ImageNet's 0.08
+            jitter=0.3, policy=0.3,  # DeiT III
+            erase=0.1,
+            cutmix=0.5, mixup=0.2,  # the rest, 0.3, stays unmixed
+        ),
+        mix_until=0.8,  # CCT gained from an end without mixing
+        # 127 of 256 patches and the class token make 128 tokens: half the price while the rate is high.
+        patch_drop=0.502, patch_drop_until=0.65,
+        average=0.999,  # some 10 epochs
+        evaluate_every=10,
+    ),
+    # Time to accuracy: 61 % in two minutes of one H200.
+    Recipe(
+        name="tiny-imagenet-2min",
+        image_size=64, patch_size=8,  # 65 tokens, a quarter of the price of patch 4
+        width=384, depth=12, heads=6,  # ViT-S: matrix products wide enough to keep an H200 busy
+        epochs=30,  # fitted to the time at hand with --fit-minutes
+        batch_size=1024,
+        optimizer="muon", lr=1e-3, muon_lr=5e-3,  # the fewer steps, the larger
+        betas=(0.9, 0.99),
+        schedule="linear",  # spends more of a short run at middling rates than cosine
+        drop_path=0.1, label_smoothing=0.1,
+        augment=Augment(  # lighter: every image is seen some 30 times
+            flip=0.5, scale=(0.4, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.2, policy=0.1, cutmix=0.4
+        ),
+        mix_until=0.75,
+        average=0.995,  # some 2 epochs
+        evaluate_every=3,
+        save_every=1e9,  # nothing is written in a race
+    ),
+    # A first model on two cores of a CPU in about an hour: half the layers, an 8×8 grid.
+    Recipe(
+        name="tiny-imagenet-cpu",
+        image_size=64, patch_size=8,  # 65 tokens: about 450 images/s with half of the patches, 210 with all
+        width=192, depth=6, heads=6,  # 2.7 M parameters; heads of 32 give more dots to look at than heads of 64
+        epochs=9, batch_size=256,  # 390 steps an epoch
+        optimizer="muon", lr=1e-3, muon_lr=3e-3,  # Muon learned fastest in a short trial on 40 classes
+        weight_decay=0.05, betas=(0.9, 0.99), warmup=0.05, schedule="linear", clip=1.0,
+        label_smoothing=0.1,  # the only regulariser but for patch_drop: nine epochs do not overfit
+        augment=Augment(flip=0.5, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3)),
+        patch_drop=0.5, patch_drop_until=0.7,
+        average=0.998,  # ~1 epoch
+        evaluate_every=3, save_every=120,
+    ),
+    # Handwritten digits, 8×8: a minute on a laptop.
+    Recipe(
+        name="digits",
+        image_size=8, patch_size=2,  # a 4×4 grid
+        width=96, depth=6, heads=3,  # 0.7 M parameters
+        num_classes=10,
+        epochs=40, batch_size=64,  # 22 steps an epoch; 30 epochs reach 99 % on one fold
+        optimizer="muon", lr=2e-3, muon_lr=4e-3,
+        warmup=0.1, drop_path=0.1, label_smoothing=0.1,
+        augment=Augment(scale=(0.75, 1.2), ratio=(0.85, 1.18), rotate=12),  # a mirrored digit is none
+        average=0.99,
+        mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        evaluate_every=5, log_every=22, precision="fp32",
+    ),
+)})
+# fmt: on
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in RECIPES:
+        raise ValueError(f"There is no recipe {name!r}. The recipes are: {', '.join(RECIPES)}.")
+    return RECIPES[name]

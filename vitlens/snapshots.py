@@ -1,0 +1,102 @@
+"""The inspection figures as arrays, recorded while a model trains.
+
+A snapshot is what the four figures of the paper need, on a fixed probe batch, so that a slider over steps can move all
+of them without the weights of every step. Recording changes nothing: training with and without it is equal to the bit.
+
+Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C channels, S snapshots.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens.augment import normalised
+from vitlens.datasets import ImageSet
+from vitlens.recipes import Recipe
+from vitlens.train.checkpoint import write
+
+ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
+COMPONENTS = 28  # filters in the paper's figure 7
+
+
+def schedule(steps: int, count: int = 24) -> list[int]:
+    """At most ``count`` steps out of 0…``steps``, both included, evenly spaced on a logarithmic scale."""
+    if count < 2:
+        raise ValueError(f"A run is watched at two steps at least, the first and the last; {count} came.")
+    return sorted({0, *(round(math.exp(math.log(steps) * i / (count - 2))) for i in range(count - 1))})
+
+
+def probe(data: ImageSet, recipe: Recipe, n: int = 64, seed: int = 0) -> Tensor:
+    """``n`` images (all, if there are fewer), the same for the same ``seed``, normalised as the model wants them."""
+    return normalised(data.subset(min(n, len(data)), seed).images, recipe.mean, recipe.std)
+
+
+def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
+    """One snapshot of ``model``, evaluated on normalised ``images`` (B, C, H, W) in fp32:
+
+    * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
+      embedding; fewer where a patch has fewer values, and then padded with zeros;
+    * ``positions`` (h, w, h, w): cosine similarity of position embeddings;
+    * ``distances`` (L, H): mean attention distance in input pixels, mean over the batch;
+    * ``rollout`` (ROLLOUTS, h, w) of the first images;
+    * ``top1_confidence`` (B,): the highest class probability.
+
+    The training flag of each module is left as found. The model must be the uncompiled one.
+    """
+    from vitlens import attention, filters, positions
+    from vitlens.capture import capture
+
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+            with capture(model) as attn:
+                logits = model(images)
+            k = min(COMPONENTS, math.prod(model.patch_embed.proj.weight.shape[1:]))
+            components, variance = filters.components(model, k)
+            arrays = {
+                "filters": _padded(components, COMPONENTS),
+                "filters_variance": _padded(variance, COMPONENTS),
+                "positions": positions.similarity(model),
+                "distances": attention.mean_distance(attn).mean(dim=0),
+                "rollout": attention.rollout(attn)[:ROLLOUTS],
+                "top1_confidence": logits.softmax(-1).amax(-1),
+            }
+        return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
+    """Add the snapshot of ``step`` to the file ``path``, a compressed ``.npz``; later steps in it are dropped.
+
+    The file holds ``steps`` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
+    some 0.1 MB a snapshot.
+    """
+    path = Path(path)
+    before = load(path) if path.exists() else {}
+    kept = before.get("steps", np.zeros(0, np.int64)) < step
+    content = {"steps": np.append(before["steps"][kept] if before else [], step).astype(np.int64)}
+    for name, array in arrays.items():
+        content[name] = np.concatenate([before[name][kept], array[None]]) if before else array[None]
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, buffer.getvalue())
+
+
+def load(path: Path | str) -> dict[str, np.ndarray]:
+    """The arrays of a file that ``save`` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _padded(a: Tensor, n: int) -> Tensor:
+    return torch.cat([a, a.new_zeros(n - len(a), *a.shape[1:])]) if len(a) < n else a

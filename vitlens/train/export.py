@@ -1,0 +1,75 @@
+"""Write a trained model so that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` opens it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from vitlens.recipes import Recipe
+from vitlens.train.checkpoint import write
+
+
+def export(
+    model: nn.Module,
+    folder: Path | str,
+    recipe: Recipe,
+    class_names: Sequence[str],
+    *,
+    weights: dict[str, Tensor] | None = None,
+    training: dict | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Path:
+    """Write ``config.json`` and ``model.safetensors`` in timm's hub layout, ready for a model hub; returns the folder.
+
+    ``weights`` replaces parameters by name (the moving average). ``training`` is written to ``training.json``: how the
+    model came about. ``dtype`` is the type on disk; fp16 halves the file and changes logits by about 1e-3.
+
+    Raises ``ValueError`` if the number of names is not the number of classes. Layout: timm/models/_hub.py.
+    """
+    if len(class_names) != recipe.num_classes:
+        raise ValueError(f"{recipe.num_classes} classes want as many names, and {len(class_names)} came.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {**model.state_dict(), **(weights or {})}
+    state = {
+        name: t.detach().to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
+        for name, t in state.items()
+    }
+    write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
+    write(folder / "config.json", json.dumps(hub_config(model, recipe, class_names), indent=2).encode())
+    if training is not None:
+        write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
+    return folder
+
+
+def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
+    """The content of timm's ``config.json``."""
+    source = model.pretrained_cfg
+    return {
+        "architecture": recipe.architecture,
+        "num_classes": recipe.num_classes,
+        "num_features": recipe.width,
+        "global_pool": getattr(model, "global_pool", "token"),
+        "label_names": list(class_names),
+        "model_args": recipe.model_args(),
+        "pretrained_cfg": {
+            "tag": recipe.name,
+            "custom_load": False,
+            "input_size": [3, recipe.image_size, recipe.image_size],
+            "fixed_input_size": True,
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            "mean": list(recipe.mean),
+            "std": list(recipe.std),
+            "num_classes": recipe.num_classes,
+            "pool_size": None,
+            "first_conv": source.get("first_conv", "patch_embed.proj"),
+            "classifier": source.get("classifier", "head"),
+        },
+    }

@@ -1,0 +1,95 @@
+"""What a run leaves in its folder: a line of JSON per reading, and checkpoints to resume from."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.recipes import Recipe
+from vitlens.train import checkpoint
+
+# Fields that may differ between a run and its continuation: they change nothing that is computed.
+FREE = ("log_every", "save_every")
+
+
+class Journal:
+    """The folder of one run; with ``out=None`` nothing is written. Holds the run's tensors by reference."""
+
+    def __init__(
+        self,
+        out: Path | str | None,
+        recipe: Recipe,
+        model: nn.Module,
+        average: dict[str, Tensor],
+        optimizers: list[torch.optim.Optimizer],
+        images: int,
+    ):
+        self.folder = None if out is None else Path(out)
+        self.state = model, average, optimizers
+        self.recipe, self.images = recipe, images
+        self.saved_step, self.saved_at = 0, time.monotonic()
+
+    def begin(self) -> int:
+        """Steps done: none. Raises ``ValueError`` if the folder holds another run."""
+        if self.folder is not None:
+            if checkpoint.newest_first(self.folder / "checkpoints"):
+                raise ValueError(
+                    f"{self.folder} already holds checkpoints of a run. Resume it, or train into another folder."
+                )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.write(self.folder / "log.jsonl", b"")
+        return 0
+
+    def resume(self) -> int:
+        """Steps done, after restoring the newest good checkpoint. Raises ``ValueError`` if it is of another run."""
+        found = checkpoint.load_newest(self.folder / "checkpoints")
+        if found is None:
+            return self.begin()
+        tensors, scalars = found
+        before, now = scalars["recipe"], json.loads(self.recipe.to_json())
+        checkpoint.restore(tensors, *self.state)
+        for key in now:
+            if before.get(key) != now[key] and key not in FREE:
+                raise ValueError(
+                    f"The run in {self.folder} was started with {key} = {before.get(key)!r} and is to be resumed with "
+                    f"{now[key]!r}. Resume it with its own recipe, or train into another folder."
+                )
+        if scalars["images"] != self.images:
+            raise ValueError(
+                f"The run in {self.folder} was started on {scalars['images']} training images and is to be resumed on "
+                f"{self.images}. Resume it on the same ones, or train into another folder."
+            )
+        log = self.folder / "log.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
+        kept = [line for line in lines if _step(line) <= scalars["step"]]
+        checkpoint.write(log, "".join(f"{line}\n" for line in kept).encode())
+        self.saved_step = scalars["step"]
+        return self.saved_step
+
+    def log(self, record: dict) -> None:
+        if self.folder is not None:
+            with open(self.folder / "log.jsonl", "a") as file:  # closing flushes
+                file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
+
+    def due(self) -> bool:
+        return self.folder is not None and time.monotonic() - self.saved_at >= self.recipe.save_every
+
+    def save(self, step: int) -> None:
+        if self.folder is None or step == self.saved_step:
+            return
+        scalars = {"recipe": json.loads(self.recipe.to_json()), "images": self.images, "torch": str(torch.__version__)}
+        checkpoint.save(self.folder / "checkpoints", step, checkpoint.flat(*self.state), scalars)
+        self.saved_step, self.saved_at = step, time.monotonic()
+
+
+def _step(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
