@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is missing or pyproject.toml has changed.
 PYTHON ?= python3
 BIN := .venv/bin
-MODEL ?= data/checkpoints/vit_tiny_patch4_64
+MODEL ?= data/checkpoints/vit_tiny_patch8_64
 READY := .venv/.ready
 
 .PHONY: figures lab test test-slow test-all lint

@@ -1,6 +1,6 @@
 """A second head for a trained class-token model: a linear classifier on the mean of its patch tokens, trunk frozen.
 
-    python benchmarks/mean_pool_head.py data/checkpoints/vit_tiny_patch4_64 --data TINY_IMAGENET
+    python benchmarks/mean_pool_head.py data/checkpoints/vit_tiny_patch8_64 --data TINY_IMAGENET
 
 Writes mean_pool_head.safetensors (weight, bias) and mean_pool_head.json (accuracy beside the class token's) into the
 model's folder. Loaded into the same model built with `global_pool="avg", fc_norm=False`, it shows what the read-out
