@@ -1,0 +1,157 @@
+"""The command line as a user meets it: files written, sentences on standard error, exit codes."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.models import save_for_hf
+
+from vitlens import attention, capture, cli, filters, load_model, positions
+from vitlens.images import samples
+from vitlens.preprocessing import preprocess
+
+
+def vitlens(*arguments, expect=0):
+    """Run the command in this process: starting Python anew each time would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
+    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert (stop.value.code or 0) == expect, err.getvalue()
+    assert "Traceback" not in err.getvalue()
+    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def test_it_is_installed_as_a_command(tmp_path):
+    for command in (["-m", "vitlens"], ["-c", "from vitlens.cli import main; main()"]):
+        done = subprocess.run([sys.executable, *command, "inspect", "nonsense"], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.startswith("vitlens: ") and "Traceback" not in done.stderr
+
+
+def saved(folder, name="vit_tiny_patch16_224", **kwargs):
+    torch.manual_seed(0)
+    arguments = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10) | kwargs
+    model = timm.create_model(name, **arguments)
+    model.pretrained_cfg = model.pretrained_cfg | {"input_size": (3, 32, 32), "crop_pct": 1.0}
+    save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photographs")
+    for name, picture in list(samples().items())[:3]:
+        picture.save(folder / f"{name}.png")
+    return folder
+
+
+def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path):
+    out = tmp_path / "new" / "figures"
+    paths = sorted(photographs.iterdir())
+    done = vitlens("inspect", model_folder, *paths, "--out", out)
+    names = {"summary.json", "distance.png", "filters.png", "positions.png", "rollout.png"}
+    assert {p.name for p in out.iterdir()} == names and all(str(out / n) in done.stdout for n in names)
+    for png in out.glob("*.png"):
+        assert np.asarray(Image.open(png)).std() > 5
+    summary = json.loads((out / "summary.json").read_text())
+    model = load_model(model_folder)
+    with torch.no_grad(), capture(model) as attn:
+        logits = model(preprocess(model, [str(p) for p in paths]))
+    expected = attention.summary(attn)
+    np.testing.assert_allclose(summary["mean_distance"], expected.mean_distance.mean(0), rtol=1e-4)
+    assert (summary["layers"], summary["heads"]) == (2, 3)
+    assert (summary["grid"]["rows"], summary["grid"]["cols"], summary["grid"]["prefix"]) == (4, 4, 1)
+    assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
+    np.testing.assert_allclose(summary["explained_variance"], filters.components(model)[1], rtol=1e-5)
+    rank = positions.rank_correlation(positions.similarity(model))
+    assert summary["position_rank_correlation"] == pytest.approx(rank)
+    for i, entry in enumerate(summary["images"]):
+        np.testing.assert_allclose(entry["rollout"], expected.rollout[i], rtol=1e-4)
+        assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
+
+
+def test_samples_and_a_data_set(model_folder, photographs, tmp_path):
+    vitlens("inspect", model_folder, "--out", tmp_path / "a")
+    assert len(json.loads((tmp_path / "a" / "summary.json").read_text())["images"]) == len(samples())
+    vitlens("inspect", model_folder, photographs / "coffee.png", "--dataset", photographs, "--out", tmp_path / "b")
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert len(summary["images"]) == 1 and summary["images_in_mean_distance"] == 4
+
+
+def test_one_bad_file_among_several(model_folder, photographs, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff\xe0 not much of a picture")
+    done = vitlens("inspect", model_folder, broken, photographs / "coffee.png", "--out", tmp_path / "out", expect=1)
+    assert len(done.stderr.strip().splitlines()) == 1 and "broken.jpg" in done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["nonsense_model"], "has no model called nonsense_model"),
+        (["{model}", "missing.png"], "'missing.png' does not exist"),
+        (["{model}", "{model}/config.json"], "is a text file"),
+        (["{model}", "--dataset", "nowhere"], "no folder nowhere"),
+        (["{model}", "--dataset", "{model}"], "holds no image files"),
+        (["{model}", "--device", "abacus"], "no device called 'abacus'"),
+        (["{model}/.."], "has no config.json"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(model_folder, tmp_path, arguments, sentence):
+    arguments = [a.format(model=model_folder) for a in arguments]
+    done = vitlens("inspect", *arguments, "--out", tmp_path / "out", expect=2)
+    assert sentence in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_options_and_training_without_data():
+    assert "No such option" in vitlens("inspect", "x", "--nonsense", expect=2).stderr
+    assert "needs --data" in vitlens("train", "--recipe", "digits", expect=2).stderr
+    assert (
+        "There is no recipe 'x'" in vitlens("train", "--recipe", "x", "--data", "digits", "--out", "y", expect=2).stderr
+    )
+    assert "tiny-imagenet" in vitlens("train", "--list").stdout
+
+
+def test_models_without_some_of_the_figures(photographs, tmp_path):
+    """Max pooling: no rollout. A relative-position model: no table. Each is said, the rest is there."""
+    folder = saved(tmp_path / "max", global_pool="max")
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out")
+    assert "no rollout" in done.stdout and not (tmp_path / "out" / "rollout.png").exists()
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["images"][0]["rollout"] is None
+    folder = saved(tmp_path / "relpos", "vit_relpos_small_patch16_224")
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out2")
+    assert "no table of learned position embeddings" in done.stdout and (tmp_path / "out2" / "rollout.png").exists()
+
+
+def test_gated_attention_is_noted(photographs, tmp_path):
+    """The gate lies behind the maps, so their rollout ignores it."""
+    arguments = dict(depth=2, embed_dim=48, num_heads=3, attn_gated=True, num_classes=10, rope_type="axial")
+    torch.manual_seed(0)
+    model = timm.create_model("naflexvit_base_patch16_gap", **arguments)
+    save_for_hf(model, tmp_path / "gated", model_args=arguments, safe_serialization=True)
+    done = vitlens("inspect", tmp_path / "gated", photographs / "coffee.png", "--out", tmp_path / "out")
+    assert "learned gate, which the rollout ignores" in done.stdout
+
+
+def test_train_and_inspect_what_was_trained(tmp_path):
+    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny")
+    vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "figures")
+    summary = json.loads((tmp_path / "figures" / "summary.json").read_text())
+    assert summary["grid"]["rows"] == 4 and summary["layers"] == 2
