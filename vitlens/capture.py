@@ -133,7 +133,9 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
 
     values: keep v and the fused output of every layer too. Raises UnsupportedModelError for a model, or for a call,
     that cannot be shown truthfully (see `vitlens.support`), and for a second forward in the same block. Compiled
-    models run uncompiled inside the block. Works in several threads at once, each with its own block.
+    models run uncompiled inside the block. Works in several threads at once, each with its own block. Kept are q and k,
+    so memory is linear in the tokens, except for models with dense attention biases (BEiT, relative positions): their
+    biases are as large as the maps, and are kept too.
     """
     model = unwrap(model)
     attn = Attention(model)
