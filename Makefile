@@ -4,13 +4,16 @@ BIN := .venv/bin
 MODEL ?= data/checkpoints/vit_tiny_patch8_64
 READY := .venv/.ready
 
-.PHONY: figures lab test test-slow test-all lint
+.PHONY: figures lab notebooks test test-slow test-all lint
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
 
 lab: $(READY)  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+notebooks: $(READY)  ## run all notebooks in clean kernels and write them back with their figures
+	$(BIN)/python notebooks/execute.py
 
 test: $(READY)  ## every test but the sweep over all of timm
 	$(BIN)/python -m pytest -n auto
@@ -21,7 +24,7 @@ test-slow: $(READY)  ## the sweep over all of timm
 test-all: test test-slow
 
 lint: $(READY)
-	$(BIN)/ruff check vitlens tests benchmarks
+	$(BIN)/ruff check vitlens tests benchmarks notebooks
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -27,7 +27,7 @@ def features(model, data, mean, std, flip: bool) -> torch.Tensor:
     rows = []
     for images in data.images.split(500):
         x = (images.float() / 255 - mean) / std
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        with torch.autocast(x.device.type, torch.bfloat16):
             tokens = model.forward_features(x.flip(-1) if flip else x)
         rows.append(tokens[:, model.num_prefix_tokens :].float().mean(1))
     return torch.cat(rows)
@@ -53,7 +53,7 @@ def main() -> None:
     size = config["input_size"][-1]
     train, valid = (datasets.load(options.data, split, size=size, on_damaged="skip") for split in ("train", "valid"))
     if options.images:
-        train, valid = train.subset(options.images, 0), valid.subset(options.images, 0)
+        train, valid = train.subset(options.images, 0), valid.subset(min(options.images, len(valid)), 0)
     train, valid = train.to(device), valid.to(device)
     mean, std = (torch.tensor(config[key], device=device).view(1, 3, 1, 1) for key in ("mean", "std"))
     x = torch.cat([features(model, train, mean, std, flip) for flip in (False, True)])
@@ -80,7 +80,8 @@ def main() -> None:
     with torch.no_grad():
         accuracy = top1(head(x_valid), valid.labels)
     record = {
-        "command": f"python benchmarks/mean_pool_head.py {options.model} --data TINY_IMAGENET",
+        "command": f"python benchmarks/mean_pool_head.py {options.model} --data TINY_IMAGENET"
+        + (f" --images {options.images}" if options.images else ""),
         "top1_mean_of_patches": round(accuracy, 2),
         "top1_class_token": round(top1(class_token, valid.labels), 2),
         "training_images": len(train),

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # before torch and what tests start: share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
 import pytest
 import timm
 import torch

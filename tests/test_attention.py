@@ -91,6 +91,17 @@ def test_entropy_and_received_closed_forms():
     assert attention.received(given(to_seven, WIDE))[0, 0, 0].tolist() == pytest.approx(one_hot(WIDE, 12)[5:].tolist())
 
 
+def test_entropy_does_not_cancel():
+    """Logits that share a large offset: the softmax is the same, and so is its entropy."""
+    logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))
+    grid = TokenGrid(4, 6, (16, 16), 1, None, torch.zeros(25))
+    expected = torch.special.entr(logits.double().softmax(-1)).sum(-1).mean().item()
+    maps = Maps([logits], grid)
+    for offset in (0.0, 1e3):
+        maps.layers = [Layer("0", (logits + offset).float(), torch.eye(25).expand(1, 1, 25, 25), 1.0)]
+        assert attention.entropy(maps).item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_rollout_of_uniform_layers():
     """L uniform layers give 2^-L·I + (1 − 2^-L)/T."""
     tokens, depth = WIDE.tokens, 4
@@ -247,9 +258,12 @@ def test_mean_over_a_loader(vit):
         torch.testing.assert_close(getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="no images"):
         attention.mean_over(model, [])
-    dynamic = vit(dynamic_img_size=True)
-    with pytest.raises(ValueError, match="must have one size"):
-        attention.mean_over(dynamic, [x, torch.randn(1, 3, 64, 96)])
+    with pytest.raises(TypeError, match="yields dict"):
+        attention.mean_over(model, [{"image": x}])
+    for pool in ("token", "max"):  # as many patches, but other ones
+        dynamic = vit(dynamic_img_size=True, global_pool=pool)
+        with pytest.raises(ValueError, match="must have one size"):
+            attention.mean_over(dynamic, [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)])
 
 
 def test_memory_stays_flat(vit, monkeypatch):

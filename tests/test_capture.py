@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -150,16 +151,22 @@ def test_half_precision(vit):
 
 def test_compiled(vit):
     model, x = vit(), images(1, 3, 64, 64)
-    compiled = torch.compile(model, backend="aot_eager")
+    runs = []
+
+    def counting(graph, _):
+        return lambda *inputs: runs.append(1) or graph(*inputs)
+
+    compiled = torch.compile(model, backend=counting)
     with torch.no_grad():
         plain = compiled(x)
         with capture(model) as expected:
             model(x)
-        for handle in (compiled, model):
+        for handle in (compiled, model):  # either may be captured
             with capture(handle) as attn:
                 compiled(x)
             assert all(torch.equal(a.q, b.q) for a, b in zip(attn, expected, strict=True))
-        assert torch.equal(compiled(x), plain)
+        assert len(runs) == 1  # uncompiled inside the blocks
+        assert torch.equal(compiled(x), plain) and len(runs) == 2  # and compiled again after them
 
 
 def test_several_threads_at_once(vit):
@@ -223,6 +230,8 @@ def test_weights_of_some_queries_and_rows(vit):
     assert full.shape == (2, 3, 17, 17)
     torch.testing.assert_close(layer.weights(5), full[:, :, 5:6])
     torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
+    for five in (np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
+        torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
@@ -267,10 +276,61 @@ def refusal(model, *args, match, **kwargs):
         model(*args, **kwargs)
 
 
+def test_dropout_inside_attention_is_refused_at_the_call(vit):
+    """A dropout rate that no module announces."""
+    model = vit()
+    attend = F.scaled_dot_product_attention
+    model.blocks[1].attn.forward = lambda x, **_: attend(
+        *model.blocks[1].attn.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
+    )
+    refusal(model, images(1, 3, 64, 64), match="layer 1 drops attention weights at random .dropout 0.2")
+
+
+def test_tokens_that_are_not_those_of_the_image_are_refused(vit):
+    model = vit()
+    model.patch_drop = torch.nn.Identity()
+    model.patch_drop.forward = lambda x: x[:, :9]
+    refusal(model, images(1, 3, 64, 64), match="attends from 9 to 9 tokens, but an input of 64 × 64")
+
+
+def test_the_grid_is_the_one_of_the_image_that_ran(vit):
+    """Touching parameters, embedding another picture or padding before the forward must not fix the grid."""
+    model = vit(dynamic_img_size=True)
+    with torch.no_grad(), capture(model) as attn:
+        photo = images(1, 3, 64, 128).float().clamp(-1, 1)
+        photo = photo.to(next(model.parameters()).device)
+        model.patch_embed(photo)
+        model(photo.transpose(2, 3))
+    assert (attn.grid.rows, attn.grid.cols, attn.grid.image) == (8, 4, (128, 64))
+    with torch.no_grad(), capture(model) as attn:
+        model(F.pad(images(1, 3, 58, 90), (3, 3, 3, 3)))
+    assert attn.grid.image == (64, 96) and attn.grid.cut == (0, 0)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (225, 225), (230, 330)])
+@pytest.mark.parametrize(
+    "name, stride", [("vit_tiny_r_s16_p8_224", 32), ("vit_small_r26_s32_224", 32), ("vit_base_r50_s16_224", 16)]
+)
+def test_hybrids_are_measured_by_their_stride(name, stride, size):
+    """timm's own ratio is image ÷ features: 15 pixels for a stride of 16 at 225."""
+    try:
+        model = timm.create_model(name, img_size=size, depth=1, embed_dim=96, num_heads=3).eval()
+    except AssertionError:  # timm refuses features that the patch size does not divide
+        return
+    with torch.no_grad(), capture(model) as attn:
+        model(images(1, 3, *size))
+    assert attn.grid.patch == (stride, stride)
+    assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
+
+
 def test_refused_calls(vit):
     x = images(1, 3, 64, 64)
-    refusal(vit(attn_drop_rate=0.1).train(), x, match="dropout 0.1.*model.eval")
-    refusal(vit(patch_drop_rate=0.5).train(), x, match="attends from 9 to 9 tokens, but an input of 64 × 64")
+    for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate", "pos_drop_rate", "proj_drop_rate", "drop_rate"):
+        refusal(vit(**{rate: 0.1}).train(), x, match=r"training mode and .* at random.*model\.eval\(\)")
+    built = vit(drop_path_rate=0.1)  # but not at work
+    with capture(built):
+        built(x)
+    refusal(vit(), x[:0], match="no images")
     refusal(vit(), x, is_causal=True, match="causal")
     model = vit()
     with pytest.raises(UnsupportedModelError, match="second time"), capture(model):

@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitlens import attention, capture, cli, filters, load_model, positions
@@ -99,6 +100,28 @@ def test_one_bad_file_among_several(model_folder, photographs, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1 and "broken.jpg" in done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
+
+
+def test_a_picture_that_cannot_be_prepared_is_one_bad_file_too(model_folder, photographs, tmp_path):
+    Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
+    files = [tmp_path / "strip.png", photographs / "coffee.png"]
+    done = vitlens("inspect", model_folder, *files, "--out", tmp_path / "out", expect=1)
+    assert "strip.png" in done.stderr and (tmp_path / "out" / "summary.json").exists()
+
+
+def test_models_without_classes_and_models_without_sense(photographs, tmp_path):
+    folder = saved(tmp_path / "features", num_classes=0)
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out")
+    assert "no classifier" in done.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["images"][0]["top5"] == []
+    folder = saved(tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v * float("nan") for k, v in weights.items()}, folder / "model.safetensors")
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out3", expect=2)
+    assert "not finite" in done.stderr and not (tmp_path / "out3").exists()
+    (tmp_path / "file").write_text("x")
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "file", expect=2)
+    assert "is a file" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from vitlens.grid import token_grid
 def test_uniform_distance(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
     assert grid.uniform_distance() == pytest.approx(expected, abs=0.06)
-    assert grid.uniform_distance() == pytest.approx(grid.distances(dtype=torch.float64).mean().item(), rel=1e-12)
+    wide = TokenGrid(rows, cols + 3, (patch, 2 * patch))
+    for each in (grid, wide):
+        assert each.uniform_distance() == pytest.approx(each.distances(dtype=torch.float64).mean().item(), rel=1e-12)
 
 
 def test_distances_on_a_grid_that_is_not_square():
@@ -67,3 +69,17 @@ def test_readouts():
     assert torch.allclose(every, torch.tensor(1 / 197))
     for pool in ("max", "avgmax", "", "prr", "map"):
         assert readout("vit_tiny_patch16_224", global_pool=pool) is None
+
+
+def test_defaults_of_the_process_do_not_matter():
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        with torch.device("meta"):
+            model = timm.create_model("vit_tiny_patch16_224", global_pool="avg")
+        row, uniform = token_grid(model, (224, 224)).readout, TokenGrid(14, 14, (16, 16)).uniform_distance()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert row.dtype == torch.float32 and row.device.type == "cpu" and row.sum().item() == pytest.approx(1, abs=1e-5)
+    assert uniform == pytest.approx(116.492, abs=1e-3)

@@ -67,7 +67,26 @@ def test_bad_folders(folder, tmp_path_factory):
             load_model(folder)
 
 
-def test_bad_names():
+def test_label_names(folder):
+    """A dictionary is ordered by its numbers, whatever its order in the file; anything else must fit."""
+    config = json.loads((folder / "config.json").read_text())
+    config["num_classes"] = config["model_args"]["num_classes"] = 3
+
+    def opened(names):
+        (folder / "config.json").write_text(json.dumps(config | {"label_names": names}))
+        return load_model(folder)
+
+    assert opened({"2": "owl", "0": "cat", "1": "dog"}).label_names == ["cat", "dog", "owl"]
+    for bad in (["cat"], "cat", {"a": "cat", "b": "dog", "c": "owl"}):
+        with pytest.raises(ValueError, match="must be a list of 3 names"):
+            opened(bad)
+
+
+def test_bad_names(folder):
+    for name in ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "timm/vit_tiny", ""):
+        with pytest.raises(ValueError, match="A model is a timm name"):
+            load_model(name)
+    assert load_model(f"local-dir:{folder}").num_classes == 3
     with pytest.raises(ValueError, match="Did you mean .*vit_tiny_patch16_224"):
         load_model("vit_tiny_patch16_223")
     with pytest.raises(ValueError, match="no model folder"):

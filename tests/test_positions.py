@@ -62,6 +62,12 @@ def test_models_without_a_table():
             model = timm.create_model(name, depth=1)
         with pytest.raises(ValueError, match="no table of learned position embeddings"):
             positions.similarity(model)
+    for name in ("pit_ti_224", "resnet18", "sam2_hiera_tiny"):  # other kinds of tables, or none
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        with pytest.raises(ValueError, match="no table of learned position embeddings"):
+            positions.similarity(model)
+    assert positions.rank_correlation(torch.zeros(3, 4, 3, 4)) == 0  # no structure, and no warning
     with pytest.raises(ValueError, match=r"\(rows, cols, D\) table, but .* \(3, 4\)"):
         positions.similarity(torch.randn(3, 4))
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import kernels
-from vitlens.capture import Attention, Layer, capture
+from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
+from vitlens.layer import Layer
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}
@@ -92,22 +93,28 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
     """
     device = next(model.parameters()).device
     total: dict[str, Tensor] = {}
-    count = 0
+    grid, count = None, 0
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
+            if not isinstance(images, Tensor):
+                raise TypeError(
+                    "The loader must yield image batches (B, C, height, width), or tuples that begin with one, but it "
+                    f"yields {type(images).__name__}."
+                )
             with torch.no_grad(), capture(model) as attn:
                 model(images.to(device))
+            grid = grid or attn.grid
+            if attn.grid != grid:
+                raise ValueError(
+                    f"The images of a mean must have one size, but sizes {grid.image} and {attn.grid.image} came. "
+                    "Resize them alike, or take one mean per size."
+                )
             batch_summary = summary(attn, renormalize=renormalize)
             for name in ("mean_distance", "entropy", "received", "rollout"):
                 if (values := getattr(batch_summary, name)) is not None:
-                    if name in total and total[name].shape != values.shape[1:]:
-                        raise ValueError(
-                            "The images of a mean must have one size, but batches with different numbers of patches "
-                            "came. Resize them alike, or take one mean per size."
-                        )
                     total[name] = total.get(name, 0) + values.double().sum(0)
             count += batch_summary.images
     finally:
@@ -200,9 +207,9 @@ class _MeanDistance(_Statistic):
 
 class _Entropy(_Statistic):
     def add(self, queries, logits, weights):
-        # ln A_ij = x_ij − lse_i, and the largest entry of a row tells its log-sum-exp without underflow
-        lse = logits.amax(-1) - weights.amax(-1).log()
-        self.sums.append(lse - torch.linalg.vecdot(weights, logits))
+        # ln A_ij = x_ij − max x_i + ln max A_i: no underflow, and nothing cancels where the logits share an offset
+        shifted = logits - logits.amax(-1, keepdim=True)
+        self.sums.append(-weights.amax(-1).log() - torch.linalg.vecdot(weights, shifted))
 
     def take(self, sums):
         self.sums.append(sums.entropy)
@@ -231,8 +238,9 @@ class _Rollout(_Statistic):
             raise ValueError(f"discard is a share of each row, at least 0 and below 1, but got {discard!r}.")
         if query is None and len(attn) and attn[0] is not None and attn.grid.readout is None:
             raise ValueError(
-                f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, or returns all "
-                "tokens), so a rollout has no row to start from. Give one: `rollout(attn, query=(row, column))`."
+                f"{attn.model_name} read no weighted sum of its tokens (its pooling takes a maximum, returns all "
+                "tokens, or was not run), so a rollout has no row to start from. Give one: `rollout(attn, "
+                "query=(row, column))`."
             )
         self.query, self.head_fusion, self.discard = query, head_fusion, discard
         self.fusable = head_fusion == "mean" and not discard

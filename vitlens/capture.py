@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -20,71 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens.grid import TokenGrid, patch_embedding, token_grid
+from vitlens.layer import Layer
 from vitlens.support import UnsupportedModelError, attention_modules, gated, model_name, refuse, unwrap
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer's attention as the model called it: softmax(q·kᵀ·scale + mask) over the last axis.
-
-    name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
-    latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
-    output, (B, H, T, K), are kept by `capture(model, values=True)` only.
-    """
-
-    name: str
-    q: Tensor
-    k: Tensor
-    scale: float
-    mask: Tensor | None = None
-    v: Tensor | None = None
-    output: Tensor | None = None
-
-    def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
-        """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
-        rows = slice(None) if queries is None else [queries] if isinstance(queries, int) else queries
-        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
-        logits = (self.q[:, :, rows].to(wide) * self.scale) @ self.k.to(wide).mT
-        if self.mask is None:
-            return logits
-        mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
-        return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
-
-    def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
-        """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
-
-        Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
-        """
-        count = self.q[0, 0, :, 0].shape[0] if queries is None else self.q[:1, :1, queries, :1].numel()
-        need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
-        if need > limit:
-            raise MemoryError(
-                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
-                f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
-                f"(`rows()`), or raise the limit (`weights(limit={need:.0f} + 1)`)."
-            )
-        return self.logits(queries).softmax(-1)
-
-    def rows(self, block: int = 64) -> Iterator[tuple[slice, Tensor]]:
-        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T))."""
-        for queries, _, weights in self.blocks(block):
-            yield queries, weights
-
-    def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
-        for start in range(0, self.q.shape[-2], block):
-            queries = slice(start, min(start + block, self.q.shape[-2]))
-            logits = self.logits(queries)
-            yield queries, logits, logits.softmax(-1)
-
-    def images(self, chosen: slice) -> Layer:
-        """The same layer for some images of the batch."""
-        pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
-        return replace(
-            self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output)
-        )
 
 
 class Attention(Sequence):
@@ -133,19 +72,21 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
 
     values: keep v and the fused output of every layer too. Raises UnsupportedModelError for a model, or for a call,
     that cannot be shown truthfully (see `vitlens.support`), and for a second forward in the same block. Compiled
-    models run uncompiled inside the block. Works in several threads at once, each with its own block. Kept are q and k,
-    so memory is linear in the tokens, except for models with dense attention biases (BEiT, relative positions): their
-    biases are as large as the maps, and are kept too.
+    models run uncompiled meanwhile, in all threads. Works in several threads at once, each with its own block. Kept are
+    q and k, so memory is linear in the tokens, except for models with dense attention biases (BEiT, relative
+    positions): their biases are as large as the maps, and are kept too.
     """
     model = unwrap(model)
     attn = Attention(model)
+    _refuse_chance(model)
     with _uncompiled(), _Recorder(model, attn, values):
         yield attn
     if not attn.complete:
         fused = all(getattr(m, "fused_attn", True) for layer in attention_modules(model) for _, m in layer)
         raise refuse(
             model,
-            "it was not run to its last block inside the `with` block"
+            "it was not run to its last block inside the `with` block, or not with its own parameters "
+            "(functional_call, quantised layers)"
             if fused
             else "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew",
         )
@@ -168,11 +109,12 @@ class _Recorder(TorchFunctionMode):
         if getattr(model, "attn_pool", None) is not None:  # the last norm announces a pool without parameters
             for module in (model.norm, model.attn_pool):
                 self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
-        backbone = getattr(patch_embedding(model), "backbone", None)
-        inside = {id(p) for p in backbone.parameters()} if backbone is not None else set()
-        self.beyond_image = {id(p) for p in model.parameters()} - inside
+        embed = patch_embedding(model)
+        self.embed = {id(p) for p in embed.parameters()}
+        self.pads = hasattr(embed, "backbone") or getattr(embed, "dynamic_img_pad", False)
         self.image: Tensor | None = None
         self.padded: dict[int, tuple[Tensor, Tensor]] = {}
+        self.begun = False  # the first layer was seen: from now on the grid stays
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -184,23 +126,23 @@ class _Recorder(TorchFunctionMode):
                 tensors += [t for t in a if isinstance(t, Tensor)]
         for tensor in tensors:
             self.layer = self.owner.get(id(tensor), self.layer)
-        if self.attn.grid is None:
+        if not self.begun:
             self._look_for_image(tensors, args[0] if args else None)
         result = func(*args, **kwargs)
-        if func is F.pad and self.attn.grid is None:
+        if func is F.pad and self.pads and not self.begun:
             self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
         return result
 
     def _look_for_image(self, tensors: list[Tensor], subject) -> None:
-        """The image is the last (B, C, H, W) tensor acted upon (before any padding) when the embedding is reached."""
+        """The image is the last (B, C, H, W) activation acted upon, before the embedding's own padding, when the
+        embedding's parameters meet activations."""
         subject, _ = self.padded.get(id(subject), (subject, None))
         activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
         if activation and subject.dim() == 4 and subject.shape[1] == self.model.in_chans:
             self.image = subject
-        if self.image is not None and any(id(t) in self.beyond_image for t in tensors):
+        parameters = {id(t) for t in tensors} & self.embed
+        if self.image is not None and parameters and len(parameters) < len(tensors):
             self.attn.grid = token_grid(self.model, tuple(self.image.shape[-2:]))
-            self.image = None
-            self.padded.clear()
 
     def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
         where, self.layer = self.layer, None
@@ -208,6 +150,8 @@ class _Recorder(TorchFunctionMode):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         index, call, name = where
         self._check(index, call, query, key, dropout_p, is_causal)
+        self.begun, self.image = True, None
+        self.padded.clear()
         output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         scale = kwargs.get("scale")
         layer = Layer(
@@ -234,6 +178,8 @@ class _Recorder(TorchFunctionMode):
                 f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
                 "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
             )
+        if len(query) == 0:
+            raise refuse(self.model, "the batch holds no images")
         if dropout_p > 0:
             raise refuse(
                 self.model,
@@ -255,6 +201,18 @@ class _Recorder(TorchFunctionMode):
                 self.model,
                 f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
                 f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches",
+            )
+
+
+def _refuse_chance(model: nn.Module) -> None:
+    """Raise where dropout, stochastic depth or patch dropout is at work: what ran is then not the model's own map."""
+    for name, module in model.named_modules():
+        rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
+        if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:
+            raise refuse(
+                model,
+                f"it is in training mode and {name} ({type(module).__name__}, {rate:g}) leaves things out at random, "
+                "so no map is what the whole model does; call model.eval() first",
             )
 
 

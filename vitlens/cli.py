@@ -44,12 +44,15 @@ def inspect(
         print(f"vitlens: {sentence}", file=sys.stderr)
 
     more = inspection.image_files(dataset) if dataset else []
-    pictures = [(p.name, p) for p in images] if images else list(samples().items())
+    pictures = [(_name(p, images), p) for p in images] if images else list(samples().items())
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
     vit = load_model(model).to(_device(device))
-    several = len(pictures) + len(more) > 1
-    with tqdm(total=len(pictures) + len(more), unit="image", disable=len(pictures) + len(more) < 12) as bar:
-        counted = lambda pairs: (bar.update() and pair or pair for pair in pairs)  # noqa: E731
-        found = inspection.inspect(vit, counted(pictures), counted(more), on_error=complain if several else None)
+    count = len(pictures) + len(more)
+    with tqdm(total=count, unit="image", disable=count < 12) as bar:
+        found = inspection.inspect(
+            vit, _counted(pictures, bar), _counted(more, bar), on_error=complain if count > 1 else None
+        )
     for path in inspection.write(found, out):
         print(path)
     for note in found.notes:
@@ -94,6 +97,17 @@ def train(
     )  # fmt: skip
 
 
+def _name(path: Path, among: list[Path]) -> str:
+    """The file's name, or its whole path where two files have the same name."""
+    return path.name if sum(other.name == path.name for other in among) == 1 else str(path)
+
+
+def _counted(pairs, bar):
+    for pair in pairs:
+        yield pair
+        bar.update()
+
+
 def _device(name: str):
     import torch
 
@@ -108,6 +122,9 @@ def _device(name: str):
 
 def main() -> None:
     """The `vitlens` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot print a name shows its code instead
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:

@@ -76,13 +76,15 @@ class TokenGrid:
         return torch.cdist(centers[start:stop], centers, compute_mode="donot_use_mm_for_euclid_dist")
 
     def uniform_distance(self) -> float:
-        """Mean distance in pixels that attention spread evenly over the patches has: the line to compare heads with."""
-        side = self.distances(dtype=torch.float64) if self.patches <= 4096 else None
-        if side is not None:
-            return side.mean().item()
-        return (
-            sum(self.distances(i, i + 1, dtype=torch.float64).mean().item() for i in range(self.patches)) / self.patches
-        )
+        """Mean distance in pixels that attention spread evenly over the patches has: the line to compare heads with.
+
+        In closed form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
+        """
+        dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
+        pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
+        pairs_y[0], pairs_x[0] = self.rows, self.cols
+        distance = torch.hypot((dy * self.patch[0])[:, None], dx * self.patch[1])
+        return (distance * pairs_y[:, None] * pairs_x).sum().item() / self.patches**2
 
     def image_map(self, values: Tensor) -> Tensor:
         """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""
@@ -100,14 +102,31 @@ def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
     An attention pool's read-out depends on the image; here it is None, and a capture fills it in.
     """
     embed = patch_embedding(model)
-    rows, cols = embed.dynamic_feat_size(tuple(image))
-    grid = TokenGrid(rows, cols, tuple(embed.feat_ratio(as_scalar=False)), model.num_prefix_tokens, tuple(image))
+    rows, cols = _features(embed, tuple(image))
+    grid = TokenGrid(rows, cols, _stride(embed), model.num_prefix_tokens, tuple(image))
     object.__setattr__(grid, "readout", _readout(model, grid))
     return grid
 
 
+def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns; for a hybrid at the size it was built for, those timm found by running its backbone."""
+    if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
+        return tuple(embed.grid_size)
+    return embed.dynamic_feat_size(image)
+
+
+def _stride(embed: nn.Module) -> tuple[int, int]:
+    """Pixels from one token to the next. timm's ratio of a hybrid is image ÷ features, off where one was rounded."""
+    backbone = getattr(embed, "backbone", None)
+    if backbone is None or not hasattr(backbone, "feature_info"):
+        return tuple(embed.feat_ratio(as_scalar=False))
+    info = backbone.feature_info
+    reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
+    return tuple(side * reduction for side in embed.patch_size)
+
+
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
-    row = torch.zeros(grid.tokens)
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
     if getattr(model, "attn_pool", None) is not None:
         return None
     if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads

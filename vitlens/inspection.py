@@ -101,6 +101,11 @@ def inspect(
             with torch.inference_mode(), capture(model) as attn:
                 logits = model(batch)
             grid = attn.grid
+            if not logits.isfinite().all():
+                raise ValueError(
+                    f"The model's outputs for {names[0]} are not finite numbers, so its attention means nothing; its "
+                    "weights are damaged or its precision is too low."
+                )
             if shown and grid.readout is not None:
                 summary = attention.summary(attn)
                 distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
@@ -108,13 +113,18 @@ def inspect(
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
             total, count = total + distance.double().sum(0).cpu(), count + len(names)
             if shown:
-                pixels, classes = restore(model, batch), top_classes(model, logits)
+                pixels = restore(model, batch)
+                classes = top_classes(model, logits) if model.num_classes else [[]] * len(names)
                 pictures += [Picture(*each) for each in zip(names, pixels, classes, rollouts, strict=True)]
     if grid is None:
         raise ImageError("None of the images given could be read, so there is nothing to inspect.")
+    if not model.num_classes:
+        notes.append("The model has no classifier, so there are no class names.")
     if grid.readout is None:
         notes.append("The head reads no weighted sum of the tokens, so there is no rollout from it.")
-    found, variance = _or_note(lambda: filters.components(model, min(28, filters.kernels(model)[0].numel())), notes)
+    found, variance = _or_note(
+        lambda: filters.components(model, min(28, *filters.kernels(model).flatten(1).shape)), notes
+    )
     similarity = _or_note(lambda: (positions.similarity(model),), notes)[0]
     name = model_name(model).split(" (")[0]
     return Inspection(name, grid, total / count, count, pictures, found, variance, similarity, notes)
@@ -128,7 +138,7 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
 
     out.mkdir(parents=True, exist_ok=True)
     written = [out / "summary.json"]
-    written[0].write_text(json.dumps(inspection.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    numbers = json.dumps(inspection.to_dict(), indent=1, allow_nan=False)
     uniform = inspection.grid.uniform_distance()
     figures = {
         "distance": plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model).figure
@@ -145,6 +155,7 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
             grid=inspection.grid,
             captions=[f"{p.top5[0][0].split(',')[0]} {p.top5[0][1]:.0%}" if p.top5 else p.name for p in shown],
         )
+    written[0].write_text(numbers + "\n", encoding="utf-8")
     for name, figure in figures.items():
         written.append(out / f"{name}.png")
         figure.savefig(written[-1], dpi=100)
@@ -156,7 +167,7 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder} to read images from.")
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES)
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES and p.is_file())
     if not files:
         raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(IMAGE_FILES))}).")
     return [(str(p.relative_to(folder)), p) for p in files]
@@ -168,17 +179,26 @@ def _batches(model, images, batch_size, on_error) -> Iterator[tuple[list[str], T
     names, loaded = [], []
     for name, source in images:
         try:
-            loaded.append(load_image(source))
+            loaded.append(_preprocessed(model, name, source))
             names.append(name)
         except ImageError as error:
             if on_error is None:
                 raise
             on_error(str(error))
         if len(loaded) == batch_size:
-            yield names, preprocess(model, loaded).to(device)
+            yield names, torch.stack(loaded).to(device)
             names, loaded = [], []
     if loaded:
-        yield names, preprocess(model, loaded).to(device)
+        yield names, torch.stack(loaded).to(device)
+
+
+def _preprocessed(model: nn.Module, name: str, source) -> Tensor:
+    """(C, H, W) as the model is shown it. Raises ImageError, with the name in it."""
+    picture = load_image(source)
+    try:
+        return preprocess(model, picture)[0]
+    except ImageError as error:
+        raise ImageError(f"{name} cannot be used. {error}") from error
 
 
 def _or_note(make: Callable[[], tuple], notes: list[str]) -> tuple:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.capture import Layer
 from vitlens.grid import TokenGrid
+from vitlens.layer import Layer
 
 enabled = True  # set to False to do without the kernels; a kernel that fails does so itself
 tl = None  # Triton's language, once it is imported

@@ -25,10 +25,16 @@ def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kw
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit; ConnectionError
     where the hub cannot be reached.
     """
+    name_or_path = str(name_or_path).removeprefix("local-dir:")
+    if not name_or_path or name_or_path.startswith(("hf-hub:", "hf_hub:", "timm/")):
+        raise ValueError(
+            f"A model is a timm name such as vit_tiny_patch16_224.augreg_in21k_ft_in1k or a folder, but "
+            f"{name_or_path!r} came. For a model of the hub give its timm name, or download its folder."
+        )
     path = Path(name_or_path)
     if path.is_dir() or path.name in ("config.json", "model.safetensors"):
         return _open_folder(path if path.is_dir() else path.parent, pretrained, kwargs)
-    name = str(name_or_path)
+    name = name_or_path
     if os.sep in name or name.startswith(".") or name.endswith((".safetensors", ".pth", ".pt", ".bin")):
         raise ValueError(
             f"There is no model folder {name}. Give a folder with config.json and model.safetensors (timm's hub "
@@ -56,7 +62,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
             )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
+        names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
         architecture = config["architecture"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -66,13 +72,23 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
     try:
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **kwargs)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
-    if isinstance(names, dict):  # some publishers write {"0": "tench", …}
-        names = list(names.values())
     if names:
-        model.label_names = list(names)
+        model.label_names = _ordered(names, model.num_classes, folder)
     return model.eval()
+
+
+def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
+    """Class names in the order of the classes; some publishers write {"0": "tench", …}."""
+    if isinstance(names, dict) and set(names) == {str(i) for i in range(len(names))}:
+        names = [names[str(i)] for i in range(len(names))]
+    if not isinstance(names, list) or len(names) != count:
+        raise ValueError(
+            f"label_names in {folder / 'config.json'} must be a list of {count} names, one for each class, but it is "
+            f"{type(names).__name__} of length {len(names)}. Correct it, or leave it out."
+        )
+    return [str(name) for name in names]
 
 
 def _require_hub(name: str) -> None:
@@ -92,7 +108,7 @@ def _require_hub(name: str) -> None:
 
 def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
     """What timm or the hub raised, as one sentence that says what to do."""
-    text = " ".join(str(error).split())[:300]
+    text = " ".join(str(error).split())[:300].rstrip(".")
     if pretrained and isinstance(error, OSError | ConnectionError) or _is_hub_error(error):
         return ConnectionError(
             f"The pre-trained weights of {name} could not be fetched from the hub ({type(error).__name__}). Check the "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.grid import patch_embedding
+from vitlens.grid import TokenGrid
 
 
 def table(model: nn.Module) -> Tensor:
@@ -14,19 +15,19 @@ def table(model: nn.Module) -> Tensor:
 
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
-    embed = patch_embedding(model)
+    embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
     positions = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
-    if not isinstance(positions, Tensor):
-        kind = "rotary embeddings" if getattr(model, "rope", None) is not None else "no learned table"
-        raise ValueError(
-            f"{type(model).__name__} has no table of learned position embeddings to compare ({kind}); this figure is "
-            "for models that add one vector per patch position, such as ViT, DeiT or BEiT-3."
-        )
-    positions = positions.detach()
-    if positions.dim() == 4:  # NaFlex: (1, rows, cols, D)
-        return positions[0]
-    rows, cols = embed.grid_size
-    return positions[0, positions.shape[1] - rows * cols :].unflatten(0, (rows, cols))
+    width, grid = getattr(model, "embed_dim", None), getattr(embed, "grid_size", None)
+    shape = tuple(positions.shape) if isinstance(positions, Tensor) else ()
+    if len(shape) == 4 and shape[0] == 1 and shape[-1] == width and hasattr(model, "embeds"):  # NaFlex
+        return positions.detach()[0]
+    if len(shape) == 3 and shape[0] == 1 and shape[-1] == width and grid and shape[1] >= grid[0] * grid[1]:
+        return positions.detach()[0, shape[1] - grid[0] * grid[1] :].unflatten(0, tuple(grid))
+    kind = "rotary embeddings" if getattr(model, "rope", None) is not None else "no learned table"
+    raise ValueError(
+        f"{type(model).__name__} has no table of learned position embeddings to compare ({kind}); this figure is "
+        "for models that add one vector per patch position, such as ViT, DeiT or BEiT-3."
+    )
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
@@ -81,8 +82,7 @@ def rank_correlation(similarities: Tensor) -> float:
     from scipy.stats import spearmanr
 
     rows, cols = similarities.shape[:2]
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols)).double()
-    distance = torch.cdist(places, places)
-    different = ~torch.eye(rows * cols, dtype=torch.bool)
-    values = similarities.reshape(rows * cols, rows * cols).cpu()
-    return float(spearmanr(values[different], distance[different]).statistic)
+    distance = TokenGrid(rows, cols, (1, 1)).distances(dtype=torch.float64, device="cpu").numpy()
+    different = ~np.eye(rows * cols, dtype=bool)
+    values = similarities.detach().cpu().reshape(rows * cols, rows * cols).numpy()[different]
+    return float(spearmanr(values, distance[different]).statistic) if values.std() > 0 else 0.0

@@ -129,6 +129,8 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
         layers.append(found)
     if not layers:
         raise refuse(model, "it has no blocks")
+    if len({id(m) for layer in layers for _, m in layer}) < sum(map(len, layers)):
+        raise refuse(model, "its blocks share one attention module, so its calls cannot be told apart")
     return layers
 
 

@@ -1,0 +1,81 @@
+"""One layer's attention, from its queries and keys: all of it, some queries, or a block of rows at a time.
+
+Shapes: B batch, H heads, T tokens, Q queries, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's attention as the model called it: softmax(q·kᵀ·scale + mask) over the last axis.
+
+    name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
+    latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
+    output, (B, H, T, K), are kept by `capture(model, values=True)` only.
+    """
+
+    name: str
+    q: Tensor
+    k: Tensor
+    scale: float
+    mask: Tensor | None = None
+    v: Tensor | None = None
+    output: Tensor | None = None
+
+    def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
+        rows = self._rows(queries)
+        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        logits = (self.q[:, :, rows].to(wide) * self.scale) @ self.k.to(wide).mT
+        if self.mask is None:
+            return logits
+        mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
+        return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
+
+    def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
+        """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
+
+        Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
+        """
+        rows = self._rows(queries)
+        count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
+        need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
+        if need > limit:
+            raise MemoryError(
+                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
+                f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
+                f"(`rows()`), or raise the limit (`weights(limit={need:.0f} + 1)`)."
+            )
+        return self.logits(rows).softmax(-1)
+
+    def _rows(self, queries) -> slice | Tensor:
+        """A slice or a 1-D tensor of positions; one number keeps the axis."""
+        if queries is None:
+            return slice(None)
+        return queries if isinstance(queries, slice) else torch.as_tensor(queries, device=self.q.device).reshape(-1)
+
+    def rows(self, block: int = 64) -> Iterator[tuple[slice, Tensor]]:
+        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T))."""
+        for queries, _, weights in self.blocks(block):
+            yield queries, weights
+
+    def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
+        for start in range(0, self.q.shape[-2], block):
+            queries = slice(start, min(start + block, self.q.shape[-2]))
+            logits = self.logits(queries)
+            yield queries, logits, logits.softmax(-1)
+
+    def images(self, chosen: slice) -> Layer:
+        """The same layer for some images of the batch."""
+        pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
+        return replace(
+            self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output)
+        )
