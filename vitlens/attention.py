@@ -22,7 +22,7 @@ from vitlens.grid import TokenGrid
 from vitlens.layer import Layer
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
-BLOCK = {"cpu": 2**20, "cuda": 2**26}
+BLOCK = {"cpu": 2**21, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class _MeanDistance(_Statistic):
 
 class _Entropy(_Statistic):
     def add(self, queries, logits, weights):
-        # ln A_ij = x_ij − max x_i + ln max A_i: no underflow, and nothing cancels where the logits share an offset
-        shifted = logits - logits.amax(-1, keepdim=True)
-        self.sums.append(-weights.amax(-1).log() - torch.linalg.vecdot(weights, shifted))
+        # ln A_ij = x_ij − lse_i, and the largest entry of a row tells its log-sum-exp without underflow
+        lse = logits.amax(-1) - weights.amax(-1).log()
+        self.sums.append(lse - torch.einsum("bhqk,bhqk->bhq", weights, logits))
 
     def take(self, sums):
         self.sums.append(sums.entropy)
@@ -219,7 +219,7 @@ class _Received(_Statistic):
     columns = True
 
     def add(self, queries, logits, weights):
-        self.sums.append(weights.sum(-2))
+        self.sums.append(weights.new_ones(weights.shape[-2]) @ weights)
 
     def take(self, sums):
         self.sums.append(sums.received)
@@ -261,7 +261,7 @@ class _Rollout(_Statistic):
     def add(self, queries, logits, weights):
         row = self.row[:, queries]
         if self.head_fusion == "mean" and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
-            self.pulled += torch.einsum("bq,bhqk->bk", row, weights) / (2 * weights.shape[1])
+            self.pulled += (row[:, None, None] @ weights).squeeze(-2).mean(1) / 2
             self.pulled[:, queries] += row / 2
             return
         fused = getattr(weights, {"mean": "mean", "max": "amax", "min": "amin"}[self.head_fusion])(1)

@@ -72,8 +72,8 @@ class TokenGrid:
 
     def distances(self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None) -> Tensor:
         """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
-        centers = self.centers(dtype=dtype, device=device)
-        return torch.cdist(centers[start:stop], centers, compute_mode="donot_use_mm_for_euclid_dist")
+        y, x = self.centers(dtype=dtype, device=device).T
+        return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
 
     def uniform_distance(self) -> float:
         """Mean distance in pixels that attention spread evenly over the patches has: the line to compare heads with.
