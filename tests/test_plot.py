@@ -94,6 +94,11 @@ PAGES = {
     "heads 24": lambda: plot.heads(attention(24, 14, 20), scale="each"),
     "heads 1": lambda: plot.heads(attention(1, 20, 4), query=(1, 1)),
     "heads in one column": lambda: plot.heads(attention(4, 14, 14), cols=1),
+    "patches 2": lambda: plot.patches(picture(64, 64), grid=TokenGrid(2, 2, (32, 32))),
+    "patches 14 × 20, cut": lambda: plot.patches(picture(), grid=CUT),
+    "patches 15 × 21, padded": lambda: plot.patches(picture(), grid=PADDED),
+    "patches 37": lambda: plot.patches(picture(518, 518), grid=TokenGrid(37, 37, (14, 14), prefix=5)),
+    "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
 }
 PANELS = {
     "distance": lambda ax=None: plot.attention_distance(
@@ -449,6 +454,30 @@ def test_heads_of_signed_values_share_one_kind_of_colours():
     assert {image.cmap.name for image in images} == {"RdBu_r"}
 
 
+# Fig. 1
+
+
+def test_patches_are_those_of_the_picture_in_the_order_of_the_sequence():
+    grid = TokenGrid(3, 4, (8, 8), prefix=2, image=(25, 32))
+    flat = np.zeros((25, 32, 3), np.uint8)
+    for row, col in itertools.product(range(3), range(4)):
+        flat[8 * row : 8 * row + 8, 8 * col : 8 * col + 8] = 10 * row + col, 0, 100
+    whole, apart, *words = [ax.images[0].get_array() for ax in plot.patches(flat, grid=grid).axes]
+    assert (whole == flat).all()
+    reds = apart[..., 0][apart[..., 2] == 100]  # not the white between them
+    assert set(reds.tolist()) == {10 * row + col for row in range(3) for col in range(4)}
+    seen = [set(word.reshape(-1, 3)[:, 0].tolist()) for word in words]
+    first = [{205}, {205}, {0}, {1}, {2}, {3}, {10}, {11}]
+    assert seen[: len(first)] == first and seen[-2:] == [{22}, {23}]
+
+
+def test_patches_name_their_positions():
+    figure = plot.patches(picture(518, 518), grid=TokenGrid(37, 37, (14, 14), prefix=5))
+    texts = [t.get_text() for t in figure.texts]
+    assert "Sequence: 1374 tokens, 5 of them before the first patch" in texts and "…" in texts
+    assert texts[-1] == "1373" and "Patches: 37 × 37 of 14 × 14 pixels" in texts
+
+
 # What is refused
 
 
@@ -476,6 +505,7 @@ def test_heads_of_signed_values_share_one_kind_of_colours():
         (lambda: plot.rollouts([picture()], attention(2, 14, 20)), "maps .* 2 and 1 came"),
         (lambda: plot.rollouts([picture()], attention(1, 14, 20), captions=["a", "b"]), "captions .* 2 and 1 came"),
         (lambda: plot.rollouts([], []), "at least one"),
+        (lambda: plot.patches(picture(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
         (lambda: plot.heads(np.ones((14, 14))), r"\(14, 14\)"),
         (lambda: plot.heads(np.ones((3, 14, 14)), scale="log"), "log"),
     ],

@@ -10,6 +10,7 @@ keeps the style it was made with (`with plt.style.context(STYLE)` makes it match
 """
 
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
+from vitlens.plot.patches import patches
 from vitlens.plot.style import STYLE
 from vitlens.plot.weights import attention_distance, filters, position_similarity
 
@@ -20,6 +21,7 @@ __all__ = [
     "heads",
     "mask",
     "overlay",
+    "patches",
     "position_similarity",
     "rollouts",
     "upsample",

@@ -1,0 +1,138 @@
+"""The notebooks run, offline and on a CPU, and keep the rules that make them pleasant to read."""
+
+import ast
+import base64
+import io
+import re
+import runpy
+from pathlib import Path
+from statistics import median
+
+import nbformat
+import pytest
+from PIL import Image
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
+INDEX = FOLDER / "README.md"
+
+every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def sources(path: Path, kind: str) -> list[str]:
+    return [cell.source for cell in read(path).cells if cell.cell_type == kind]
+
+
+def python(path: Path) -> list[ast.Module]:
+    """The code cells but the one for Colab, whose lines for the shell are no Python."""
+    return [ast.parse(source) for source in sources(path, "code")[1:]]
+
+
+def outputs(path: Path) -> list[nbformat.NotebookNode]:
+    return [output for cell in read(path).cells for output in cell.get("outputs", [])]
+
+
+def lines(source: str) -> int:
+    return sum(bool(line.strip()) for line in source.splitlines())
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures that lie in the repository."""
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)|src=\"([^\"]+)\"", text)
+    return [t for t in map("".join, targets) if "://" not in t]
+
+
+@every
+def test_runs_offline_with_little_work(path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    book = runpy.run_path(str(FOLDER / "execute.py"))["executed"](path, tiny=True)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+
+
+@every
+def test_begins_as_all_do(path):
+    cells = read(path).cells
+    assert [cell.cell_type for cell in cells[:4]] == ["markdown", "code", "code", "code"]
+    title, colab, imports, constants = (cell.source for cell in cells[:4])
+    assert re.match(rf"# {path.name[:2]} · \S", title) and "Colab" in title and re.search(r"second|minute", title)
+    assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 4 and not cells[1].outputs
+    assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(imports).body)
+    assert "MODEL = " in constants and "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
+
+
+@every
+def test_imports_once_and_defines_little(path):
+    for number, module in enumerate(python(path)):
+        for node in ast.walk(module):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert number == 0, f"an import outside of the cell of imports: {ast.unparse(node)}"
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 5, f"{node.name} is a function for the package"
+
+
+@every
+def test_cells_are_thin_and_prose_outweighs_code(path):
+    code, prose = sources(path, "code"), sources(path, "markdown")
+    lengths = [lines(source) for source in code]
+    assert len(code) <= 25 and median(lengths) <= 4 and max(lengths) <= 15 and min(lengths) > 0
+    assert max(len(line) for source in code for line in source.splitlines()) <= 120
+    without_code = re.sub(r"```.*?```", "", "\n".join(prose), flags=re.DOTALL)
+    assert len(without_code) >= sum(map(len, code))
+
+
+@every
+def test_outputs_are_clean(path):
+    assert path.stat().st_size <= 400_000
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "run `make notebooks`"
+    for output in outputs(path):
+        assert output.output_type != "error" and output.get("name") != "stderr"
+        text = output.get("text", "") + "".join(v for k, v in output.get("data", {}).items() if k.startswith("text/"))
+        assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory is another one each time: {text}"
+        assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
+        assert not any("widget" in kind for kind in output.get("data", {}))
+
+
+@every
+def test_metadata_is_nobodys(path):
+    book = read(path)
+    assert set(book.metadata) == {"kernelspec", "language_info"} and book.metadata.language_info == {"name": "python"}
+    assert [cell.id for cell in book.cells] == [f"cell-{n:02d}" for n in range(1, len(book.cells) + 1)]
+    assert all(set(cell.metadata) <= {"tags"} for cell in book.cells)
+
+
+@every
+def test_pictures_fit_a_page(path):
+    pictures = [output.data["image/png"] for output in outputs(path) if "image/png" in output.get("data", {})]
+    for picture in (Image.open(io.BytesIO(base64.b64decode(p))) for p in pictures):
+        assert picture.width <= 1000 and max(picture.info.get("dpi", (72,))) <= 101
+    tagged = [cell for cell in read(path).cells if "thumbnail" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1, "one cell is tagged thumbnail, for the index"
+
+
+@every
+def test_links_lead_somewhere(path):
+    prose = sources(path, "markdown")
+    for target in links("\n".join(prose)):
+        assert (FOLDER / target).exists(), f"{target} does not exist"
+    following = [p.name for p in NOTEBOOKS if p.name[:2] == f"{int(path.name[:2]) + 1:02d}"]
+    assert all(name in prose[-1] for name in following), "the last cell links to the next notebook"
+
+
+@every
+def test_index_shows_it(path):
+    thumbnail = FOLDER / "thumbnails" / f"{path.stem}.png"
+    assert path.name in links(INDEX.read_text(encoding="utf-8"))
+    assert f"thumbnails/{path.stem}.png" in links(INDEX.read_text(encoding="utf-8"))
+    assert thumbnail.stat().st_size <= 30_000
+
+
+def test_index_links_lead_somewhere():
+    assert NOTEBOOKS
+    for target in links(INDEX.read_text(encoding="utf-8")):
+        assert (FOLDER / target).exists(), f"{target} does not exist"
