@@ -60,7 +60,8 @@ def test_begins_as_all_do(path):
     assert [cell.cell_type for cell in cells[:4]] == ["markdown", "code", "code", "code"]
     title, colab, imports, constants = (cell.source for cell in cells[:4])
     assert re.match(rf"# {path.name[:2]} · \S", title) and "Colab" in title and re.search(r"second|minute", title)
-    assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 4 and not cells[1].outputs
+    assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 5 and not cells[1].outputs
+    assert colab == read(NOTEBOOKS[0]).cells[1].source
     assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(imports).body)
     assert "MODEL = " in constants and "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
 

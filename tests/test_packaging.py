@@ -41,3 +41,15 @@ def test_readme_commands_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", readme)):
         assert re.search(rf"^{target}:", makefile, re.M), f"README names `make {target}`, which the Makefile lacks"
+
+
+def test_readme_python_runs_as_written(tmp_path, monkeypatch):
+    from vitlens.images import samples
+
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    samples()["chelsea"].save(tmp_path / "cat.jpg")
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    exec(compile(code.replace("data/checkpoints", str(ROOT / "data" / "checkpoints")), "README.md", "exec"), space)
+    assert space["summary"].mean_distance.shape == (1, 6, 6) and space["logits"].shape == (1, 200)
