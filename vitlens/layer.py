@@ -5,6 +5,7 @@ Shapes: B batch, H heads, T tokens, Q queries, K head width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,7 @@ class Layer:
             raise MemoryError(
                 f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
                 f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
-                f"(`rows()`), or raise the limit (`weights(limit={need:.0f} + 1)`)."
+                f"(`rows()`), or raise the limit (`weights(limit={math.ceil(need)})`)."
             )
         return self.logits(rows).softmax(-1)
 
