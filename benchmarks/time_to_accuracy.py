@@ -1,7 +1,7 @@
 """Validation accuracy against seconds of training: a pure ViT on Tiny-ImageNet, no test-time augmentation.
 
     python benchmarks/time_to_accuracy.py --data tiny-imagenet --out data/results/time-to-accuracy.csv
-    python benchmarks/time_to_accuracy.py --data DIR --out /tmp/t.csv --tiny        # seconds on a CPU
+    python benchmarks/time_to_accuracy.py --data DIR --out t.csv --tiny        # seconds on a CPU
 
 Runs one recipe for several seeds with the images already on the device. One row per validation: seconds since the start
 of training, and the same without the compilation and the trial that sets the number of epochs, which happen once,

@@ -1,7 +1,7 @@
 """Training throughput at 224 px beside timm's own training step, and as a share of the machine's matmul ceiling.
 
     python benchmarks/training.py --out data/results/throughput-h200.csv
-    python benchmarks/training.py --quick --out /tmp/throughput.csv        # a CPU, one small model
+    python benchmarks/training.py --quick --out throughput.csv        # a CPU, one small model
 
 Ours: a batch drawn from a uint8 data set on the device, augmented there, forward, backward, optimiser; compiled.
 timm's: the loop of timm's train.py reduced to its step (autocast, loss, backward, optimiser from timm) on one fixed,

@@ -44,6 +44,8 @@ def test_readme_commands_exist():
 
 
 def test_readme_python_runs_as_written(tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
     from vitlens.images import samples
 
     readme = (ROOT / "README.md").read_text()
@@ -53,3 +55,4 @@ def test_readme_python_runs_as_written(tmp_path, monkeypatch):
     space = {}
     exec(compile(code.replace("data/checkpoints", str(ROOT / "data" / "checkpoints")), "README.md", "exec"), space)
     assert space["summary"].mean_distance.shape == (1, 6, 6) and space["logits"].shape == (1, 200)
+    plt.close("all")  # Axes that are asked for without one stay open, as pyplot's do
