@@ -32,12 +32,12 @@ class Attention(Sequence):
     gated: attention outputs pass a learned gate on their way on, which the maps do not include.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
         self.model_name = model_name(model)
-        self.gated = gated(model)
+        self.gated = gated(modules)
         self.grid: TokenGrid | None = None
         self.pool: Layer | None = None
-        self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in attention_modules(model)]
+        self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
 
     @property
     def complete(self) -> bool:
@@ -77,12 +77,13 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
     positions): their biases are as large as the maps, and are kept too.
     """
     model = unwrap(model)
-    attn = Attention(model)
+    modules = attention_modules(model)
+    attn = Attention(model, modules)
     _refuse_chance(model)
-    with _uncompiled(), _Recorder(model, attn, values):
+    with _uncompiled(), _Recorder(model, modules, attn, values):
         yield attn
     if not attn.complete:
-        fused = all(getattr(m, "fused_attn", True) for layer in attention_modules(model) for _, m in layer)
+        fused = all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer)
         raise refuse(
             model,
             "it was not run to its last block inside the `with` block, or not with its own parameters "
@@ -95,14 +96,14 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
 class _Recorder(TorchFunctionMode):
     """Sees every torch function; knows the layer by the parameters seen last, the image by the embedding's input."""
 
-    def __init__(self, model: nn.Module, attn: Attention, values: bool):
+    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool):
         super().__init__()
         self.model, self.attn, self.values = model, attn, values
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
         self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
         self.owner |= {
             id(p): (i, j, name)
-            for i, layer in enumerate(attention_modules(model))
+            for i, layer in enumerate(modules)
             for j, (name, module) in enumerate(layer)
             for p in module.parameters()
         }

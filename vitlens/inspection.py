@@ -17,7 +17,7 @@ from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
 from vitlens.models import top_classes
 from vitlens.preprocessing import preprocess, restore
-from vitlens.support import gated, model_name
+from vitlens.support import attention_modules, gated, model_name
 
 SHOWN = 12  # pictures in rollout.png
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -94,7 +94,8 @@ def inspect(
     read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read, and
     UnsupportedModelError for models whose attention cannot be shown.
     """
-    notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gated(model) else []
+    gate = gated(attention_modules(model))
+    notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gate else []
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):
         for names, batch in _batches(model, source, batch_size, on_error):

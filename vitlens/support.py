@@ -134,9 +134,9 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     return layers
 
 
-def gated(model: nn.Module) -> bool:
+def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
     """True if attention outputs pass a learned gate (Eva, NaFlex), which maps of attention do not include."""
-    return any(getattr(m, "gate", None) is not None for layer in attention_modules(model) for _, m in layer)
+    return any(getattr(m, "gate", None) is not None for layer in modules for _, m in layer)
 
 
 def _unknown(model: nn.Module) -> str:
