@@ -20,6 +20,7 @@ from vitlens import kernels
 from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
 from vitlens.layer import Layer
+from vitlens.support import evaluating
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -94,9 +95,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
     device = next(model.parameters()).device
     total: dict[str, Tensor] = {}
     grid, count = None, 0
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             if not isinstance(images, Tensor):
@@ -117,9 +116,6 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                 if (values := getattr(batch_summary, name)) is not None:
                     total[name] = total.get(name, 0) + values.double().sum(0)
             count += batch_summary.images
-    finally:
-        for module, training in modes:
-            module.training = training
     if count == 0:
         raise ValueError("The loader gave no images, so there is nothing to take the mean of.")
     means = {f.name: total[f.name] / count if f.name in total else None for f in fields(Summary) if f.name != "images"}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitlens.augment import normalised
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
+from vitlens.support import evaluating
 from vitlens.train.checkpoint import write
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
@@ -52,9 +53,7 @@ def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
     from vitlens import attention, filters, positions
     from vitlens.capture import capture
 
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         with torch.no_grad(), torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
             with capture(model) as attn:
                 logits = model(images)
@@ -69,9 +68,6 @@ def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
                 "top1_confidence": logits.softmax(-1).amax(-1),
             }
         return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:

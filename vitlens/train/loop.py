@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vitlens.augment import Targets, augmented, generator, normalised, seed_of
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
+from vitlens.support import evaluating
 from vitlens.train.journal import Journal
 from vitlens.train.optim import optimizers, rate
 
@@ -177,10 +178,8 @@ def accuracy(model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str
 
     The model is evaluated as it is, uncompiled; the training flag of each module is left as found.
     """
-    flags = {module: module.training for module in model.modules()}
     device = data.images.device
-    model.eval()
-    try:
+    with evaluating(model):
         right = torch.zeros((), dtype=torch.int64, device=device)
         for images, labels in zip(data.images.split(1000), data.labels.split(1000), strict=True):
             x = normalised(images, recipe.mean, recipe.std)
@@ -188,9 +187,6 @@ def accuracy(model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str
                 logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
             right += (logits.argmax(-1) == labels).sum()
         return 100 * right.item() / len(data)
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
 
 
 def validation(model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe) -> dict[str, float]:
