@@ -23,7 +23,7 @@ import torch
 from vitlens import datasets
 from vitlens.recipes import recipe
 from vitlens.runs import fitted, hardware, versions
-from vitlens.train import compiled, fit
+from vitlens.train import World, compiled, fit
 
 
 def main() -> None:
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device = torch.device(options.device)
+    world = World(device=device)
     plan = recipe(options.recipe)
     plan = (plan.tiny() if options.tiny else plan).override(*options.set)
     train, valid = (datasets.load(options.data, s, size=plan.image_size).to(device) for s in ("train", "valid"))
@@ -48,9 +49,9 @@ def main() -> None:
     model = plan.build().to(device)
     criterion = compiled(model, plan, device)
     if options.seconds:
-        plan = fitted(model, (train, valid), plan, options.seconds, device, criterion, None)
+        plan = fitted(model, (train, valid), plan, options.seconds, world, criterion, None)
     else:  # compile all the same
-        fitted(model, (train, valid), plan, 1e9, device, criterion, None)
+        fitted(model, (train, valid), plan, 1e9, world, criterion, None)
     before = time.perf_counter() - begin
     print(f"{plan.epochs} epochs; {before:.0f} s for compilation and trial", flush=True)
 
@@ -67,7 +68,7 @@ def main() -> None:
                     "seconds": round(seconds, 2), "seconds_with_compilation": round(seconds + before, 2),
                     "top1": round(step.metrics["top1"], 2),
                     "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
-                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(device),
+                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(world),
                     **versions(), "date": datetime.date.today().isoformat(),
                 })  # fmt: skip
                 write(options.out, rows)

@@ -28,7 +28,7 @@ from vitlens.augment import Augment
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
-from vitlens.train import compiled, fit
+from vitlens.train import World, compiled, fit
 
 MODELS = {"vit_tiny_patch16_224": (192, 3, 1024), "vit_small_patch16_224": (384, 6, 1024),
           "vit_base_patch16_224": (768, 12, 512)}  # fmt: skip
@@ -103,7 +103,7 @@ def main() -> None:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     top = ceiling(device, dtype)
-    print(f"{hardware(device)}: matmul ceiling {top / 1e12:.2f} TFLOP/s in {str(dtype)[6:]}", flush=True)
+    print(f"{hardware(World(device=device))}: matmul ceiling {top / 1e12:.2f} TFLOP/s in {str(dtype)[6:]}", flush=True)
 
     warmup, steps = (1, 2) if options.quick else (5, 30)
     rows = []
@@ -139,8 +139,8 @@ def main() -> None:
                 "model": name, "loop": loop, "batch": batch, "precision": recipe.precision,
                 "images_per_second": round(speed, 1), "tflops": round(flops / 1e12, 3),
                 "share_of_matmul": round(flops / top, 4), "matmul_tflops": round(top / 1e12, 2),
-                "seconds_with_compilation": round(time.perf_counter() - start, 1), "device": hardware(device),
-                **versions(), "date": datetime.date.today().isoformat(),
+                "seconds_with_compilation": round(time.perf_counter() - start, 1),
+                "device": hardware(World(device=device)), **versions(), "date": datetime.date.today().isoformat(),
                 "command": "python benchmarks/training.py" + (" --quick" if options.quick else ""),
             })  # fmt: skip
             print({k: rows[-1][k] for k in ("model", "loop", "images_per_second", "share_of_matmul")}, flush=True)

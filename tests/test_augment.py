@@ -1,16 +1,18 @@
 """Whole-batch augmentation equals the same thing done sample by sample, and is a function of its key."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.loss import SoftTargetCrossEntropy
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+from torchvision.transforms.v2 import InterpolationMode, RandAugment
 from torchvision.transforms.v2 import functional as tv
 
-from vitlens import augment
-from vitlens.augment import Augment, augmented, generator
-from vitlens.train.loop import soft_cross_entropy
+from vitlens.augment import Augment, Targets, augmented, colour, draws, generator, geometry, mixing, normalised
+from vitlens.augment.randaugment import OPERATIONS, randaugment
+from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
     flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,
@@ -28,7 +30,7 @@ def batch():
 
 def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
     def run(*key):
-        return augmented(*batch, EVERYTHING, generator("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3)
+        return augmented(*batch, EVERYTHING, draws("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3)
 
     before = torch.get_rng_state()
     a, b = run(0, 1, 2), run(0, 1, 2)
@@ -40,7 +42,7 @@ def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
 
 
 def test_nothing_asked_is_nothing_done(batch):
-    x, y = augmented(*batch, Augment(), generator("cpu", 0), **PLAIN)
+    x, y = augmented(*batch, Augment(), draws("cpu", 0), **PLAIN)
     assert torch.equal(x, batch[0].float() / 255)
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
 
@@ -48,12 +50,12 @@ def test_nothing_asked_is_nothing_done(batch):
 def test_normalisation_equals_torchvisions(batch):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     expected = tv.normalize(batch[0].float() / 255, mean, std)
-    torch.testing.assert_close(augment.normalised(batch[0], mean, std), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalised(batch[0], mean, std), expected, rtol=0, atol=1e-6)
 
 
 def test_shift_and_flip_are_slices_of_the_padded_image(batch):
     images, pad = batch[0], 3
-    out = augment.shift_and_flip(images, pad, 0.5, generator("cpu", 5))
+    out = geometry.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
     found = set()
     for image, border in zip(out, padded, strict=True):
@@ -76,7 +78,7 @@ def _window(border, dy, dx, mirror):
 
 def test_a_resized_crop_of_everything_is_everything(batch):
     x = batch[0].float() / 255
-    same = augment.resized_crop(x, (1.0, 1.0), (1.0, 1.0), 0.0, generator("cpu", 0))
+    same = geometry.resized_crop(x, (16, 16), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
     torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
@@ -85,7 +87,7 @@ def test_a_resized_crop_shows_a_part_of_the_asked_size():
     n = 64
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
-    out = augment.resized_crop(x.expand(500, -1, -1, -1), (0.3, 0.8), (0.75, 4 / 3), 0.0, generator("cpu", 0))
+    out = geometry.resized_crop(x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0))
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
     inside = (width < 0.97) & (height < 0.97)  # beyond, a crop is cut to the image
@@ -99,7 +101,7 @@ def test_rotation_turns_about_the_centre():
     x = torch.zeros(64, 3, 33, 33)
     x[:, :, 16, 16] = 1.0
     x[:, :, 16, 28] = 1.0
-    out = augment.resized_crop(x, (1.0, 1.0), (1.0, 1.0), 20.0, generator("cpu", 1))[:, 0]
+    out = geometry.resized_crop(x, (33, 33), (1.0, 1.0), (1.0, 1.0), 20.0, draws("cpu", 1))[:, 0]
     assert (out[:, 16, 16] > 0.9).all()
     far = out.clone()
     far[:, 12:21, 12:21] = 0
@@ -112,20 +114,20 @@ def test_rotation_turns_about_the_centre():
 
 def test_colour_operations_equal_torchvisions(batch):
     x = batch[0].float() / 255
-    torch.testing.assert_close(augment.grey(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
+    torch.testing.assert_close(colour.grey(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
     expected = tv.posterize(batch[0], 3).float() / 255
-    torch.testing.assert_close(augment.posterise(x), expected, atol=1e-6, rtol=0)
-    out = augment.grey_solarise_posterise(x, 1.0, generator("cpu", 0))
+    torch.testing.assert_close(colour.posterise(x), expected, atol=1e-6, rtol=0)
+    out = colour.grey_solarise_posterise(x, 1.0, draws("cpu", 0))
     kinds = [tv.rgb_to_grayscale(x, 3), torch.where(x < 0.5, x, 1 - x), expected]
     hits = torch.stack([(out - k).abs().amax((1, 2, 3)) < 1e-3 for k in kinds])
     assert (hits.sum(0) == 1).all() and (hits.sum(1) > 3).all()
-    assert torch.equal(augment.grey_solarise_posterise(x, 0.0, generator("cpu", 0)), x)
+    assert torch.equal(colour.grey_solarise_posterise(x, 0.0, draws("cpu", 0)), x)
 
 
 def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
     x = batch[0].float() / 255
-    factors = 1 + 0.4 * (2 * torch.rand(3, 32, 1, 1, 1, generator=generator("cpu", 3)) - 1)
-    out = augment.colour_jitter(x, 0.4, generator("cpu", 3))
+    factors = 1 + 0.4 * (2 * torch.rand(3, 32, generator=generator("cpu", 3)) - 1)
+    out = colour.colour_jitter(x, 0.4, draws("cpu", 3))
     for i in range(32):
         b, c, s = factors[:, i].flatten().tolist()
         expected = tv.adjust_saturation(tv.adjust_contrast(tv.adjust_brightness(x[i], b), c), s)
@@ -134,11 +136,11 @@ def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
 
 def test_mixing_equals_a_loop_over_samples(batch):
     x, labels = batch[0].float() / 255, batch[1]
-    out, y = augment.mixed(x, labels, 0.4, 0.4, generator("cpu", 7))
+    out, y = mixing.mixed(x, labels, 0.4, 0.4, draws("cpu", 7))
     kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
     counts = {"cutmix": 0, "mixup": 0, "none": 0}
     for i in range(32):
-        other, expected, share = x[31 - i], x[i].clone(), 1.0
+        other, expected, share = x[i ^ 1], x[i].clone(), 1.0
         if kind[i] < 0.4:
             counts["cutmix"] += 1
             side = math.sqrt(1 - lam[i])
@@ -156,19 +158,81 @@ def test_mixing_equals_a_loop_over_samples(batch):
         torch.testing.assert_close(out[i], expected, atol=1e-6, rtol=0)
         assert y.lam[i].item() == pytest.approx(share, abs=1e-6)
     assert min(counts.values()) > 2
-    assert torch.equal(y.a, labels) and torch.equal(y.b, labels.flip(0))
+    assert torch.equal(y.a, labels) and torch.equal(y.b, labels.view(16, 2).flip(1).flatten())
+
+
+def test_a_window_is_cut_from_a_larger_image(batch):
+    out, _ = augmented(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
+    places = set()
+    for window, image in zip(out, batch[0].float() / 255, strict=True):
+        cuts = {(y, x): image[:, y : y + 11, x : x + 11] for y in range(6) for x in range(6)}
+        found = [at for at, cut in cuts.items() if torch.equal(window, cut) or torch.equal(window, cut.flip(-1))]
+        assert len(found) == 1
+        places.add(found[0])
+    assert len(places) > 12 and {y for y, _ in places} == set(range(6)) == {x for _, x in places}
+    resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
+    assert resized.shape == (32, 3, 11, 11)
+    with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
+        augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 16])
+def test_a_batch_in_parts_is_the_batch_at_once(batch, parts):
+    everything = replace(EVERYTHING, operations=2)
+    whole, y = augmented(*batch, everything, draws("cpu", 0, 3), size=12, **PLAIN)
+    images, labels = (t.chunk(parts) for t in batch)
+    pieces = [
+        augmented(images[k], labels[k], everything, draws("cpu", 0, 3, part=k, parts=parts), size=12, **PLAIN)
+        for k in range(parts)
+    ]
+    assert torch.equal(whole, torch.cat([x for x, _ in pieces]))
+    for field in range(3):
+        assert torch.equal(y[field], torch.cat([target[field] for _, target in pieces]))
+
+
+def test_the_last_of_an_odd_number_is_not_mixed(batch):
+    x, labels = batch[0][:5].float(), batch[1][:5]
+    out, y = mixing.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
+    assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
+
+
+# The names that torchvision gives to our OPERATIONS, in their order.
+THEIRS = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
+
+
+def test_randaugment_equals_torchvisions_operations_one_image_at_a_time(batch):
+    x = (batch[0].float() / 255).repeat(8, 1, 1, 1)
+    out = randaugment(x, 1, 7.0, draws("cpu", 3))
+    which, sign = torch.rand(2, 256, generator=generator("cpu", 3))
+    theirs = dict(zip([name for name, _ in OPERATIONS], THEIRS, strict=True))
+    seen = set()
+    for i in range(256):
+        name = OPERATIONS[int(which[i] * 14)][0]
+        magnitudes, signed = RandAugment._AUGMENTATION_SPACE[theirs[name]]
+        magnitude = 0.0 if magnitudes is None or (m := magnitudes(11, 16, 16)) is None else float(m[7])
+        magnitude = -magnitude if signed and sign[i] < 0.5 else magnitude
+        image = (x[i] * 255).round().to(torch.uint8)
+        expected = RandAugment()._apply_image_or_video_transform(
+            image, theirs[name], magnitude, interpolation=InterpolationMode.BILINEAR, fill={}
+        )
+        torch.testing.assert_close((out[i] * 255).round().to(torch.uint8), expected, atol=1, rtol=0)
+        seen.add((name, bool(sign[i] < 0.5)))
+    assert len(seen) > 24
 
 
 def test_switching_mixing_off_changes_nothing_else(batch):
     quiet = Augment(flip=0.5, pad=2, erase=0.5)
-    a, _ = augmented(*batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), generator("cpu", 1), **PLAIN, mix=False)
-    b, _ = augmented(*batch, quiet, generator("cpu", 1), **PLAIN)
+    a, _ = augmented(*batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), draws("cpu", 1), **PLAIN, mix=False)
+    b, _ = augmented(*batch, quiet, draws("cpu", 1), **PLAIN)
     assert torch.equal(a, b)
 
 
 def test_erasing_zeroes_one_rectangle(batch):
     x = batch[0].float() / 255 + 1
-    out = augment.erased(x, 0.5, generator("cpu", 0))
+    out = mixing.erased(x, 0.5, draws("cpu", 0))
     erased = out[:, 0] == 0
     assert 5 < erased.any(dim=(1, 2)).sum() < 27
     for mask in erased[erased.any(dim=(1, 2))]:
@@ -180,11 +244,13 @@ def test_erasing_zeroes_one_rectangle(batch):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
-    _, y = augment.mixed(batch[0].float(), batch[1], 0.5, 0.5, generator("cpu", 2))
+    _, y = mixing.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
     expected = SoftTargetCrossEntropy()(logits, (1 - smoothing) * rows + smoothing / 10)
     torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), expected)
-    hard = augment.Targets(y.a, y.b, torch.ones(32))
+    expected = BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, (1 - smoothing) * rows + smoothing / 10)
+    torch.testing.assert_close(sigmoid_cross_entropy(logits, y, smoothing), expected)
+    hard = Targets(y.a, y.b, torch.ones(32))
     expected = F.cross_entropy(logits, y.a, label_smoothing=smoothing)
     torch.testing.assert_close(soft_cross_entropy(logits, hard, smoothing), expected)
 
@@ -192,6 +258,7 @@ def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
 @pytest.mark.parametrize("change, message", [
     ({"flip": 2}, "between 0 and 1"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"), ({"scale": (0.0, 1.0)}, "scale"),
     ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "≥ 0"),
+    ({"magnitude": 11}, "between 0 and 10"), ({"operations": -1}, "from 0 up"),
 ])  # fmt: skip
 def test_contradictions_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

@@ -63,15 +63,20 @@ def inspect(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list).")] = "",
+    recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
     data: Annotated[str, typer.Option(help="A folder of images or Parquet shards, or the name digits.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where log, checkpoints and the model go.")] = None,
+    model: Annotated[str, typer.Option(help="Start from this model: a timm name or a folder.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
     max_minutes: Annotated[float | None, typer.Option(help="Stop and save after this time.")] = None,
     fit_minutes: Annotated[float | None, typer.Option(help="Choose the epochs so that it takes this long.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Repeat to the bit on CUDA too; says what it costs.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
 ) -> None:
@@ -81,9 +86,11 @@ def train(
 
     if list_recipes:
         for each in RECIPES.values():
+            sizes = f"patch {each.patch_size}, width {each.width}, depth {each.depth}, {each.heads} heads"
+            length = f"{each.epochs} epochs" if each.epochs else f"{each.steps:,} steps"
             print(
-                f"{each.name}: {each.image_size} px, patch {each.patch_size}, width {each.width}, depth {each.depth}, "
-                f"{each.heads} heads, {each.epochs} epochs, {each.optimizer}"
+                f"{each.name}: {'your --model' if each.continues else sizes}, {each.image_size} px, {length} of "
+                f"{each.batch_size} images, {each.optimizer}"
             )
         return
     for name, value in (("--recipe", recipe), ("--data", data), ("--out", out)):
@@ -91,10 +98,13 @@ def train(
             raise ValueError(f"Training needs {name}. `vitlens train --list` shows the recipes, --help all options.")
     if device is not None:
         _device(device)
-    run(
-        recipe, data, out, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes, overrides=settings or (),
-        device=device, seed=seed, tiny=tiny,
+    account = run(
+        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
+        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else ())], device=device, seed=seed,
+        tensorboard=tensorboard, tiny=tiny,
     )  # fmt: skip
+    if account["stopped_by"]:
+        raise SystemExit(128 + account["stopped_by"])
 
 
 def _name(path: Path, among: list[Path]) -> str:

@@ -60,6 +60,18 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def size(self):
+        return tuple(self.images.shape[2:])
+
+    def batches(self, rows, augment, key):
+        for chosen in rows:
+            chosen = chosen.to(self.labels.device, non_blocking=True)
+            yield self.images[chosen], self.labels[chosen]
+
+    def remaining(self, augment):
+        return augment
+
     def to(self, device: torch.device | str) -> ImageSet:
         """The same set with its tensors on ``device``."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

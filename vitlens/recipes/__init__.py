@@ -1,6 +1,7 @@
 """Training recipes as data, with a reason beside each number."""
 
+from vitlens.recipes.models import model_args, starting_from
 from vitlens.recipes.named import RECIPES, recipe
 from vitlens.recipes.recipe import CHOICES, Recipe
 
-__all__ = ["CHOICES", "RECIPES", "Recipe", "recipe"]
+__all__ = ["CHOICES", "RECIPES", "Recipe", "model_args", "recipe", "starting_from"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import types
 
 from vitlens.augment import Augment
+from vitlens.recipes.paper import paper_recipes
 from vitlens.recipes.recipe import Recipe
 
 # fmt: off
-RECIPES = types.MappingProxyType({recipe.name: recipe for recipe in (
+SMALL = (
     # The bundled model: as accurate as about 15 minutes on one H200 allow, on a grid fine enough to look at.
     Recipe(
         name="tiny-imagenet",
@@ -83,8 +84,9 @@ RECIPES = types.MappingProxyType({recipe.name: recipe for recipe in (
         mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
         evaluate_every=5, log_every=22, precision="fp32",
     ),
-)})
+)
 # fmt: on
+RECIPES = types.MappingProxyType({recipe.name: recipe for recipe in (*SMALL, *paper_recipes())})
 
 
 def recipe(name: str) -> Recipe:

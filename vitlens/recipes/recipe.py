@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from dataclasses import dataclass, field, replace
 
 from vitlens.augment import Augment
+from vitlens.recipes.models import build
 
 CHOICES = {
-    "optimizer": ("adamw", "muon"),
+    "optimizer": ("adamw", "muon", "sgd"),
     "schedule": ("cosine", "linear"),
+    "loss": ("softmax", "sigmoid"),
+    "head": ("linear", "mlp"),
     "precision": ("bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
 }
@@ -42,29 +46,53 @@ class Recipe:
     """H; width / heads is the head width K."""
     mlp_ratio: float = 4.0
     num_classes: int = 200
+    head: str = "linear"
+    """"linear", or "mlp": the paper's for pre-training, a hidden layer with tanh before a zero-initialised one."""
+    head_bias: float = 0.0
+    """Where the output biases of an "mlp" head start; −10 keeps a sigmoid loss over many classes small at first."""
+    init: str = ""
+    """A model to start from, a timm name or a folder, with a zero-initialised linear head (``starting_from``)."""
+    continues: bool = False
+    """Made for trained models: refuses to start from random weights."""
+    model_kwargs: dict = field(default_factory=dict)
+    """With ``init``: what its architecture was built with, in place of the sizes above."""
     # Length.
     epochs: int = 100
+    steps: int = 0
+    """Optimiser steps, where a run is counted in them; then epochs is 0."""
     batch_size: int = 1024
     """Images per optimiser step. What does not fill a batch at the end of an epoch is dropped, each time others."""
+    accumulate: int = 1
+    """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole."""
     # Optimiser.
     optimizer: str = "adamw"
-    """"adamw", or "muon": Muon for the hidden matrices and AdamW for the rest."""
+    """"adamw", "sgd" with momentum, or "muon": Muon for the hidden matrices and AdamW for the rest."""
     lr: float = 1e-3
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW or SGD."""
     muon_lr: float = 2e-3
     """Peak learning rate of Muon, whose updates are scaled to the root mean square of AdamW's (Liu et al. 2025)."""
     weight_decay: float = 0.05
     """Decoupled, multiplied by the learning rate; matrices only."""
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.95
-    """Muon's."""
+    """Muon's and SGD's."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the one below it (Clark et al. 2020); 1 treats all alike."""
     warmup: float = 0.05
     """Progress at which the learning rate has risen linearly to its peak."""
+    warmup_steps: int = 0
+    """The same counted in steps; then warmup is 0."""
     schedule: str = "cosine"
-    """Shape of the decay to zero after warm-up: "cosine" or "linear"."""
+    """Shape of the decay after warm-up: "cosine" or "linear"."""
+    end_lr: float = 0.0
+    """Where ``lr`` ends; Muon's rate falls by the same factor."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 does not clip. Muon's step does not depend on it."""
+    loss: str = "softmax"
+    """"softmax": cross-entropy. "sigmoid": binary cross-entropy of each class, summed, as for labels that overlap."""
     # Regularisation.
+    dropout: float = 0.0
+    """The paper's: after adding positions, after attention's projection, and after both layers of each MLP."""
     drop_path: float = 0.0
     """Chance of skipping a residual branch in the last layer, rising linearly from 0 in the first."""
     label_smoothing: float = 0.0
@@ -78,6 +106,10 @@ class Recipe:
     average: float = 0.0
     """Decay per step of the exponential moving average of the weights; 0 keeps none."""
     # Images.
+    resize: int = 0
+    """Side in pixels at which training images are held, to cut image_size from at random; 0: image_size itself."""
+    squash: bool = False
+    """Squeeze whole images into squares (the paper's fine-tuning), instead of cutting the centre square out."""
     train_images: int = 0
     """Training images used, a random subset; 0 for all."""
     valid_images: int = 0
@@ -108,8 +140,8 @@ class Recipe:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
         if isinstance(self.augment, dict):
             object.__setattr__(self, "augment", Augment(**self.augment))
-        counts = "image_size patch_size width depth heads epochs batch_size num_classes evaluate_every log_every"
-        shares = "warmup drop_path label_smoothing mix_until patch_drop patch_drop_until average"
+        counts = "image_size patch_size width depth heads batch_size accumulate num_classes evaluate_every log_every"
+        shares = "warmup dropout drop_path label_smoothing mix_until patch_drop patch_drop_until average layer_decay"
         for name in counts.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1; {getattr(self, name)} came.")
@@ -126,35 +158,59 @@ class Recipe:
             )
         if self.width % self.heads:
             raise ValueError(f"A width of {self.width} does not divide among {self.heads} heads.")
-        if self.average >= 1 or self.patch_drop >= 1 or self.drop_path >= 1:
-            raise ValueError("average, patch_drop and drop_path stay below 1: at 1 nothing would be learned.")
+        if max(self.average, self.patch_drop, self.drop_path, self.dropout) >= 1:
+            raise ValueError("average, patch_drop, drop_path and dropout stay below 1: at 1 nothing would be learned.")
         if bool(self.patch_drop) != bool(self.patch_drop_until):
             raise ValueError(
                 f"patch_drop {self.patch_drop} and patch_drop_until {self.patch_drop_until} only work together; "
                 "set both, or neither."
             )
-        if min(self.seed, self.train_images, self.valid_images) < 0:
-            raise ValueError("seed, train_images and valid_images are numbers from 0 up.")
+        if min(self.seed, self.train_images, self.valid_images, self.steps, self.warmup_steps, self.epochs) < 0:
+            raise ValueError("seed, train_images, valid_images, epochs, steps and warmup_steps are numbers from 0 up.")
         if self.warmup >= 1:
             raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
+        if bool(self.epochs) == bool(self.steps):
+            raise ValueError(
+                f"A run is as long as its epochs or its steps say; epochs {self.epochs} and steps {self.steps} came. "
+                "Set one of them, and the other to 0."
+            )
+        if self.warmup and self.warmup_steps:
+            raise ValueError(
+                f"The warm-up is a share of the run or a number of steps: warmup {self.warmup} and warmup_steps "
+                f"{self.warmup_steps} came. Set one of them to 0."
+            )
+        if not 0 <= self.end_lr <= self.lr:
+            raise ValueError(f"end_lr lies between 0 and lr {self.lr}; {self.end_lr} came.")
+        if not self.layer_decay or (self.layer_decay < 1 and self.optimizer == "muon"):
+            raise ValueError(
+                f"layer_decay {self.layer_decay} is above 0, and goes with adamw and sgd: Muon's steps have one size."
+            )
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"A batch of {self.batch_size} does not divide into {self.accumulate} equal parts.")
+        if self.resize and self.resize < self.image_size:
+            raise ValueError(f"{self.image_size} pixels cannot be cut from images held at {self.resize}: raise resize.")
+        if self.init and (self.head != "linear" or self.patch_drop):
+            raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
 
-    def model_args(self) -> dict:
-        """Arguments for ``timm.create_model(recipe.architecture, …)``, without what only training needs."""
-        return {
-            "img_size": self.image_size, "patch_size": self.patch_size, "embed_dim": self.width, "depth": self.depth,
-            "num_heads": self.heads, "mlp_ratio": self.mlp_ratio, "num_classes": self.num_classes,
-        }  # fmt: skip
+    def length(self, images: int) -> int:
+        """Optimiser steps of a run on that many training images."""
+        return self.steps or images // self.batch_size * self.epochs
+
+    def rate(self, step: int, steps: int) -> float:
+        """Multiplier of the peak learning rates in step ``step`` (from 0) of ``steps``.
+
+        Linear from 0 up to 1, then down to ``end_lr`` along a cosine or a line; neither end is a step of its own.
+        """
+        progress, warmup = (step + 1) / (steps + 1), self.warmup or self.warmup_steps / (steps + 1)
+        if progress < warmup:
+            return progress / warmup
+        left = (1 - progress) / (1 - warmup)
+        decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
+        return decay + (1 - decay) * self.end_lr / self.lr
 
     def build(self):
-        """A fresh timm model in training mode; its weights are a function of ``seed``."""
-        import timm
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return timm.create_model(
-                self.architecture, **self.model_args(), drop_path_rate=self.drop_path, patch_drop_rate=self.patch_drop
-            ).train()
+        """A timm model in training mode; what of its weights is fresh is a function of ``seed``."""
+        return build(self)
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
@@ -193,8 +249,8 @@ class Recipe:
     def tiny(self) -> Recipe:
         """The same path in seconds on a CPU: one narrow layer pair, two short epochs; nothing is switched off."""
         return replace(
-            self, width=16 * self.heads, depth=2, epochs=2, batch_size=min(self.batch_size, 32), train_images=256,
-            valid_images=128, log_every=1,
+            self, width=16 * self.heads, depth=2, epochs=2, steps=0, warmup=self.warmup or 0.1, warmup_steps=0,
+            batch_size=min(self.batch_size, 32 * self.accumulate), train_images=256, valid_images=128, log_every=1,
         )  # fmt: skip
 
 
@@ -223,4 +279,6 @@ def _converted(kind, key: str, text: str):
     except (ValueError, KeyError):
         shape = f"{len(inner)} numbers separated by commas" if origin is tuple else kind.__name__
         raise ValueError(f"{key} is of type {shape}; {text!r} cannot be read as that.") from None
-    raise ValueError(f"{key} is made of parts; set them one by one, as in {key}.flip=0.5.")
+    if kind is Augment:
+        raise ValueError(f"{key} is made of parts; set them one by one, as in {key}.flip=0.5.")
+    raise ValueError(f"{key} comes with the model that the run starts from, and cannot be set.")

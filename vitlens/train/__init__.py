@@ -1,6 +1,9 @@
-"""Training: one loop, optimisers, checkpoints that survive being killed, export in timm's hub layout."""
+"""Training: one loop, its optimisers, checkpoints that survive being killed, and export to timm's hub layout."""
 
 from vitlens.train.export import export
-from vitlens.train.loop import Step, accuracy, compiled, fit
+from vitlens.train.loop import Step, fit
+from vitlens.train.losses import compiled
+from vitlens.train.processes import World, join
+from vitlens.train.validation import accuracy
 
-__all__ = ["Step", "accuracy", "compiled", "export", "fit"]
+__all__ = ["Step", "World", "accuracy", "compiled", "export", "fit", "join"]

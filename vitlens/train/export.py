@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vitlens.recipes import Recipe
+from vitlens.recipes import Recipe, model_args
 from vitlens.train.checkpoint import write
 
 
@@ -29,6 +29,9 @@ def export(
     ``weights`` replaces parameters by name (the moving average). ``training`` is written to ``training.json``: how the
     model came about. ``dtype`` is the type on disk; fp16 halves the file and changes logits by about 1e-3.
 
+    The hidden layer of an "mlp" head is for pre-training alone, and timm has none: such a model is written without a
+    head (``num_classes`` 0), its head into ``pretraining_head.safetensors``.
+
     Raises ``ValueError`` if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
     if len(class_names) != recipe.num_classes:
@@ -40,6 +43,9 @@ def export(
         name: t.detach().to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
         for name, t in state.items()
     }
+    if recipe.head == "mlp":
+        head = {name: state.pop(name) for name in list(state) if name.startswith("head.")}
+        write(folder / "pretraining_head.safetensors", safetensors.torch.save(head))
     write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
     write(folder / "config.json", json.dumps(hub_config(model, recipe, class_names), indent=2).encode())
     if training is not None:
@@ -50,13 +56,16 @@ def export(
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's ``config.json``."""
     source = model.pretrained_cfg
+    args = model_args(recipe)
+    if recipe.head == "mlp":
+        args, class_names = {**args, "num_classes": 0}, ()
     return {
         "architecture": recipe.architecture,
-        "num_classes": recipe.num_classes,
+        "num_classes": args["num_classes"],
         "num_features": recipe.width,
         "global_pool": getattr(model, "global_pool", "token"),
         "label_names": list(class_names),
-        "model_args": recipe.model_args(),
+        "model_args": args,
         "pretrained_cfg": {
             "tag": recipe.name,
             "custom_load": False,
@@ -64,10 +73,10 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
             "fixed_input_size": True,
             "interpolation": "bilinear",
             "crop_pct": 1.0,
-            "crop_mode": "center",
+            "crop_mode": "squash" if recipe.squash else "center",
             "mean": list(recipe.mean),
             "std": list(recipe.std),
-            "num_classes": recipe.num_classes,
+            "num_classes": args["num_classes"],
             "pool_size": None,
             "first_conv": source.get("first_conv", "patch_embed.proj"),
             "classifier": source.get("classifier", "head"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 
 from vitlens.recipes import Recipe
 from vitlens.train import checkpoint
+from vitlens.train.processes import World
 
 # Fields that may differ between a run and its continuation: they change nothing that is computed.
-FREE = ("log_every", "save_every")
+FREE = ("log_every", "save_every", "accumulate")
 
 
 class Journal:
@@ -28,15 +31,18 @@ class Journal:
         average: dict[str, Tensor],
         optimizers: list[torch.optim.Optimizer],
         images: int,
+        world: World | None = None,
     ):
         self.folder = None if out is None else Path(out)
+        self.world = world or World()
+        self.writes = self.folder is not None and self.world.rank == 0
         self.state = model, average, optimizers
         self.recipe, self.images = recipe, images
         self.saved_step, self.saved_at = 0, time.monotonic()
 
     def begin(self) -> int:
         """Steps done: none. Raises ``ValueError`` if the folder holds another run."""
-        if self.folder is not None:
+        if self.writes:
             if checkpoint.newest_first(self.folder / "checkpoints"):
                 raise ValueError(
                     f"{self.folder} already holds checkpoints of a run. Resume it, or train into another folder."
@@ -68,20 +74,30 @@ class Journal:
         lines = log.read_text().splitlines() if log.exists() else []
         # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
         kept = [line for line in lines if _step(line) <= scalars["step"]]
-        checkpoint.write(log, "".join(f"{line}\n" for line in kept).encode())
+        if self.writes:
+            checkpoint.write(log, "".join(f"{line}\n" for line in kept).encode())
         self.saved_step = scalars["step"]
         return self.saved_step
 
     def log(self, record: dict) -> None:
-        if self.folder is not None:
+        if self.writes:
             with open(self.folder / "log.jsonl", "a") as file:  # closing flushes
                 file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
 
     def due(self) -> bool:
-        return self.folder is not None and time.monotonic() - self.saved_at >= self.recipe.save_every
+        return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
+
+    @contextmanager
+    def kept(self, step: int) -> Iterator[None]:
+        """Save what ``step`` steps have brought if another process is lost meanwhile."""
+        try:
+            yield
+        except ConnectionError:
+            self.save(step)
+            raise
 
     def save(self, step: int) -> None:
-        if self.folder is None or step == self.saved_step:
+        if not self.writes or step == self.saved_step:
             return
         scalars = {"recipe": json.loads(self.recipe.to_json()), "images": self.images, "torch": str(torch.__version__)}
         checkpoint.save(self.folder / "checkpoints", step, checkpoint.flat(*self.state), scalars)

@@ -1,4 +1,4 @@
-"""Optimisers and schedules: AdamW and Muon over a vision transformer's parameters."""
+"""Optimisers: AdamW, SGD and Muon over a vision transformer's parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+import timm.optim
 import torch
 from torch import Tensor, nn
 
@@ -13,28 +14,25 @@ from vitlens.recipes import Recipe
 
 # Quintic that drives singular values towards 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-
-def rate(progress: float, warmup: float, schedule: str) -> float:
-    """Multiplier of the peak learning rate at ``progress`` in [0, 1]: linear up to 1, then down to 0."""
-    if progress < warmup:
-        return progress / warmup
-    remaining = (1 - progress) / (1 - warmup)
-    return 0.5 * (1 - math.cos(math.pi * remaining)) if schedule == "cosine" else remaining
+UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token")
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """The recipe's optimisers. Each group carries ``peak_lr``, which the schedule multiplies.
 
     Muon takes the matrices inside the blocks; a fused ``qkv`` counts as three. Embeddings, the head and everything of
-    one dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions.
+    one dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
+    take smaller steps in lower layers (``layer_decay``). Frozen parameters stay out.
     """
+    if recipe.optimizer != "muon":
+        return [_plain(model, recipe)]
     hidden, stacked, decayed, rest = [], [], [], []
     for name, parameter in model.named_parameters():
-        inside = ".blocks." in f".{name}" and parameter.ndim == 2
-        if recipe.optimizer == "muon" and inside:
+        if not parameter.requires_grad:
+            continue
+        if ".blocks." in f".{name}" and parameter.ndim == 2:
             (stacked if name.endswith("qkv.weight") else hidden).append(parameter)
-        elif parameter.ndim >= 2 and not name.endswith(("pos_embed", "cls_token", "reg_token")):
+        elif parameter.ndim >= 2 and not name.endswith(UNDECAYED):
             decayed.append(parameter)
         else:
             rest.append(parameter)
@@ -47,10 +45,35 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         betas=recipe.betas,
         fused=True,
     )
-    if recipe.optimizer == "adamw":
-        return [adamw]
     groups = [{"params": hidden, "parts": 1}, {"params": stacked, "parts": 3}]
     return [Muon(groups, recipe.muon_lr, recipe.momentum, recipe.weight_decay), adamw]
+
+
+def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters."""
+    undecayed = [name for name, _ in model.named_parameters() if name.endswith(UNDECAYED)]
+    groups = timm.optim.param_groups_layer_decay(
+        model, recipe.weight_decay, undecayed, layer_decay=recipe.layer_decay, weight_decay_exclude_1d=True
+    )
+    for group in groups:
+        group["peak_lr"] = recipe.lr * group["lr_scale"]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+
+
+def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> float:
+    """Set every learning rate to ``factor`` times its peak; returns ``factor``."""
+    for group in (group for o in optimizer for group in o.param_groups):
+        group["lr"] = factor * group["peak_lr"]
+    return factor
+
+
+@torch.no_grad()
+def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Exponential moving average; its memory grows with the run at first, so that the random start is forgotten."""
+    decay = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(list(average.values()), list(model.parameters()), 1 - decay)
 
 
 class Muon(torch.optim.Optimizer):

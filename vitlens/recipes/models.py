@@ -1,0 +1,111 @@
+"""The model of a recipe: built anew, or started from one that was trained before (paper, section 3.2)."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import timm
+import torch
+from torch import nn
+
+from vitlens import positions
+from vitlens.models import load_model
+
+if TYPE_CHECKING:
+    from vitlens.recipes.recipe import Recipe
+
+
+def model_args(recipe: Recipe) -> dict:
+    """Arguments for ``timm.create_model(recipe.architecture, …)``, without what only training needs."""
+    if recipe.init:
+        return {**recipe.model_kwargs, "num_classes": recipe.num_classes}
+    return {
+        "img_size": recipe.image_size, "patch_size": recipe.patch_size, "embed_dim": recipe.width,
+        "depth": recipe.depth, "num_heads": recipe.heads, "mlp_ratio": recipe.mlp_ratio,
+        "num_classes": recipe.num_classes,
+    }  # fmt: skip
+
+
+def build(recipe: Recipe) -> nn.Module:
+    """A timm model in training mode; what of its weights is fresh is a function of the recipe's seed."""
+    rates = {"drop_path_rate": recipe.drop_path, "patch_drop_rate": recipe.patch_drop,
+             "pos_drop_rate": recipe.dropout, "proj_drop_rate": recipe.dropout}  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        try:
+            model = timm.create_model(
+                recipe.architecture, **model_args(recipe), **{name: rate for name, rate in rates.items() if rate}
+            )
+        except TypeError as error:
+            raise ValueError(f"timm {timm.__version__} cannot build this {recipe.architecture}: {error}.") from error
+    if recipe.init:
+        transfer(load_model(recipe.init), model)
+    if recipe.head == "mlp":
+        model.head = mlp_head(model.head, recipe.head_bias)
+    return model.train()
+
+
+def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
+    """The paper's head for pre-training: D → D, tanh, D → classes; the last starts at zero, its bias at ``bias``."""
+    output = nn.Linear(linear.in_features, linear.out_features)
+    nn.init.zeros_(output.weight)
+    nn.init.constant_(output.bias, bias)
+    hidden = nn.Linear(linear.in_features, linear.in_features)
+    nn.init.xavier_uniform_(hidden.weight)
+    nn.init.zeros_(hidden.bias)
+    return nn.Sequential(OrderedDict(pre_logits=hidden, act=nn.Tanh(), output=output))
+
+
+def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
+    """The recipe, to be continued from a trained model: a timm name or a folder in timm's hub layout.
+
+    Architecture, sizes, mean and standard deviation of the pixels become the model's; image_size stays the recipe's.
+    Raises what ``load_model`` raises, and ``ValueError`` for models that are no transformers over patches.
+    """
+    model = load_model(source)
+    size = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if size is None or not hasattr(model, "blocks"):
+        raise ValueError(f"{source} is a {type(model).__name__}, and only Vision Transformers over patches are tuned.")
+    config, folder = model.pretrained_cfg, Path(str(source).removeprefix("local-dir:"))
+    kwargs = {}
+    if folder.is_dir():
+        kwargs = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
+    if (recipe.image_size, recipe.image_size) != tuple(model.patch_embed.img_size or ()):
+        kwargs = {**kwargs, "img_size": recipe.image_size}
+    kwargs.pop("num_classes", None)
+    return replace(
+        recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"], patch_size=size[0],
+        width=model.embed_dim, depth=len(model.blocks), mean=tuple(config["mean"]), std=tuple(config["std"]),
+        heads=getattr(model.blocks[0].attn, "num_heads", recipe.heads),
+    )  # fmt: skip
+
+
+def transfer(source: nn.Module, model: nn.Module) -> None:
+    """Copy every weight but the head's, positions resized the paper's way; the linear head starts at zero.
+
+    Raises ``ValueError`` if another weight has another shape (relative positions of another grid, say).
+    """
+    heads = model.pretrained_cfg["classifier"]
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    state = {name: t for name, t in source.state_dict().items() if not name.startswith(heads)}
+    wanted = model.state_dict()
+    if "pos_embed" in state and state["pos_embed"].shape != wanted["pos_embed"].shape:
+        grid = source.patch_embed.grid_size
+        prefix = state["pos_embed"].shape[1] - grid[0] * grid[1]
+        state["pos_embed"] = positions.resize(
+            state["pos_embed"], model.patch_embed.grid_size, prefix=prefix, grid=grid, method="paper"
+        )
+    other = [n for n in wanted if not n.startswith(heads) and (n not in state or state[n].shape != wanted[n].shape)]
+    if other:
+        raise ValueError(
+            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned position "
+            "embeddings are resized. Train at the resolution that the model was made for."
+        )
+    model.load_state_dict(state, strict=False)
+    for name in heads:
+        for parameter in model.get_submodule(name).parameters():
+            nn.init.zeros_(parameter)

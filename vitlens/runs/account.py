@@ -1,0 +1,91 @@
+"""What a run tells of itself afterwards: ``training.json`` and, of a finished one, the model in timm's hub layout."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import timm
+import torch
+
+from vitlens.recipes import RECIPES, Recipe
+from vitlens.train import World, accuracy, checkpoint, export
+
+FOUND = ("num_classes",)  # in the data
+FROM_MODEL = ("init", "model_kwargs", "architecture", "patch_size", "width", "depth", "heads", "mean", "std")
+
+
+def finish(out, plan, model, average, data, world, seconds, command, last, steps) -> dict:
+    """Write the export of a finished run, and return the account of it."""
+    metrics = dict(last.metrics) if last is not None else {}
+    finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
+    if finished and not metrics:
+        metrics = {"top1": accuracy(model, data[1], plan, world=world)}
+        if average:
+            metrics["top1_average"] = accuracy(model, data[1], plan, average, world)
+    averaged = metrics.get("top1_average", -1.0) > metrics.get("top1", 0.0)
+    account = {
+        "command": command,
+        "finished": finished,
+        "validation": {
+            "top1": metrics.get("top1"),
+            "top1_average": metrics.get("top1_average"),
+            "images": len(data[1]),
+            "exported": ("moving average of the weights" if averaged else "raw weights") if finished else None,
+        },
+        "training_images": len(data[0]),
+        "epochs": plan.epochs,
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "hardware": hardware(world),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+        "recipe": plan.to_dict() | {"init": Path(plan.init).name},
+    }
+    if world.rank > 0:
+        return account
+    if finished:
+        export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
+    checkpoint.write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    return account
+
+
+def seconds_before(out: Path) -> float:
+    """Seconds that the run took before it was stopped; a killed process leaves no account of its own."""
+    try:
+        return json.loads((out / "training.json").read_text())["seconds"]
+    except (OSError, ValueError, KeyError):
+        return 0.0
+
+
+def hardware(world: World) -> str:
+    """The class of the machine: "1 × NVIDIA H200", or the number of CPU threads, of all processes together."""
+    if world.device.type == "cuda":
+        return f"{world.size} × {torch.cuda.get_device_name(world.device)}"
+    return f"{world.size * torch.get_num_threads()} CPU threads"
+
+
+def versions() -> dict[str, str]:
+    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
+
+
+def command_of(plan: Recipe, source) -> str:
+    """A command that repeats the run: what differs from the named recipe is spelled out, epochs included."""
+    words = ["vitlens", "train", "--recipe", plan.name, "--data", Path(source).name]
+    words += ["--model", Path(plan.init).name] if plan.init else []
+    if plan.name not in RECIPES:  # a recipe from a file
+        return shlex.join([*words[:3], f"{plan.name}.json", *words[4:], "--out", "DIR"])
+    base = RECIPES[plan.name].to_dict()
+    for key, value in plan.to_dict().items():
+        if key in FOUND or (plan.init and key in FROM_MODEL):
+            continue
+        if isinstance(value, dict):
+            changed = {f"{key}.{k}": v for k, v in value.items() if v != base[key][k]}
+        else:
+            changed = {key: value} if value != base[key] else {}
+        for name, v in changed.items():
+            words += ["--set", f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"]
+    return shlex.join([*words, "--out", "DIR"])

@@ -1,0 +1,134 @@
+"""What a run will do: the recipe of its folder or its name, with what the user changed, fitted to the time at hand."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitlens.datasets import ImageSet
+from vitlens.recipes import Recipe, recipe, starting_from
+from vitlens.train import World, accuracy, fit
+
+MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
+
+
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes) -> None:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
+    for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
+        if minutes is not None and not minutes > 0:
+            raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"A run is written to a folder, and {out} is a file. Name another with --out.")
+    if resume and not out.is_dir():
+        raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
+
+
+def planned(
+    name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
+) -> Recipe:
+    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden.
+
+    ``name`` may be a JSON file. ``model`` is what to start from; a recipe that is made to continue a model needs one.
+    """
+    if resume and (out / "recipe.json").exists():
+        plan = _read(out / "recipe.json")
+        if not name.endswith(".json") and plan.name != name:
+            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {name}. Resume it by that name.")
+        if model and model != plan.init:
+            raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
+        plan = plan.override(*overrides)
+        return plan if seed is None else replace(plan, seed=seed)
+    plan = _read(Path(name)) if name.endswith(".json") else recipe(name)
+    plan = (plan.tiny() if tiny else plan).override(*overrides)
+    if model or plan.init:
+        plan = starting_from(plan, model or plan.init)
+    elif plan.continues:
+        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
+    return plan if seed is None else replace(plan, seed=seed)
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, AttributeError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as a recipe ({problem}).") from problem
+
+
+def fitted(
+    model: nn.Module,
+    data: tuple[ImageSet, ImageSet],
+    plan: Recipe,
+    seconds: float,
+    world: World,
+    criterion: Callable,
+    start: float | None = None,
+) -> Recipe:
+    """``plan`` with as many epochs as fit into ``seconds``, by a short trial; with ``start`` (``time.monotonic()``) the
+    seconds run from there and include the trial.
+
+    The trial compiles what there is to compile, trains some steps with patches dropped and some without, validates, and
+    puts the weights back.
+    """
+    trial = _endless(plan)
+    whole = dropped = 1.0
+    with _weights_kept(model):
+        if plan.patch_drop:
+            dropped = _speed(model, data, replace(trial, patch_drop_until=1.0), world, criterion)
+        whole = _speed(model, data, replace(trial, patch_drop=0.0, patch_drop_until=0.0), world, criterion)
+        accuracy(model, data[1], plan, world=world)  # the first pass sets things up
+        tick = time.perf_counter()
+        accuracy(model, data[1], plan, world=world)
+        validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
+    images = len(data[0]) // plan.batch_size * plan.batch_size
+    epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)
+    spent = 0.0 if start is None else time.monotonic() - start
+    left = seconds * MARGIN - spent - validating
+    epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
+    if epochs < 1:
+        raise ValueError(
+            f"Not one epoch of about {epoch:.0f} s fits into {seconds:.0f} s, of which {spent:.0f} s went "
+            "into compiling and measuring. Allow more minutes, or train on fewer images."
+        )
+    return replace(plan, epochs=epochs, steps=0)
+
+
+def cost_of_determinism(model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, world: World) -> float:
+    """Extra time of a step under deterministic algorithms, as a share; both uncompiled, by a short trial."""
+    trial = replace(_endless(plan), compile="off")
+    with _weights_kept(model):
+        free, bound = (_speed(model, data, replace(trial, deterministic=d), world, None) for d in (False, True))
+    return free / bound - 1
+
+
+def _endless(plan: Recipe) -> Recipe:
+    return replace(
+        plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
+        warmup_steps=0,
+    )  # fmt: skip
+
+
+@contextmanager
+def _weights_kept(model: nn.Module) -> Iterator[None]:
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    yield
+    model.load_state_dict(before)
+    model.zero_grad()
+
+
+def _speed(model, data, trial: Recipe, world: World, criterion: Callable | None, readings: int = 8) -> float:
+    """Images a second, the median of the later half of ``readings``."""
+    training = fit(model, data, trial, world=world, criterion=criterion)
+    speeds = [step.images_per_second for step in islice(training, readings * trial.log_every)]
+    training.close()
+    return statistics.median([speed for speed in speeds if speed is not None][readings // 2 :])
+
+

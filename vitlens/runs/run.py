@@ -1,0 +1,134 @@
+"""Reads the images, fits the epochs to the time at hand if asked, trains, records snapshots, exports the model."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from vitlens import datasets, snapshots
+from vitlens.runs.account import command_of, finish, seconds_before
+from vitlens.runs.plan import cost_of_determinism, fitted, planned, refuse
+from vitlens.runs.watching import Board, Progress, Stop
+from vitlens.train import checkpoint, compiled, fit, join
+
+
+def run(
+    recipe_name: str,
+    data: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    model: str = "",
+    resume: bool = False,
+    max_minutes: float | None = None,
+    fit_minutes: float | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    seed: int | None = None,
+    tiny: bool = False,
+    watch: int = 24,
+    tensorboard: bool = False,
+    on_damaged: str = "raise",
+    allow_partial: bool = False,
+    command: str | None = None,
+    quiet: bool = False,
+) -> dict:
+    """Train by a recipe and return what ``training.json`` says about it.
+
+    ``recipe_name``: a name, or a JSON file that ``Recipe.to_json`` wrote. ``model``: a timm name or a folder to start
+    from, instead of random weights. ``out`` receives ``recipe.json``, ``log.jsonl``, ``checkpoints/``,
+    ``snapshots.npz`` and, at the end, ``model/`` in timm's hub layout. ``resume`` continues the run in ``out``.
+    ``max_minutes`` stops and saves after that time. ``fit_minutes`` measures the speed and sets the number of epochs so
+    that the run, counted from here once the images are read, takes that long; the number is kept in ``recipe.json``.
+    ``overrides`` are ``"key=value"``. ``tiny`` takes the same path in seconds. ``watch``: number of snapshots, 0 for
+    none. Ctrl-C and SIGTERM end the run after the step it is in, with a checkpoint.
+
+    Started by ``torchrun`` or ``accelerate launch`` the processes share each batch, and the first one writes.
+
+    Raises ``ValueError`` for options that are wrong or do not fit together, and what ``fit`` raises.
+    """
+    out, world = Path(out), join(device)
+    refuse(out, world.device, resume, max_minutes, fit_minutes)
+    plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)
+    quiet = quiet or world.rank > 0
+    say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
+
+    start = time.monotonic()
+    train, valid = (
+        datasets.load(data, split, size=size, on_damaged=on_damaged, allow_partial=allow_partial)
+        for split, size in (("train", plan.resize or plan.image_size), ("valid", plan.image_size))
+    )
+    for split in (train, valid):
+        for name in split.damaged:
+            say(f"Left out: {name}.")
+    train, valid = (
+        split.subset(min(n, len(split)), plan.seed) if n else split
+        for split, n in ((train, plan.train_images), (valid, plan.valid_images))
+    )
+    plan = replace(plan, num_classes=len(train.class_names))
+    say(f"Read {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
+
+    start = time.monotonic()
+    train, valid, network = train.to(world.device), valid.to(world.device), plan.build().to(world.device)
+    criterion = compiled(network, plan, world.device)
+    if fit_minutes is not None and not (resume and (out / "recipe.json").exists()):
+        plan = fitted(network, (train, valid), plan, fit_minutes * 60, world, criterion, start)
+        say(f"{plan.epochs} epochs fit into {fit_minutes:g} minutes.")
+    if plan.deterministic and world.device.type == "cuda":
+        cost = cost_of_determinism(network, (train, valid), plan, world)
+        say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
+    if world.rank == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.write(out / "recipe.json", plan.to_json().encode())
+    steps = plan.length(len(train))
+    album = Album(out, network, snapshots.probe(valid, plan), steps, watch if world.rank == 0 else 0, say)
+    if not resume:  # before the costly part: what cannot be recorded is known at once
+        album.begin()
+
+    average: dict = {}
+    last, stopped = None, ""
+    with Stop() as stop, Progress(steps, quiet) as bar, Board(out / "tensorboard" if tensorboard else None) as board:
+        for last in fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion,
+                        world=world):  # fmt: skip
+            bar.show(last)
+            board.show(last)
+            album.show(last.step)
+            if world.size == 1 or last.loss is not None:  # processes agree where they wait for each other anyway
+                asked, spent = world.first(stop.signal), world.first(time.monotonic() - start)
+                late = max_minutes is not None and spent > max_minutes * 60
+                if (asked or late) and last.step < steps:
+                    stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
+                    break
+    if stopped:
+        say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
+    seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)
+    command = command or command_of(plan, data)
+    account = finish(out, plan, network, average, (train, valid), world, seconds, command, last, steps)
+    return account | {"stopped_by": stop.signal}
+
+
+class Album:
+    """Takes the snapshots of a run, ``count`` of them; none, if ``count`` is 0 or one of them fails."""
+
+    def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
+        self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
+        self.due = set(snapshots.schedule(steps, count)) if count else set()
+
+    def begin(self) -> None:
+        if self.due:
+            self.path.unlink(missing_ok=True)
+            snapshots.save(self.path, 0, snapshots.record(self.model, self.probe))
+
+    def show(self, step: int) -> None:
+        if step in self.due:
+            try:
+                snapshots.save(self.path, step, snapshots.record(self.model, self.probe))
+            except (RuntimeError, ValueError, OSError) as problem:  # a picture is no reason to lose a run
+                self.say(f"There are no snapshots from step {step} on: {problem}")
+                self.due.clear()

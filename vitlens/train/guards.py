@@ -1,0 +1,80 @@
+"""What stands around the loop: arguments that fit together, settings put back, trouble told in a sentence."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlens.datasets import ImageSet
+from vitlens.recipes import Recipe
+from vitlens.train.processes import World
+
+
+def check(
+    data: tuple[ImageSet, ImageSet], recipe: Recipe, out: Path | str | None, resume: bool, world: World
+) -> None:
+    """Refuse data and recipes that do not fit together."""
+    train, valid = data
+    for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
+        h, w = split.size
+        if (h, w) != (side, side):
+            raise ValueError(
+                f"The recipe trains at {side}×{side} pixels and the images are {h}×{w}. Load them with size={side}."
+            )
+    if len(train.class_names) != recipe.num_classes or train.class_names != valid.class_names:
+        raise ValueError(
+            f"The recipe has {recipe.num_classes} classes, training has {len(train.class_names)}, validation "
+            f"{len(valid.class_names)}, and they must be the same. Set num_classes={len(train.class_names)}, or "
+            "check that both splits come from one source."
+        )
+    if len(train) < recipe.batch_size:
+        raise ValueError(f"A batch of {recipe.batch_size} exceeds the {len(train)} training images. Lower batch_size.")
+    if recipe.batch_size % (2 * world.size * recipe.accumulate) and world.size * recipe.accumulate > 1:
+        raise ValueError(
+            f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
+            f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."
+        )
+    if not len(valid):
+        raise ValueError("The validation set is empty, so accuracy cannot be measured.")
+    if resume and out is None:
+        raise ValueError("Resuming needs the folder of the run: pass out=….")
+
+
+@contextmanager
+def settings(recipe: Recipe, device: torch.device):
+    """Precision of matrix products, determinism and the state of the global generators, all put back afterwards."""
+    matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+            raise
+        raise MemoryError(
+            f"The memory of {device} does not hold a batch of {recipe.batch_size // recipe.accumulate} images of "
+            f"{recipe.image_size}×{recipe.image_size} pixels. Cut it into more parts (accumulate="
+            f"{2 * recipe.accumulate}): the result is the same. The last checkpoint is intact."
+        ) from error
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def finite(loss: Tensor, norm: Tensor, step: int) -> float:
+    """The loss as a number. Raises ``FloatingPointError`` if it, or the norm of its gradient, is none."""
+    value = loss.item()
+    if not (math.isfinite(value) and math.isfinite(norm.item())):
+        raise FloatingPointError(
+            f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}, and training cannot go on. "
+            "The last checkpoint is intact; lower the learning rate, lengthen the warm-up or train in fp32."
+        )
+    return value

@@ -1,0 +1,57 @@
+"""Several processes, one run: those that ``torchrun`` or ``accelerate launch`` started, each with a share of the batch.
+
+Every process holds the whole model and the same weights; gradients are summed before each step. Only the first writes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """Process ``rank`` of ``size``, and its device. A world of one, the default, does nothing."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Add each tensor up over all processes, in place. Raises ``ConnectionError`` if one of them is gone."""
+        if self.size == 1:
+            return
+        flat = torch.cat([t.flatten() for t in tensors])
+        try:
+            torch.distributed.all_reduce(flat)
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"One of the {self.size} processes of this run has ended or cannot be reached, and the others cannot "
+                "go on without it. The last checkpoint is intact; start all of them again with --resume."
+            ) from error
+        for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            t.copy_(whole.view_as(t))
+
+    def first(self, value: float) -> float:
+        """The first process's ``value``, in all of them."""
+        shared = torch.tensor(value if self.rank == 0 else 0.0, dtype=torch.float64, device=self.device)
+        self.sum([shared])
+        return shared.item()
+
+
+def join(device: torch.device | str | None = None) -> World:
+    """The world that this process was started into; of one, unless a launcher says otherwise.
+
+    device: asked for; without it CUDA where there is one. Raises ``ValueError`` where ``accelerate`` is missing.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return World() if device is None else World(device=torch.device(device))
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
+    state = PartialState(cpu=device is not None and torch.device(device).type == "cpu")
+    return World(state.process_index, state.num_processes, state.device)

@@ -1,0 +1,45 @@
+"""How many validation images a model gets right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.augment import normalised
+from vitlens.datasets import ImageSet
+from vitlens.recipes import Recipe
+from vitlens.support import evaluating
+from vitlens.train.processes import World
+
+
+@torch.no_grad()
+def accuracy(
+    model: nn.Module,
+    data: ImageSet,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None = None,
+    world: World | None = None,
+) -> float:
+    """Top-1 (%) of ``model``, or of the model with other ``weights``, on ``data``; no test-time augmentation.
+
+    The model is evaluated as it is, uncompiled; the training flag of each module is left as found.
+    """
+    world = world or World(device=next(model.parameters()).device)
+    mine = torch.arange(len(data)).split(500)[world.rank :: world.size]
+    right = torch.zeros((), dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for images, labels in data.batches(mine, None, ()):
+            x = normalised(images, recipe.mean, recipe.std)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+                logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
+            right += (logits.argmax(-1) == labels).sum()
+    world.sum([right])
+    return 100 * right.item() / len(data)
+
+
+def validation(
+    model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe, world: World | None = None
+) -> dict[str, float]:
+    """``top1`` (%) of the model, and ``top1_average`` of its averaged weights where there are any."""
+    metrics = {"top1": accuracy(model, valid, recipe, world=world)}
+    return {**metrics, "top1_average": accuracy(model, valid, recipe, average, world)} if average else metrics
