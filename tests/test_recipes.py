@@ -19,7 +19,7 @@ def test_json_round_trip(name):
 def test_the_tiny_mode_is_small_and_switches_nothing_off(name):
     full, tiny = RECIPES[name], RECIPES[name].tiny()
     trunk = sum(p.numel() for name, p in tiny.build().named_parameters() if not name.startswith("head"))
-    assert trunk < (3e5 if full.image_size <= 64 else 2e6)
+    assert trunk < (3e5 if full.image_size <= 64 else 3e6)
     same = {
         "optimizer",
         "augment",
