@@ -1,11 +1,17 @@
 """A recipe is data: it goes to JSON and back, takes settings from a shell, and refuses contradictions."""
 
 import dataclasses
+import json
 
 import pytest
+import timm
 import torch
+from scipy.ndimage import zoom
+from timm.models import save_for_hf
 
-from vitlens.recipes import RECIPES, Recipe, recipe
+from vitlens.paper import TABLE_4
+from vitlens.recipes import RECIPES, Recipe, recipe, starting_from
+from vitlens.train.optim import optimizers
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -96,3 +102,141 @@ def test_models_are_functions_of_the_seed_and_of_the_promised_size():
         bundled.patch_embed.grid_size == (16, 16) and bundled.global_pool == "token" and bundled.num_prefix_tokens == 1
     )
     assert 2 * sum(p.numel() for p in bundled.parameters()) < 12e6  # bytes in fp16
+
+
+TABLE_3_AS_PRINTED = """
+ViT-B/{16,32} | JFT-300M | 7 | 8e-4 | linear | 0.1 | 0.0
+ViT-L/32 | JFT-300M | 7 | 6e-4 | linear | 0.1 | 0.0
+ViT-L/16 | JFT-300M | 7/14 | 4e-4 | linear | 0.1 | 0.0
+ViT-H/14 | JFT-300M | 14 | 3e-4 | linear | 0.1 | 0.0
+ViT-B/{16,32} | ImageNet-21k | 90 | 1e-3 | linear | 0.03 | 0.1
+ViT-L/{16,32} | ImageNet-21k | 30/90 | 1e-3 | linear | 0.03 | 0.1
+ViT-* | ImageNet | 300 | 3e-3 | cosine | 0.3 | 0.1
+"""
+SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+
+
+def test_the_recipes_for_pretraining_are_table_3():
+    seen = set()
+    for line in TABLE_3_AS_PRINTED.strip().splitlines():
+        models, data, epochs, lr, schedule, decay, dropout = line.split(" | ")
+        letters = [models[4]] if models != "ViT-*" else ["B", "L", "H"]
+        for size in letters:
+            inner = "14" if size == "H" else models.partition("/")[2].strip("{}") if models != "ViT-*" else "16,32"
+            for patch in inner.split(","):
+                r = recipe(f"vit-{size.lower()}{patch}-{SHORT[data]}")
+                seen.add(r.name)
+                assert r.epochs == int(epochs.partition("/")[0])
+                assert (r.lr, r.schedule, r.weight_decay, r.dropout) == (
+                    float(lr), schedule, float(decay), float(dropout)
+                )  # fmt: skip
+                assert (r.batch_size, r.warmup_steps, r.image_size, r.betas) == (4096, 10_000, 224, (0.9, 0.999))
+                assert (r.optimizer, r.patch_size, r.clip) == ("adamw", int(patch), float(data == "ImageNet"))
+                assert r.head == "mlp" and r.loss == "sigmoid" and r.augment.scale == (0.05, 1.0)
+    assert seen == {name for name in RECIPES if name.startswith("vit-")}
+
+
+@pytest.mark.parametrize("name, steps, grid, warmup", [
+    ("finetune-imagenet", 20_000, (0.003, 0.01, 0.03, 0.06), 500),
+    ("finetune-cifar", 10_000, (0.001, 0.003, 0.01, 0.03), 500),
+    ("finetune-pets", 500, (0.001, 0.003, 0.01, 0.03), 100),
+    ("finetune-vtab", 2_500, (0.01,), 500),
+])  # fmt: skip
+def test_the_recipes_for_fine_tuning_are_table_4(name, steps, grid, warmup):
+    r = recipe(name)
+    row = next(row for row in TABLE_4 if row.steps == steps)
+    assert (r.steps, r.epochs, r.batch_size, r.warmup_steps, r.clip) == (steps, 0, 512, warmup, 1.0)
+    assert (r.optimizer, r.momentum, r.weight_decay, r.schedule) == ("sgd", 0.9, 0.0, "cosine")
+    assert row.lr == grid and r.lr in grid
+    assert (r.image_size, r.resize, r.squash, r.continues) == (384, 448, True, True)
+
+
+@pytest.mark.parametrize("variant, patch", [("b", 16), ("b", 32), ("l", 16), ("l", 32), ("h", 14)])
+def test_parameters_of_the_paper(variant, patch):
+    """Table 1, which counts the hidden layer of the head (L/16: 304 million in fact, 307 as printed)."""
+    r = dataclasses.replace(recipe(f"vit-{variant}{patch}-imagenet"), head="linear", num_classes=1)
+    with torch.device("meta"):
+        model = r.build()
+    counted = sum(p.numel() for p in model.parameters()) + r.width * (r.width + 1)
+    printed = {"b": 86e6, "l": 307e6, "h": 632e6}[variant]
+    assert counted == pytest.approx(printed, rel=0.015 if (variant, patch) != ("b", 32) else 0.025)
+
+
+def test_the_head_for_pretraining():
+    r = dataclasses.replace(recipe("vit-b16-imagenet").tiny(), num_classes=7)
+    model = r.build().eval()
+    x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(x), torch.full((2, 7), -10.0))  # zero weights, so the bias alone
+    hidden = torch.tanh(model.head.pre_logits(model.forward_head(model.forward_features(x), pre_logits=True)))
+    torch.nn.init.normal_(model.head.output.weight)
+    torch.testing.assert_close(model(x), model.head.output(hidden))
+
+
+def test_dropout_lies_where_the_paper_puts_it():
+    r = dataclasses.replace(recipe("vit-b16-imagenet").tiny(), dropout=0.25)
+    found = {name for name, m in r.build().named_modules() if isinstance(m, torch.nn.Dropout) and m.p == 0.25}
+    inside = {f"blocks.{i}.{place}" for i in range(2) for place in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")}
+    assert found == {"pos_drop"} | inside
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder with a small model of 32 pixels and 10 classes, as timm publishes them, and the model."""
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
+    torch.manual_seed(3)
+    model = timm.create_model("vit_tiny_patch16_224", **args)
+    torch.nn.init.normal_(model.pos_embed)
+    save_for_hf(model, tmp_path, model_args=args, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"] |= {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path, model
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained, size):
+    folder, source = trained
+    r = dataclasses.replace(recipe("finetune-pets"), image_size=size, resize=0, num_classes=4)
+    r = starting_from(r, folder)
+    assert (r.width, r.depth, r.heads, r.patch_size, r.mean) == (48, 3, 3, 8, (0.1, 0.2, 0.3))
+    assert Recipe.from_json(r.to_json()) == r
+    state, before = r.build().state_dict(), source.state_dict()
+    assert not state["head.weight"].any() and state["head.weight"].shape == (4, 48)
+    same = [name for name in state if not name.startswith("head.") and (size == 32 or name != "pos_embed")]
+    assert len(same) > 30 and all(torch.equal(state[name], before[name]) for name in same)
+    if size == 48:  # 4×4 → 6×6, as scipy.ndimage.zoom of order 1 does it (paper, section 3.2)
+        grid = before["pos_embed"][0, 1:].reshape(4, 4, 48).numpy()
+        expected = torch.from_numpy(zoom(grid, (1.5, 1.5, 1), order=1)).reshape(36, 48)
+        torch.testing.assert_close(state["pos_embed"][0, 1:], expected, atol=1e-6, rtol=0)
+        assert torch.equal(state["pos_embed"][0, :1], before["pos_embed"][0, :1])
+
+
+def test_models_that_cannot_be_started_from_are_refused(tmp_path):
+    tune = dataclasses.replace(recipe("finetune-pets"), image_size=64, resize=0, num_classes=4)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    for name, args, message in (
+        ("resnet18", {}, "only Vision Transformers over patches"),
+        ("beit_base_patch16_224", small, "another shape at this resolution"),
+    ):
+        folder = tmp_path / name
+        model = timm.create_model(name, **args)
+        save_for_hf(model, folder, model_args=args, safe_serialization=True)
+        with pytest.raises(ValueError, match=message):
+            starting_from(tune, folder).build()
+
+
+def test_layers_nearer_to_the_image_learn_more_slowly(trained):
+    r = dataclasses.replace(recipe("finetune-pets"), image_size=32, resize=0, num_classes=4, layer_decay=0.5)
+    r = starting_from(dataclasses.replace(r, optimizer="adamw", weight_decay=0.1), trained[0])
+    model = r.build()
+    names = {p: name for name, p in model.named_parameters()}
+    (optimizer,) = optimizers(model, r)
+    peaks = {names[p]: (g["peak_lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    assert len(peaks) == len(names)
+    for depth, prefixes in enumerate(
+        [("patch_embed", "pos_embed", "cls_token"), "blocks.0.", "blocks.1.", ("blocks.2.", "norm"), "head"]
+    ):
+        for name, (peak, decay) in peaks.items():
+            if name.startswith(prefixes):
+                assert peak == pytest.approx(r.lr * 0.5 ** (4 - depth)), name
+                assert (decay > 0) == (model.get_parameter(name).ndim in (2, 4)), name
