@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitlens import runs
 from vitlens.augment import augmented, draws, generator, seed_of
 from vitlens.datasets import load
 from vitlens.recipes import Recipe, recipe
@@ -347,39 +346,31 @@ def test_the_compiled_path_computes_the_same(data):
     torch.testing.assert_close(fast(x, y), plain(x, y))
 
 
-def test_a_run_from_the_top(tmp_path, capsys):
-    account = runs.run("digits", "digits", tmp_path / "a", tiny=True, watch=4, quiet=True, device="cpu")
-    assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
-    written = json.loads((tmp_path / "a/model/training.json").read_text())
-    assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
-    assert "--set epochs=2" in written["command"]
-    timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
+def test_running_out_of_memory_is_told_in_a_sentence(data):
+    model = tiny().build()
 
-    cut = runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=4, quiet=True, device="cpu", max_minutes=1e-9)
-    assert not cut["finished"]
-    rest = runs.run("digits", "digits", tmp_path / "b", resume=True, watch=4, quiet=True, device="cpu")
-    assert rest["validation"] == account["validation"]
-    same = [(tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab"]
-    assert same[0] == same[1]
-    with_snapshots = [(tmp_path / f"{run}/snapshots.npz").read_bytes() for run in "ab"]
-    assert with_snapshots[0] == with_snapshots[1]
+    def hungry(x, y):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(MemoryError, match=r"does not hold a batch of 32 images of 8×8 .*accumulate=2.*is the same"):
+        next(fit(model, data, tiny(), device="cpu", criterion=hungry))
+    with pytest.raises(MemoryError, match="of cpu does not hold"):  # the CPU allocator has an error of its own
+        next(fit(model, data, tiny(), device="cpu", criterion=lambda x, y: torch.empty(2**60)))
+    with pytest.raises(RuntimeError, match="shapes? .*cannot be multiplied"):
+        next(fit(model, data, tiny(), device="cpu", criterion=lambda x, y: x.flatten(1) @ x.flatten(1)))
 
 
-def test_epochs_are_fitted_to_the_time(tmp_path):
-    start = time.monotonic()
-    account = runs.run("digits", "digits", tmp_path, tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=0.1)
-    assert account["epochs"] > 2 and time.monotonic() - start < 15
-    assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"]
-    with pytest.raises(ValueError, match="Not one epoch"):
-        runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=1e-6)
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"max_minutes": 0}, "--max-minutes is a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
-    ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
-    ({"overrides": ["epochs=x"]}, "of type int"),
-])  # fmt: skip
-def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
-    arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
-    with pytest.raises(ValueError, match=message):
-        runs.run(**{**arguments, **options})
+def test_an_export_without_the_head_of_pretraining(data, tmp_path):
+    r = tiny(head="mlp", loss="sigmoid", head_bias=-2.0)
+    model = r.build()
+    expected = 10 * math.log1p(math.exp(-2.0)) + 2.0  # every logit is −2, and one class of ten is wanted
+    assert next(fit(model, data, r, device="cpu")).loss == pytest.approx(expected, rel=0.01)
+    export(model, tmp_path, r, data[0].class_names, dtype=torch.float32)
+    opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(2, 3, 8, 8)
+    features = opened(x)
+    assert opened.num_classes == 0 and features.shape == (2, 48)
+    head = safetensors.torch.load_file(tmp_path / "pretraining_head.safetensors")
+    assert set(head) == {f"head.{layer}.{kind}" for layer in ("pre_logits", "output") for kind in ("weight", "bias")}
+    model.head.load_state_dict({name.removeprefix("head."): t for name, t in head.items()})
+    torch.testing.assert_close(model.eval()(x), model.head(features))

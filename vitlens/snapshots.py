@@ -30,12 +30,14 @@ def schedule(steps: int, count: int = 24) -> list[int]:
     """At most ``count`` steps out of 0…``steps``, both included, evenly spaced on a logarithmic scale."""
     if count < 2:
         raise ValueError(f"A run is watched at two steps at least, the first and the last; {count} came.")
-    return sorted({0, *(round(math.exp(math.log(steps) * i / (count - 2))) for i in range(count - 1))})
+    return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int = 64, seed: int = 0) -> Tensor:
     """``n`` images (all, if there are fewer), the same for the same ``seed``, normalised as the model wants them."""
-    return normalised(data.subset(min(n, len(data)), seed).images, recipe.mean, recipe.std)
+    some = data.subset(min(n, len(data)), seed)
+    images, _ = next(iter(some.batches([torch.arange(len(some))], None, ())))
+    return normalised(images, recipe.mean, recipe.std)
 
 
 def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:

@@ -56,8 +56,8 @@ def settings(recipe: Recipe, device: torch.device):
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         raise MemoryError(
             f"The memory of {device} does not hold a batch of {recipe.batch_size // recipe.accumulate} images of "

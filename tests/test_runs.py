@@ -1,0 +1,131 @@
+"""`vitlens train` from the top: what it leaves behind, what it goes on from, what it refuses."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+
+from vitlens import runs
+from vitlens.datasets import load
+from vitlens.recipes import Recipe, recipe
+from vitlens.runs import plan
+from vitlens.runs.watching import Board
+from vitlens.train import Step, World
+
+torch.set_num_threads(1)
+
+
+def test_a_run_from_the_top(tmp_path, capsys):
+    account = runs.run("digits", "digits", tmp_path / "a", tiny=True, watch=4, quiet=True, device="cpu")
+    assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
+    written = json.loads((tmp_path / "a/model/training.json").read_text())
+    assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
+    assert "--set epochs=2" in written["command"]
+    timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
+
+    cut = runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=4, quiet=True, device="cpu", max_minutes=1e-9)
+    assert not cut["finished"]
+    rest = runs.run("digits", "digits", tmp_path / "b", resume=True, watch=4, quiet=True, device="cpu")
+    assert rest["validation"] == account["validation"]
+    same = [(tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab"]
+    assert same[0] == same[1]
+    with_snapshots = [(tmp_path / f"{run}/snapshots.npz").read_bytes() for run in "ab"]
+    assert with_snapshots[0] == with_snapshots[1]
+
+
+def test_epochs_are_fitted_to_the_time(tmp_path):
+    start = time.monotonic()
+    account = runs.run("digits", "digits", tmp_path, tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=0.1)
+    assert account["epochs"] > 2 and time.monotonic() - start < 15
+    assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"]
+    with pytest.raises(ValueError, match="Not one epoch"):
+        runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=1e-6)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"max_minutes": 0}, "--max-minutes is a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
+    ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
+    ({"overrides": ["epochs=x"]}, "of type int"),
+])  # fmt: skip
+def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
+    arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
+    with pytest.raises(ValueError, match=message):
+        runs.run(**{**arguments, **options})
+
+
+@pytest.fixture(scope="module")
+def digits_model(tmp_path_factory):
+    """The folder of a model that a tiny run left."""
+    out = tmp_path_factory.mktemp("run")
+    runs.run("digits", "digits", out, tiny=True, watch=0, quiet=True, device="cpu")
+    return out / "model"
+
+
+def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
+    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 2}
+    settings, start = ["image_size=12", "resize=14"], str(digits_model)
+    account = runs.run("finetune-pets", "digits", tmp_path / "a", model=start, overrides=settings, **options)
+    tuned = timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
+    assert tuned.patch_embed.grid_size == (6, 6) and tuned.pretrained_cfg["crop_mode"] == "squash"
+    assert account["recipe"]["init"] == "model" and str(tmp_path) not in (tmp_path / "a/training.json").read_text()
+    assert "--model model" in account["command"] and "model_kwargs" not in account["command"]
+    again = runs.run("finetune-pets", "digits", tmp_path / "a", model=str(digits_model), resume=True, quiet=True,
+                     device="cpu")  # fmt: skip
+    assert again["validation"] == account["validation"]
+    with pytest.raises(ValueError, match="started from .*model, not elsewhere"):
+        runs.run("finetune-pets", "digits", tmp_path / "a", model="elsewhere", resume=True, quiet=True)
+    with pytest.raises(ValueError, match="name one with --model"):
+        runs.run("finetune-pets", "digits", tmp_path / "b", quiet=True)
+    with pytest.raises(ValueError, match="comes with the model"):
+        runs.run("finetune-pets", "digits", tmp_path / "b", overrides=["model_kwargs=1"], quiet=True)
+
+
+def test_a_recipe_from_a_file(tmp_path):
+    mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
+    (tmp_path / "mine.json").write_text(mine.to_json())
+    options = {"quiet": True, "device": "cpu", "watch": 0}
+    account = runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", **options)
+    assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe mine.json --data digits")
+    runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", resume=True, **options)
+    (tmp_path / "bad.json").write_text("{")
+    for name in ("bad.json", "absent.json"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read as a recipe"):
+            runs.run(str(tmp_path / name), "digits", tmp_path / "run2", **options)
+
+
+def test_what_determinism_costs_is_measured_and_the_weights_stay():
+    r = recipe("digits").tiny()
+    model = r.build()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
+    assert -0.95 < plan.cost_of_determinism(model, data, r, World(device=torch.device("cpu"))) < 20
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            written.append(folder)
+
+        def add_scalar(self, *values):
+            written.append(values)
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", type(sys)("tensorboard"))
+    sys.modules["torch.utils.tensorboard"].SummaryWriter = Writer
+    with Board(tmp_path / "board") as board:
+        board.show(Step(1, 9, 0, 0.5))
+        board.show(Step(2, 9, 0, 0.5, 1.25, 100.0, {"top1": 50.0}))
+    assert written == [str(tmp_path / "board"), ("loss", 1.25, 2), ("lr", 0.5, 2), ("images_per_second", 100.0, 2),
+                       ("top1", 50.0, 2), "closed"]  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        Board(tmp_path / "board")
