@@ -1,12 +1,18 @@
-"""Training throughput at 224 px beside timm's own training step, and as a share of the machine's matmul ceiling.
+"""Training throughput: ``vitlens.train.fit`` beside timm's training step and a plain DataLoader loop, in one run.
 
-    python benchmarks/training.py --out data/results/throughput-h200.csv
-    python benchmarks/training.py --quick --out throughput.csv        # a CPU, one small model
+    python benchmarks/training.py --out data/results/throughput-h200.csv    # a GPU: 224 px, ViT-Ti/S/B, bf16
+    python benchmarks/training.py --out data/results/throughput-cpu.csv     # a CPU: 224 px and 64 px, fp32 and bf16
 
-Ours: a batch drawn from a uint8 data set on the device, augmented there, forward, backward, optimiser; compiled.
-timm's: the loop of timm's train.py reduced to its step (autocast, loss, backward, optimiser from timm) on one fixed,
-normalised batch, so that no data path slows it down; as it is and compiled. FLOP = 2 × multiply-add, a step is 3 ×
-forward. Prints and writes one row per model and loop.
+A speed is given in images a second and as a share of the device's own matmul ceiling, measured in the same run and
+precision. FLOP = 2 × multiply-add, a step is 3 × forward.
+
+* vitlens: the whole loop, with random crops, flips, jitter, cutmix and mixup on the device.
+* timm: the model with timm's AdamW on one fixed, normalised batch, so that no data path slows it down; on CUDA as it is
+  and compiled.
+* DataLoader (on a CPU at 64 px): timm's step behind torchvision's random resized crop, flip and normalisation of JPEGs
+  that lie in memory, decoded in one worker process.
+
+The loops of a case take turns, so that a busy machine slows all of them, and a speed is the median of its turns.
 """
 
 from __future__ import annotations
@@ -15,14 +21,21 @@ import argparse
 import csv
 import datetime
 import gc
+import io
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import timm
 import timm.optim
 import torch
+from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
 from vitlens.augment import Augment
 from vitlens.datasets import ImageSet
@@ -30,121 +43,183 @@ from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.train import World, compiled, fit
 
-MODELS = {"vit_tiny_patch16_224": (192, 3, 1024), "vit_small_patch16_224": (384, 6, 1024),
-          "vit_base_patch16_224": (768, 12, 512)}  # fmt: skip
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
+WIDTHS = {"ViT-Ti": 192, "ViT-S": 384, "ViT-B": 768}
+Step = Callable[[], object]
 
 
-def step_flops(width: int, depth: int = 12, tokens: int = 197, patch: int = 16) -> float:
-    """FLOP of a training step for one image: 12·D² + 2·T·D multiply-adds a token and layer, and the embedding."""
-    forward = depth * tokens * (24 * width**2 + 4 * tokens * width) + 2 * (tokens - 1) * 3 * patch**2 * width
-    return 3 * forward
+@dataclass(frozen=True)
+class Case:
+    """A model at a resolution; heads are 64 wide, layers 12."""
+
+    model: str
+    pixels: int
+    patch: int
+    batch: int
+    precision: str
+
+    def recipe(self) -> Recipe:
+        width = WIDTHS[self.model]
+        return Recipe(
+            name="throughput", image_size=self.pixels, patch_size=self.patch, width=width, heads=width // 64, depth=12,
+            num_classes=1000, epochs=10**6, batch_size=self.batch, augment=AUGMENT, label_smoothing=0.1,
+            log_every=10**6, evaluate_every=10**6, precision=self.precision,
+        )  # fmt: skip
+
+    def flops(self) -> float:
+        """FLOP of a training step for one image: 12·D² + 2·T·D multiply-adds a token and layer, and the embedding."""
+        d, tokens = WIDTHS[self.model], (self.pixels // self.patch) ** 2 + 1
+        return 3 * (12 * tokens * (24 * d**2 + 4 * tokens * d) + 2 * (tokens - 1) * 3 * self.patch**2 * d)
 
 
-def timed(step: Callable[[], object], warmup: int, steps: int, device: torch.device) -> float:
-    """Seconds a step."""
-    for _ in range(warmup):
-        step()
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    synchronize(device)
-    return (time.perf_counter() - start) / steps
+class Jpegs(Dataset):
+    """Encoded pictures in memory, each decoded and transformed when it is asked for, as torchvision's tutorials do."""
+
+    def __init__(self, images: torch.Tensor):
+        self.encoded = []
+        for image in images:
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer := io.BytesIO(), "JPEG", quality=90)
+            self.encoded.append(buffer.getvalue())
+        self.transform = transforms.Compose([
+            transforms.RandomResizedCrop(images.shape[-1], scale=AUGMENT.scale), transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ])  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, i: int):
+        return self.transform(Image.open(io.BytesIO(self.encoded[i])).convert("RGB")), i % 1000
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def pictures(n: int, side: int) -> torch.Tensor:
+    """uint8 (n, 3, side, side) of smooth noise, which JPEG compresses about as a photograph."""
+    coarse = np.random.default_rng(0).integers(0, 256, (n, 3, side // 8, side // 8)).astype(np.float32)
+    return torch.nn.functional.interpolate(torch.from_numpy(coarse), (side, side), mode="bicubic").clamp(0, 255).byte()
 
 
-def ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of one large square matrix product: 8192³ on CUDA, 2048³ on a CPU."""
-    n = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / timed(lambda: a @ b, 5, 20, device)
-
-
-def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device, warmup: int, steps: int) -> float:
-    """Seconds a step of ``vitlens.train.fit``."""
+def ours(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device) -> Step:
     model = recipe.build().to(device)
     training = fit(model, data, recipe, device=device, criterion=compiled(model, recipe, device))
-    return timed(lambda: next(training), warmup, steps, device)
+    return lambda: next(training)
 
 
-def timms(
-    recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device, warmup: int, steps: int, compile: bool
-) -> float:
-    """Seconds a step of timm's loop."""
+def timms(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device, compile: bool = False,
+          loader: DataLoader | None = None) -> Step:  # fmt: skip
+    """A step on one fixed batch, or on the batches of ``loader``."""
     model = recipe.build().to(device)
     optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=recipe.lr, weight_decay=recipe.weight_decay)
     run = torch.compile(model) if compile else model
     criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
-    x, y = data[0].images[: recipe.batch_size].float() / 255, data[0].labels[: recipe.batch_size]
+    fixed = data[0].images[: recipe.batch_size].float() / 255, data[0].labels[: recipe.batch_size]
+    batches = (batch for _ in iter(int, 1) for batch in loader) if loader else None  # epoch after epoch
 
-    def step():
-        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16" and device.type == "cuda"):
+    def step() -> None:
+        x, y = next(batches) if batches else fixed
+        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             loss = criterion(run(x), y)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(step, warmup, steps, device)
+    return step
+
+
+def seconds(step: Step, steps: int, device: torch.device) -> float:
+    """Seconds a step."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else int
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+def ceiling(device: torch.device, dtype: torch.dtype) -> Step:
+    """One large square matrix product: 8192³ on CUDA, 2048³ on a CPU."""
+    n = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    return lambda: a @ b
+
+
+def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[dict]:
+    """A row for each loop of ``case``."""
+    recipe, n = case.recipe(), 2 * case.batch if case.pixels > 64 else max(2000, 2 * case.batch)
+    pixels = pictures(n, case.pixels)
+    data = (ImageSet(pixels, torch.arange(n) % 1000, tuple(map(str, range(1000)))).to(device),) * 2
+    loops = {"vitlens": lambda: ours(recipe, data, device), "timm": lambda: timms(recipe, data, device)}
+    if device.type == "cuda":
+        loops["timm compiled"] = lambda: timms(recipe, data, device, compile=True)
+    elif case.pixels == 64:
+        loader = DataLoader(Jpegs(pixels), case.batch, shuffle=True, num_workers=1, drop_last=True,
+                            persistent_workers=True)  # fmt: skip
+        loops["DataLoader"] = lambda: timms(recipe, data, device, loader=loader)
+
+    ready, speeds, began = {}, {name: [] for name in loops}, {}
+    product = ceiling(device, torch.bfloat16 if case.precision == "bf16" else torch.float32)
+    for name, make in loops.items():
+        torch._dynamo.reset()
+        start = time.perf_counter()
+        try:
+            step = make()
+            seconds(step, 3, device)
+        except torch.OutOfMemoryError:
+            print(f"{case} {name}: out of memory", flush=True)
+            gc.collect()
+            continue
+        ready[name], began[name] = step, time.perf_counter() - start
+    size, tops = (8192 if device.type == "cuda" else 2048), []
+    for _ in range(turns):
+        tops.append(2 * size**3 / seconds(product, 20, device))
+        for name, step in ready.items():
+            speeds[name].append(case.batch / seconds(step, steps, device))
+    top = statistics.median(tops)
+    speed = {name: statistics.median(values) for name, values in speeds.items() if values}
+    return [
+        {
+            "model": case.model, "pixels": case.pixels, "patch": case.patch, "batch": case.batch,
+            "precision": case.precision, "loop": name, "images_per_second": round(value, 1),
+            "vitlens_ratio": round(speed["vitlens"] / value, 3), "tflops": round(value * case.flops() / 1e12, 3),
+            "share_of_matmul": round(value * case.flops() / top, 4), "matmul_tflops": round(top / 1e12, 3),
+            "seconds_to_start": round(began[name], 1),
+        }
+        for name, value in speed.items()
+    ]  # fmt: skip
+
+
+def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
+    if device.type == "cuda":
+        found = [Case(model, 224, 16, 512 if model == "ViT-B" else 1024, "bf16") for model in WIDTHS]
+    else:
+        found = [Case("ViT-Ti", pixels, patch, size, precision) for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
+                 for precision in ("fp32", "bf16")]  # fmt: skip
+        found.append(Case("ViT-S", 224, 16, 16, "fp32"))
+    found = [replace(case, batch=batch) for case in found] if batch else found
+    return [replace(found[0], batch=batch or 8)] if quick else found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="ViT-Ti, small batch, few steps: for a CPU")
-    parser.add_argument("--batch", type=int, help="batch size, instead of the largest that is known to be fast")
+    parser.add_argument("--quick", action="store_true", help="one case, a small batch, few steps: to try it")
+    parser.add_argument("--batch", type=int, help="batch size, instead of one that is known to be fast")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    top = ceiling(device, dtype)
-    print(f"{hardware(World(device=device))}: matmul ceiling {top / 1e12:.2f} TFLOP/s in {str(dtype)[6:]}", flush=True)
-
-    warmup, steps = (1, 2) if options.quick else (5, 30)
-    rows = []
-    for name in list(MODELS)[:1] if options.quick else MODELS:
-        width, heads, batch = MODELS[name]
-        batch = options.batch or (8 if options.quick else batch)
-        recipe = Recipe(
-            name="throughput", architecture=name, image_size=224, patch_size=16, width=width, heads=heads, epochs=10**6,
-            num_classes=1000, batch_size=batch, augment=AUGMENT, label_smoothing=0.1, log_every=10**6,
-            evaluate_every=10**6, precision="bf16" if device.type == "cuda" else "fp32",
-        )  # fmt: skip
-        pixels = torch.randint(0, 256, (2 * batch, 3, 224, 224), dtype=torch.uint8, device=device)
-        labels = torch.randint(0, 1000, (2 * batch,), device=device)
-        data = (ImageSet(pixels, labels, tuple(map(str, range(1000)))),) * 2
-        for loop, seconds in {
-            "vitlens": lambda r=recipe, d=data: ours(r, d, device, warmup, steps),
-            "timm": lambda r=recipe, d=data: timms(r, d, device, warmup, steps, False),
-            "timm compiled": lambda r=recipe, d=data: timms(r, d, device, warmup, steps, True),
-        }.items():
-            if loop == "timm compiled" and device.type == "cpu":
-                continue  # ours does not compile there either
-            torch._dynamo.reset()  # the model of the row before is not needed any more
-            start = time.perf_counter()
-            try:
-                speed = batch / seconds()
-            except torch.OutOfMemoryError:
-                print(f"{name} {loop}: out of memory at batch {batch}", flush=True)
-                continue
-            finally:
-                gc.collect()
-            flops = speed * step_flops(width)
-            rows.append({
-                "model": name, "loop": loop, "batch": batch, "precision": recipe.precision,
-                "images_per_second": round(speed, 1), "tflops": round(flops / 1e12, 3),
-                "share_of_matmul": round(flops / top, 4), "matmul_tflops": round(top / 1e12, 2),
-                "seconds_with_compilation": round(time.perf_counter() - start, 1),
-                "device": hardware(World(device=device)), **versions(), "date": datetime.date.today().isoformat(),
-                "command": "python benchmarks/training.py" + (" --quick" if options.quick else ""),
-            })  # fmt: skip
-            print({k: rows[-1][k] for k in ("model", "loop", "images_per_second", "share_of_matmul")}, flush=True)
-            write(options.out, rows)  # after every row: what is measured stays, whatever happens to the next
+    device, rows = torch.device(options.device), []
+    turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (5, 8)
+    about = {
+        "device": hardware(World(device=device)), **versions(), "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/training.py" + " --quick" * options.quick,
+    }  # fmt: skip
+    for case in cases(device, options.quick, options.batch):
+        rows += [row | about for row in measured(case, device, turns, steps)]
+        for row in rows:
+            print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",
+                                       "share_of_matmul")}, flush=True)  # fmt: skip
+        write(options.out, rows)  # after every case: what is measured stays, whatever happens to the next
+        gc.collect()
 
 
 def write(path: Path, rows: list[dict]) -> None:

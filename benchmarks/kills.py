@@ -1,0 +1,110 @@
+"""Runs that are killed at random moments and resumed, beside one that is not: are the final weights equal to the bit?
+
+    python benchmarks/kills.py --out data/results/kills.csv
+
+Each run of the recipe "digits" (2 epochs) is killed with SIGKILL several times, after a random time that is drawn anew,
+and resumed until it is done. It saves after every step, so that about as many kills fall into a save as into a step.
+One row per run: how often it was killed, at which steps, how often within a save (a temporary file was left, or the
+tensors of a checkpoint without its JSON), how many checkpoints were passed over as damaged, and whether the weights,
+their average and the log are those of the uninterrupted run.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from vitlens.runs import versions
+
+CHILD = """
+import sys, dataclasses
+from vitlens.datasets import load
+from vitlens.recipes import recipe
+from vitlens.train import fit
+data = load("digits", "train"), load("digits", "valid")
+plan = dataclasses.replace(recipe("digits"), epochs=2, save_every=0.0, log_every=1)
+for step in fit(plan.build(), data, plan, device="cpu", out=sys.argv[1], resume=True):
+    print(step.step, flush=True)
+"""
+
+
+def child(folder: Path) -> subprocess.Popen:
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def final(folder: Path) -> tuple[dict[str, torch.Tensor], list]:
+    """Tensors of the last checkpoint, and the log without its times."""
+    newest = max((folder / "checkpoints").glob("*.safetensors"))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return safetensors.torch.load_file(newest), [(line["step"], line["loss"], line["metrics"]) for line in lines]
+
+
+def killed(folder: Path, rng: random.Random) -> dict:
+    """Kill and resume a run until it gets to its end."""
+    steps, in_saves, damaged = [], 0, 0
+    while True:
+        process, started = child(folder), False
+        deadline = None
+        for line in process.stdout:
+            damaged += "damaged" in line
+            if line.strip().isdigit() and not started:
+                started, deadline = True, time.monotonic() + rng.uniform(0.0, 0.9)
+            if deadline is not None and time.monotonic() > deadline and len(steps) < 6:
+                time.sleep(rng.uniform(0.0, 0.06))  # anywhere in a step or in a save
+                process.send_signal(signal.SIGKILL)
+                break
+        else:
+            if process.wait() != 0:
+                raise RuntimeError(f"A resumed run ended with exit code {process.returncode}.")
+            return {"kills": len(steps), "steps": " ".join(map(str, steps)), "in_saves": in_saves, "damaged": damaged}
+        process.wait()
+        process.stdout.close()
+        files = {p.name for p in (folder / "checkpoints").iterdir()}
+        torn = {f for f in files if f.endswith(".safetensors") and f.replace(".safetensors", ".json") not in files}
+        in_saves += bool(torn or any(not f.endswith((".json", ".safetensors")) for f in files))
+        steps.append(int(max(f for f in files if f.endswith(".json"))[5:13]) if files else 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--runs", type=int, default=20)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        whole = Path(name) / "whole"
+        child(whole).communicate()
+        tensors, log = final(whole)
+        rows = []
+        for run in range(options.runs):
+            row = {"run": run, **killed(Path(name) / str(run), random.Random(run))}
+            ours, lines = final(Path(name) / str(run))
+            row["bit_equal"] = set(ours) == set(tensors) and all(torch.equal(ours[n], tensors[n]) for n in tensors)
+            row["log_equal"] = lines == log
+            rows.append(row)
+            print(row, flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out, "w", newline="") as file:
+        file.write(
+            f"# python benchmarks/kills.py --runs {options.runs}, {datetime.date.today()}, CPU, "
+            f"torch {versions()['torch']}, {len(log)} steps a run, {len(tensors)} tensors compared\n"
+        )
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    print(f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
+          f"{len(rows)} runs")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
