@@ -1,0 +1,346 @@
+"""Every kind of source lists the right images, labels and splits; other readers of the same files say the same."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from timm.data import create_dataset
+
+from vitlens.datasets import ImageSet, load
+from vitlens.datasets.named import TORCH
+
+KINDS = {"ant": "JPEG", "bee": "PNG", "cat": "JPEG"}
+
+
+def encoded(seed: int, kind: str = "PNG", size=(12, 10)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def files(per_class: int) -> dict[str, bytes]:
+    """Paths below the folder of a split, and what lies there."""
+    return {
+        f"{name}/{i:03d}.{kind.lower()}": encoded(1000 * n + i, kind)
+        for n, (name, kind) in enumerate(KINDS.items())
+        for i in range(per_class)
+    }
+
+
+def write(folder: Path, content: dict[str, bytes]) -> Path:
+    for name, data in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def tar(path: Path, content: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def in_memory(content: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def by_timm(dataset) -> tuple[torch.Tensor, list[int]]:
+    images, labels = zip(*list(dataset), strict=True)
+    return torch.stack([torch.from_numpy(np.array(i.convert("RGB"))).permute(2, 0, 1) for i in images]), list(labels)
+
+
+def assert_same(ours: ImageSet, images: torch.Tensor, labels: list[int]) -> None:
+    assert torch.equal(ours.images, images) and ours.labels.tolist() == labels
+
+
+# Folders and tar files
+
+
+def test_folders_of_classes_are_divided_by_the_names_of_their_files(tmp_path):
+    write(tmp_path, files(40))
+    train, valid = load(tmp_path), load(tmp_path, "valid")
+    assert train.class_names == valid.class_names == ("ant", "bee", "cat")
+    assert len(train) + len(valid) == 120 and 0.04 < len(valid) / 120 < 0.2
+    assert (torch.bincount(valid.labels, minlength=3) > 0).all()
+    both = torch.cat([train.images, valid.images]).flatten(1)
+    assert len(torch.unique(both, dim=0)) == 120  # every image on one side
+    assert "about a tenth of each class" in train.note and train.note == valid.note
+    assert load(write(tmp_path / "copy", files(40)), "valid").images.equal(valid.images)
+
+
+def sides(folder: Path) -> dict[bytes, str]:
+    return {image.numpy().tobytes(): split for split in ("train", "valid") for image in load(folder, split).images}
+
+
+def test_a_file_keeps_its_side_when_others_come(tmp_path):
+    before = sides(write(tmp_path, files(60)))
+    write(tmp_path, {f"bee/new{i}.png": encoded(9000 + i) for i in range(30)})
+    after = sides(tmp_path)
+    assert len(after) == len(before) + 30 and all(after[image] == side for image, side in before.items())
+
+
+@pytest.mark.parametrize("per_class", [2, 3, 5])
+def test_small_classes_are_on_both_sides(tmp_path, per_class):
+    write(tmp_path, files(per_class))
+    for split in ("train", "valid"):
+        assert set(load(tmp_path, split).labels.tolist()) == {0, 1, 2}
+
+
+def test_a_class_of_one_image_is_refused_by_name(tmp_path):
+    write(tmp_path, files(4) | {"dog/only.png": encoded(1)})
+    with pytest.raises(ValueError, match="class 'dog' of .* has a single image"):
+        load(tmp_path)
+
+
+def test_a_folder_with_train_only_is_not_divided(tmp_path):
+    write(tmp_path / "train", files(3))
+    assert len(load(tmp_path)) == 9 and not load(tmp_path).note
+    with pytest.raises(ValueError, match="neither Parquet shards nor a folder named valid"):
+        load(tmp_path, "valid")
+
+
+def test_a_tar_file_holds_what_its_folder_held_and_what_timm_reads(tmp_path):
+    path = tar(tmp_path / "flat.tar", files(30))
+    folder = write(tmp_path / "flat", files(30))
+    for split in ("train", "valid"):
+        one, other = load(path, split), load(folder, split)
+        assert one.images.equal(other.images) and one.labels.equal(other.labels) and one.note
+    images, labels = by_timm(create_dataset("", root=str(path)))
+    both = [load(path, split) for split in ("train", "valid")]
+    mine = {image.numpy().tobytes(): int(label) for s in both for image, label in zip(s.images, s.labels, strict=True)}
+    assert mine == {image.numpy().tobytes(): label for image, label in zip(images, labels, strict=True)}
+
+
+def test_splits_inside_a_tar_file_or_one_tar_file_a_split(tmp_path):
+    content = {f"top/train/{name}": data for name, data in files(3).items()}
+    content |= {f"top/val/{name}": data for name, data in files(2).items()}
+    one = tar(tmp_path / "one.tar", content)
+    tar(tmp_path / "two" / "train.tar", files(3))
+    tar(tmp_path / "two" / "val.tar", {f"./{name}": data for name, data in files(2).items()})
+    for split, n in (("train", 3), ("valid", 2)):
+        folder = write(tmp_path / f"{n}" / "train", files(n)).parent
+        for source in (one, tmp_path / "two"):
+            loaded = load(source, split)
+            assert_same(loaded, load(folder).images, [0] * n + [1] * n + [2] * n)
+            assert loaded.class_names == ("ant", "bee", "cat") and not loaded.note
+
+
+def test_one_tar_file_a_class_and_tar_files_in_a_tar_file_as_timm_reads_them(tmp_path):
+    by_class: dict[str, dict[str, bytes]] = {}
+    for name, data in files(4).items():
+        by_class.setdefault(name.split("/")[0], {})[name.split("/")[1].replace("0", name[0])] = data
+    for name, content in by_class.items():
+        tar(tmp_path / "many" / "train" / f"{name}.tar", content)
+    nested = tar(tmp_path / "train.tar", {f"{name}.tar": in_memory(content) for name, content in by_class.items()})
+    expected = by_timm(create_dataset("", root=str(nested)))
+    assert_same(load(tmp_path / "many"), *expected)
+    (tmp_path / "nested").mkdir()
+    nested.rename(tmp_path / "nested" / "train.tar")
+    assert_same(load(tmp_path / "nested"), *expected)
+
+
+def test_tar_files_that_cannot_be_used_are_refused(tmp_path):
+    whole = tar(tmp_path / "whole.tar", files(9)).read_bytes()
+    for content, message in (
+        (whole[: len(whole) // 2], "not a whole, uncompressed tar"),
+        (gzip.compress(whole), "not a whole, uncompressed tar"),
+        (in_memory({"a.txt": b""}), "holds no image"),
+        (in_memory({"a.png": b""}), "in no folder that names its class"),
+        (in_memory({"train/a.png": b""}), "in no folder that names its class"),
+    ):
+        (tmp_path / "bad.tar").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "bad.tar")
+    tar(tmp_path / "one.tar", {"train/ant/1.png": b"", "test/bee/1.png": b""})
+    with pytest.raises(ValueError, match="test of .* holds a class 'bee' that train lacks"):
+        load(tmp_path / "one.tar", "valid")
+    tar(tmp_path / "one.tar", {"train/ant/1.png": b""})
+    with pytest.raises(ValueError, match="holds train, but nothing named valid or validation"):
+        load(tmp_path / "one.tar", "valid")
+
+
+# WebDataset
+
+
+def shard(path: Path, first: int, n: int, sidecar: bool = False) -> None:
+    content = {}
+    for i in range(first, first + n):
+        content[f"s{i:04d}.jpg"] = encoded(i, "JPEG")
+        content |= {f"s{i:04d}.json": json.dumps({"label": i % 3, "other": 2 - i % 3 - (i == 1) * 9}).encode()}
+        content |= {} if sidecar else {f"s{i:04d}.cls": str(i % 3).encode()}
+    tar(path, content)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    shard(tmp_path / "pets" / "pets-train-00.tar", 0, 5)
+    shard(tmp_path / "pets" / "pets-train-01.tar", 5, 4)
+    shard(tmp_path / "pets" / "pets-validation-00.tar", 20, 3, sidecar=True)
+    return tmp_path
+
+
+def describe(folder: Path, **splits) -> None:
+    described = {
+        name: {
+            "name": name, "filenames": [f for f, _ in shards], "shard_lengths": [n for _, n in shards],
+            "num_samples": sum(n for _, n in shards), **more,
+        }
+        for name, (shards, more) in splits.items()
+    }  # fmt: skip
+    (folder / "_info.json").write_text(json.dumps({"splits": described}))
+
+
+def test_webdataset_shards_by_their_names(shards):
+    train, valid = load("wds/pets", root=shards), load("wds/pets", "valid", root=shards)
+    assert train.labels.tolist() == [i % 3 for i in range(9)] and valid.labels.tolist() == [2, 0, 1]
+    assert train.class_names == ("0", "1", "2") and load("wds/pets", root=shards / "pets").images.equal(train.images)
+    picture = np.array(Image.open(io.BytesIO(encoded(7, "JPEG"))))
+    np.testing.assert_array_equal(train.images[7].permute(1, 2, 0), picture)
+    (shards / "pets" / "classes.json").write_text(json.dumps(["ant", "bee", "cat"]))
+    assert load("wds/pets", root=shards).class_names == ("ant", "bee", "cat")
+
+
+def test_webdataset_shards_as_timm_reads_them(shards):
+    pytest.importorskip("webdataset")
+    folder = shards / "pets"
+    first, last = ("pets-train-00.tar", 5), ("pets-train-01.tar", 4)
+    describe(folder, train=([last], {}), val=([first], {"alt_label": "other"}))
+    for ours, theirs in (("train", "train"), ("valid", "val")):
+        expected = by_timm(create_dataset("wds/pets", root=str(folder), split=theirs, is_training=False))
+        assert_same(load("wds/pets", ours, root=shards), *expected)
+    assert len(expected[1]) == 4  # the label below 0 is left out by both
+
+
+def test_webdataset_shards_that_are_missing_or_without_labels(shards):
+    with pytest.raises(ValueError, match="lacks shards of its train split"):
+        load("wds/nothing", root=shards)
+    describe(shards / "pets", train=([("gone.tar", 1)], {}))
+    with pytest.raises(ValueError, match=r"lacks gone.tar, which _info.json lists"):
+        load("wds/pets", root=shards)
+    tar(shards / "pets" / "gone.tar", {"a.jpg": encoded(0, "JPEG"), "a.json": b"{}"})
+    with pytest.raises(ValueError, match="gone.tar: a has no label: .* under 'label' in a .json file"):
+        load("wds/pets", root=shards)
+
+
+# torchvision
+
+
+def raw_digits(root: Path, name: str, train: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels in the format of MNIST's files, uncompressed as torchvision leaves them."""
+    rng = np.random.default_rng(n)
+    images, labels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), rng.integers(0, 10, n, dtype=np.uint8)
+    folder, prefix = root / name / "raw", "train" if train else "t10k"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, n, 28, 28) + images.tobytes())
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, n) + labels.tobytes())
+    return images, labels
+
+
+@pytest.mark.parametrize("name, folder", [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_torchvision_sets_in_their_own_files(tmp_path, name, folder):
+    written = {split: raw_digits(tmp_path, folder, split == "train", n) for split, n in (("train", 20), ("valid", 8))}
+    for split, (images, labels) in written.items():
+        loaded = load(f"torch/{name}", split, root=tmp_path)
+        assert loaded.labels.tolist() == labels.tolist() and len(loaded.class_names) == 10
+        for channel in range(3):
+            np.testing.assert_array_equal(loaded.images[:, channel], images)
+    assert load(f"torch/{name}", root=tmp_path, size=14).size == (14, 14)
+
+
+def test_torchvision_sets_with_files_of_images(tmp_path):
+    """Imagenette lies in folders named by WordNet numbers."""
+    for split in ("train", "val"):
+        for n, wnid in enumerate(torchvision.datasets.Imagenette._WNID_TO_CLASS):
+            write(tmp_path / "imagenette2" / split / wnid, {f"{i}.jpeg": encoded(10 * n + i, "JPEG") for i in range(2)})
+    valid = load("torch/imagenette", "valid", root=tmp_path)
+    theirs = torchvision.datasets.Imagenette(tmp_path, split="val")
+    assert_same(valid, *by_timm(theirs))
+    assert valid.class_names[0].startswith("tench")
+
+
+def test_the_table_of_torchvision_sets_names_real_classes_and_options():
+    import inspect
+
+    for kind, word, *_ in TORCH.values():
+        assert word in inspect.signature(getattr(torchvision.datasets, kind)).parameters or kind == "QMNIST"
+
+
+def test_a_torchvision_set_that_is_not_there_says_what_to_fetch(tmp_path, monkeypatch):
+    def no_network(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    with pytest.raises(ValueError, match=r"torch/cifar10 is not in .*CIFAR10\('.*', train=True, download=True\)"):
+        load("torch/cifar10", root=tmp_path)
+    with pytest.raises(ValueError, match="torch/imagenet is not in .* fetch its archives by hand"):
+        load("torch/imagenet", root=tmp_path)
+    with pytest.raises(ValueError, match="torch/cifar11 is not known. Known are torch/ and cifar10, "):
+        load("torch/cifar11", root=tmp_path)
+
+
+def test_the_default_root_is_an_environment_variable(tmp_path, monkeypatch):
+    for train in (True, False):
+        raw_digits(tmp_path, "MNIST", train, 5)
+    monkeypatch.setenv("VITLENS_DATA", str(tmp_path))
+    assert len(load("torch/mnist")) == 5
+
+
+# Hugging Face
+
+
+def test_hugging_face_sets_as_timm_reads_them(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"fine": datasets.ClassLabel(names=["ant", "bee"]), "img": datasets.Image()})
+    for split, n in (("train", 6), ("test", 3)):
+        rows = {"fine": [i % 2 for i in range(n)], "img": [{"bytes": encoded(i), "path": None} for i in range(n)]}
+        (tmp_path / "set").mkdir(exist_ok=True)
+        datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "set" / f"{split}-00000-of-00001.parquet")
+    name, cache = f"hfds/{tmp_path / 'set'}", tmp_path / "cache"
+    for ours, theirs in (("train", "train"), ("valid", "test")):
+        keys = {"input_key": "img", "target_key": "fine"}
+        expected = by_timm(create_dataset(name, root=str(cache), split=theirs, **keys))
+        loaded = load(name, ours, root=cache)
+        assert_same(loaded, *expected)
+        assert loaded.class_names == ("ant", "bee")
+    table = pq.read_table(tmp_path / "set" / "train-00000-of-00001.parquet").drop_columns("fine")
+    pq.write_table(table.replace_schema_metadata(), tmp_path / "set" / "train-00000-of-00001.parquet")
+    (tmp_path / "set" / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(ValueError, match="has the columns img, and one of images and one of class labels"):
+        load(name, root=cache)
+    with pytest.raises(ValueError, match="hfds/.*nowhere is not in .* cannot be fetched"):
+        load(f"hfds/{tmp_path / 'nowhere'}", root=cache)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        load("hfds/beans")
+
+
+def test_validation_and_test_shards_are_not_mixed(tmp_path):
+    for split, label in (("train", 0), ("validation", 0), ("test", 1)):
+        table = pa.table({"image": [{"bytes": encoded(label), "path": None}], "label": [label]})
+        pq.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    assert load(tmp_path, "valid").labels.tolist() == [0]

@@ -1,0 +1,11 @@
+"""Labelled images for training: held in memory, or streamed from where they lie by worker processes.
+
+``load`` opens one split of a source and returns an ``ImageSet`` or an ``ImageStream``. Both answer to the same words:
+``len``, ``labels``, ``class_names``, ``damaged``, ``note``, ``size``, ``to``, ``subset``, ``batches``, ``remaining``.
+"""
+
+from vitlens.datasets.imageset import ImageSet
+from vitlens.datasets.loading import load
+from vitlens.datasets.stream import ImageStream
+
+__all__ = ["ImageSet", "ImageStream", "load"]

@@ -1,0 +1,164 @@
+"""Open one split of a data set: list it, decide where to hold it, decode what is held."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from vitlens.datasets import memory
+from vitlens.datasets.decode import decoded, shaped
+from vitlens.datasets.folders import in_folder
+from vitlens.datasets.imageset import ImageSet, check_labels
+from vitlens.datasets.named import digits, from_hugging_face, from_torchvision
+from vitlens.datasets.parquet import Rows, in_parquet
+from vitlens.datasets.samples import Listing
+from vitlens.datasets.shards import in_shards
+from vitlens.datasets.stream import ImageStream
+from vitlens.datasets.tars import in_tars
+
+
+def load(
+    source: str | os.PathLike,
+    split: str = "train",
+    *,
+    size: int | None = None,
+    squash: bool = False,
+    on_damaged: str = "raise",
+    allow_partial: bool = False,
+    fold: int = 0,
+    workers: int | None = None,
+    root: str | os.PathLike | None = None,
+    stream: bool | None = None,
+    device: torch.device | str | None = None,
+) -> ImageSet | ImageStream:
+    """Open the ``"train"`` or the ``"valid"`` split of a data set.
+
+    ``source`` is one of
+
+    * ``"digits"``: the 1,797 handwritten digits of scikit-learn as they are, 8×8 grey, levels 0…16 scaled to 0…255.
+      Five stratified folds: ``split="valid"`` is number ``fold``, ``"train"`` the other four;
+    * ``"torch/NAME"``: a data set of torchvision (``torch/cifar10``, ``torch/flowers102`` …; ``named.TORCH`` lists
+      them and what they call the splits), read from ``root`` and fetched there if it is missing;
+    * ``"hfds/NAME"``: a data set of the Hugging Face hub, or a folder that ``datasets.load_dataset`` reads; ``root`` is
+      its cache. Needs the package ``datasets``;
+    * ``"wds/NAME"``: WebDataset shards in the folder ``root/NAME``, or ``root`` itself, with ``_info.json`` as timm has
+      it or with the split in their names; read as the tar files they are, so no package is needed;
+    * a folder of Parquet shards in the Hugging Face layout: ``train-*.parquet`` and ``valid…-``, ``validation-``,
+      ``val-`` or ``test-*.parquet`` (the first of these that is there) with columns ``image: {bytes, path}`` and
+      ``label``; class names from ``classes.json`` beside them, else from the shards' own metadata;
+    * a folder ``train/`` and ``val/`` (or ``valid``, ``validation``, ``test``) of one folder of images per class;
+    * a folder of one folder of images per class, not divided: of each class about a tenth, chosen by the names of its
+      files, is the validation split, and ``note`` says so. A file stays on its side when others are added;
+    * an uncompressed tar file of either kind of folder, or a folder of such tar files: one a split, or one a class.
+
+    ``root``: by default the folder that the environment variable ``VITLENS_DATA`` names, else ``~/.cache/vitlens``
+    (for ``hfds/``, the cache of Hugging Face).
+
+    ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a centre crop; with
+    ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. By default images stay as they are
+    and must all be alike. ``on_damaged="skip"`` leaves out what cannot be decoded and lists it in ``damaged``.
+    ``allow_partial`` accepts a folder that lacks some of the Parquet shards its file names announce.
+
+    ``stream``: whether images stay where they lie and ``workers`` processes read them as they are wanted (an
+    ``ImageStream``, which needs ``size``), or are decoded now and held (an ``ImageSet``). By default they are held if
+    they fit into half of the free memory of the machine and of ``device``. To be read in any order, Parquet shards are
+    unpacked once into ``root``, which takes as much of the disk again. ``device``: what the set is put on.
+
+    Raises ``ValueError`` with what was wanted, what came and what to do.
+    """
+    if split not in ("train", "valid"):
+        raise ValueError(f"A split is 'train' or 'valid'; {split!r} is neither.")
+    if on_damaged not in ("raise", "skip"):
+        raise ValueError(f"on_damaged is 'raise' or 'skip'; {on_damaged!r} is neither.")
+    if size is not None and size < 1:
+        raise ValueError(f"The image size is a positive number of pixels; {size} came.")
+    if size is None and (squash or stream):
+        raise ValueError(
+            f"{'Squashing' if squash else 'Streaming'} needs the side of the images in pixels: pass size=…."
+        )
+    device = torch.device(device or "cpu")
+    cache = Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
+    listing = _listed(str(source), split, fold, allow_partial, cache, root)
+    if not len(listing.samples):
+        raise ValueError(f"The {split} split of {source} holds no image.")
+    if stream is None:
+        stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
+    workers = workers if workers is not None else min(16, os.cpu_count() or 1)
+    if not stream:
+        return _held(listing, f"the {split} split of {source}", size, squash, on_damaged, workers).to(device)
+    samples = listing.samples.unpacked(cache / "parquet") if isinstance(listing.samples, Rows) else listing.samples
+    labels = torch.as_tensor(listing.labels, dtype=torch.int64)
+    return ImageStream(
+        samples, labels, listing.class_names, size, squash, on_damaged, workers, device, note=listing.note
+    )
+
+
+def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path, root) -> Listing:
+    if source == "digits":
+        return digits(split, fold)
+    prefix, _, name = source.partition("/")
+    if prefix == "torch":
+        return from_torchvision(name, split, cache)
+    if prefix == "hfds":
+        return from_hugging_face(name, split, root and Path(root))
+    if prefix == "wds":
+        return in_shards(cache / name if (cache / name).is_dir() else cache, split)
+    path = Path(source)
+    if path.suffix == ".tar" and path.is_file():
+        return in_tars([path], path, split)
+    if not path.is_dir():
+        raise ValueError(
+            "A data source is 'digits', torch/NAME, hfds/NAME, wds/NAME, a .tar file, or a folder of Parquet shards, "
+            f"of tar files or of images, and {source!r} is not a folder."
+        )
+    return in_parquet(path, split, allow_partial) if any(path.glob("*.parquet")) else in_folder(path, split)
+
+
+def _held(listing: Listing, what: str, size: int | None, squash: bool, on_damaged: str, workers: int) -> ImageSet:
+    """Decode everything, once and in order, and hold it."""
+    labels = torch.as_tensor(listing.labels, dtype=torch.int64)
+    n = len(listing.samples)
+    check_labels(labels, n, listing.class_names)
+    # Filled in place where the size is known: a list of images, stacked, would take the memory twice.
+    images = [None] * n if size is None else torch.empty(n, 3, size, size, dtype=torch.uint8)
+    damaged: dict[int, str] = {}
+
+    def decode_chunk(chunk: Iterable[int]) -> None:
+        for i in chunk:
+            image = decoded(listing.samples, i)
+            if isinstance(image, str):
+                damaged[i] = image
+            else:
+                images[i] = image if size is None else shaped(image, size, squash)
+
+    # In threads: torchvision's decoders leave Python's lock; a core does some 9,000 64-px JPEGs a second.
+    chunks = [range(i, min(i + 256, n)) for i in range(0, n, 256)]
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, workers)) as pool:
+        warnings.simplefilter("ignore", DeprecationWarning)  # torchvision ≥ 0.29 means to give its decoders away
+        list(pool.map(decode_chunk, chunks))
+    reasons = tuple(damaged[i] for i in sorted(damaged))
+    if damaged and on_damaged == "raise":
+        raise ValueError(
+            f"{len(damaged)} of {n} samples cannot be decoded, the first being {reasons[0]}. Repair them, or pass "
+            "on_damaged='skip' to leave them out."
+        )
+    kept = [i for i in range(n) if i not in damaged]
+    if not kept:
+        raise ValueError(f"Of {what} no image can be decoded.")
+    if size is None:
+        shapes = {tuple(images[i].shape) for i in kept}
+        if len(shapes) > 1:
+            sizes = ", ".join(f"{w}×{h}" for _, h, w in sorted(shapes)[:3])
+            raise ValueError(
+                f"The images of {what} have {len(shapes)} sizes ({sizes}, …) and one tensor holds one size. Pass "
+                "size=…, the side in pixels to which they are resized and cropped."
+            )
+        images = torch.stack([images[i] for i in kept])
+    elif damaged:
+        images = images[kept]
+    return ImageSet(images, labels[kept], listing.class_names, reasons, listing.note)

@@ -1,0 +1,80 @@
+"""What a source lists: samples by number, their labels, the names of the classes.
+
+Samples go to worker processes, so they can be pickled and hold no open file: each reading opens its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+SPLITS = {"train": ("train",), "valid": ("valid", "validation", "val", "test")}
+EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+
+
+class Samples(Protocol):
+    """Pictures by number."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, i: int) -> str:
+        """What to call sample ``i`` in a message."""
+
+    def content(self, i: int) -> bytes | Image.Image | Tensor:
+        """Sample ``i``: encoded, as a Pillow picture, or as pixels uint8 (3, H, W)."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One split of a source before any image is read."""
+
+    samples: Samples
+    labels: Tensor | Sequence[int]
+    class_names: tuple[str, ...]
+    note: str = ""
+
+
+def first_of(split: str, present: Iterable[str]) -> str | None:
+    """The first of the names of ``split`` that is ``present``."""
+    present = set(present)
+    return next((name for name in SPLITS[split] if name in present), None)
+
+
+def is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def packed(names: Iterable[str]) -> np.ndarray:
+    """Names in one array: a million Python strings would be copied into each worker by their reference counts."""
+    return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+
+
+def numbered(labels: Sequence[int]) -> tuple[str, ...]:
+    """Names for classes that have none: their numbers."""
+    return tuple(str(i) for i in range(max(map(int, labels), default=-1) + 1))
+
+
+def names_beside(folder: Path) -> tuple[str, ...] | None:
+    """Class names from ``classes.json`` in ``folder``: a list of names, or a dict with ``names``.
+
+    ``wnids`` (WordNet numbers) stand in where there are no names.
+    """
+    path = folder / "classes.json"
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    names = content if isinstance(content, list) else content.get("names") or content.get("wnids")
+    if isinstance(names, dict):
+        names = [names[key] for key in content.get("wnids", names)]
+    if not isinstance(names, list):
+        raise ValueError(f"{path} should hold a list of class names, or a dict with one under 'names'.")
+    return tuple(str(name) for name in names)

@@ -1,0 +1,75 @@
+"""WebDataset shards: tar files whose members are grouped into samples by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, SUFFIXES, Listing, first_of, names_beside, numbered, packed
+from vitlens.datasets.tars import Members, members
+
+
+def in_shards(folder: Path, split: str) -> Listing:
+    """WebDataset shards: tar files of ``KEY.jpg`` (or another image) beside ``KEY.cls`` or ``KEY.json``.
+
+    Which shards belong to a split says ``_info.json``, as timm has it, else their names. The label is the number in the
+    ``.cls`` file, or under ``label`` (or the split's ``alt_label``) in the ``.json``; samples with a label below 0 are
+    left out. Class names: ``classes.json`` beside the shards, else numbers.
+    """
+    archives, label_key = _shards(folder, split)
+    names, labels, spans = [], [], []
+    for number, archive in enumerate(archives):
+        samples: dict[str, dict[str, tuple[int, int]]] = {}
+        for name, start, length in members(archive):
+            stem, _, kind = PurePosixPath(name).name.partition(".")
+            samples.setdefault(str(PurePosixPath(name).with_name(stem)), {})[kind.lower()] = (start, length)
+        with open(archive, "rb") as file:
+            for key, parts in samples.items():
+                kind = next((kind for kind in parts if "." + kind in SUFFIXES), None)
+                if kind is None:
+                    continue
+                label = _label(file, parts, label_key, f"{archive.name}: {key}")
+                if label >= 0:
+                    names.append(f"{archive.name}: {key}.{kind}")
+                    labels.append(label)
+                    spans.append((number, *parts[kind]))
+    samples = Members(archives, packed(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
+    return Listing(samples, labels, names_beside(folder) or numbered(labels))
+
+
+def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
+    info = next((folder / name for name in ("_info.json", "info.json") if (folder / name).is_file()), None)
+    if info is None:
+        by_split: dict[str, list[Path]] = {}
+        for shard in sorted(folder.glob("*.tar")):
+            for word in set(re.split(r"[-_.]", shard.stem)) & EVERY_SPLIT:
+                by_split.setdefault(word, []).append(shard)
+        shards, label_key = by_split.get(first_of(split, by_split), []), ""
+    else:
+        splits = json.loads(info.read_text(encoding="utf-8")).get("splits", {})
+        content = splits.get(first_of(split, splits), {})
+        shards, label_key = [folder / name for name in content.get("filenames", [])], content.get("alt_label", "")
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing or not shards:
+        lacking = f"{missing[0]}, which {info.name} lists" if missing else f"shards of its {split} split"
+        raise ValueError(
+            f"{folder} lacks {lacking}. "
+            f"WebDataset shards lie in one folder, with _info.json or with {' or '.join(SPLITS[split])} in their names."
+        )
+    return shards, label_key
+
+
+def _label(file, parts: dict[str, tuple[int, int]], label_key: str, key: str) -> int:
+    kind = "cls" if "cls" in parts and not label_key else "json"
+    try:
+        start, length = parts[kind]
+        file.seek(start)
+        content = file.read(length)
+        return int(content) if kind == "cls" else int(json.loads(content)[label_key or "label"])
+    except (KeyError, ValueError, TypeError) as problem:
+        raise ValueError(
+            f"{key} has no label: a number is wanted in a .cls file, or under {label_key or 'label'!r} in a .json file."
+        ) from problem
