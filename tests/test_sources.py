@@ -3,9 +3,11 @@
 import gzip
 import io
 import json
+import pickle
 import struct
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -307,6 +309,27 @@ def test_the_default_root_is_an_environment_variable(tmp_path, monkeypatch):
     assert len(load("torch/mnist")) == 5
 
 
+# Streams of them
+
+
+def assert_streams(source: str | Path, root: Path) -> None:
+    held, stream = load(source, size=8, root=root), load(source, size=8, root=root, stream=True, workers=1)
+    rows = [torch.arange(len(held)).flip(0)]
+    for samples in (stream.samples, pickle.loads(pickle.dumps(stream.samples))):
+        images, labels = next(replace(stream, samples=samples).batches(rows))
+        assert images.equal(held.images.flip(0)) and labels.equal(held.labels.flip(0))
+    assert (stream.class_names, stream.note) == (held.class_names, held.note)
+
+
+def test_every_source_can_be_streamed_and_sent_to_another_process(tmp_path, shards):
+    raw_digits(tmp_path, "MNIST", True, 20)
+    raw_digits(tmp_path, "MNIST", False, 20)
+    nested = tar(tmp_path / "nested.tar", {f"{name}.tar": in_memory({f"{i}.png": encoded(i) for i in range(9)})
+                                           for name in ("ant", "bee")})  # fmt: skip
+    for source in (write(tmp_path / "plain", files(9)), nested, "wds/pets", "torch/mnist", "digits"):
+        assert_streams(source, tmp_path)
+
+
 # Hugging Face
 
 
@@ -324,6 +347,7 @@ def test_hugging_face_sets_as_timm_reads_them(tmp_path):
         loaded = load(name, ours, root=cache)
         assert_same(loaded, *expected)
         assert loaded.class_names == ("ant", "bee")
+    assert_streams(name, cache)
     table = pq.read_table(tmp_path / "set" / "train-00000-of-00001.parquet").drop_columns("fine")
     pq.write_table(table.replace_schema_metadata(), tmp_path / "set" / "train-00000-of-00001.parquet")
     (tmp_path / "set" / "test-00000-of-00001.parquet").unlink()
