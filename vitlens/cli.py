@@ -64,7 +64,11 @@ def inspect(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
-    data: Annotated[str, typer.Option(help="A folder of images or Parquet shards, or the name digits.")] = "",
+    data: Annotated[str, typer.Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = "",
+    root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
+    stream: Annotated[bool | None, typer.Option("--stream/--hold", help="By default, hold what fits.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that read images; by default one a core.")] = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Name damaged images and go on.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where log, checkpoints and the model go.")] = None,
     model: Annotated[str, typer.Option(help="Start from this model: a timm name or a folder.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
@@ -101,7 +105,8 @@ def train(
     account = run(
         recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else ())], device=device, seed=seed,
-        tensorboard=tensorboard, tiny=tiny,
+        tensorboard=tensorboard, tiny=tiny, root=root, stream=stream, workers=workers,
+        on_damaged="skip" if skip_damaged else "raise",
     )  # fmt: skip
     if account["stopped_by"]:
         raise SystemExit(128 + account["stopped_by"])

@@ -34,6 +34,9 @@ def run(
     tiny: bool = False,
     watch: int = 24,
     tensorboard: bool = False,
+    root: str | os.PathLike | None = None,
+    stream: bool | None = None,
+    workers: int | None = None,
     on_damaged: str = "raise",
     allow_partial: bool = False,
     command: str | None = None,
@@ -49,6 +52,8 @@ def run(
     ``overrides`` are ``"key=value"``. ``tiny`` takes the same path in seconds. ``watch``: number of snapshots, 0 for
     none. Ctrl-C and SIGTERM end the run after the step it is in, with a checkpoint.
 
+    ``root``, ``stream``, ``workers``, ``on_damaged`` and ``allow_partial`` are told to ``datasets.load``.
+
     Started by ``torchrun`` or ``accelerate launch`` the processes share each batch, and the first one writes.
 
     Raises ``ValueError`` for options that are wrong or do not fit together, and what ``fit`` raises.
@@ -61,18 +66,23 @@ def run(
 
     start = time.monotonic()
     train, valid = (
-        datasets.load(data, split, size=size, on_damaged=on_damaged, allow_partial=allow_partial)
+        datasets.load(
+            data, split, size=size, squash=plan.squash, on_damaged=on_damaged, allow_partial=allow_partial, root=root,
+            stream=stream, workers=workers, device=world.device,
+        )
         for split, size in (("train", plan.resize or plan.image_size), ("valid", plan.image_size))
-    )
-    for split in (train, valid):
-        for name in split.damaged:
-            say(f"Left out: {name}.")
+    )  # fmt: skip
+    for note in dict.fromkeys(split.note for split in (train, valid) if split.note):
+        say(note)
+    for name in (*train.damaged, *valid.damaged):
+        say(f"Left out: {name}.")
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
         for split, n in ((train, plan.train_images), (valid, plan.valid_images))
     )
     plan = replace(plan, num_classes=len(train.class_names))
-    say(f"Read {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
+    say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
+    known = len(train.damaged) + len(valid.damaged)
 
     start = time.monotonic()
     train, valid, network = train.to(world.device), valid.to(world.device), plan.build().to(world.device)
@@ -105,6 +115,8 @@ def run(
                 if (asked or late) and last.step < steps:
                     stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
                     break
+    for name in (*train.damaged, *valid.damaged)[known:]:  # a stream meets them on its way
+        say(f"Replaced by the next one: {name}.")
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
     seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)

@@ -27,7 +27,9 @@ def batches(
     mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
     size, remaining = recipe.batch_size // parts, train.remaining(recipe.augment)
     for epoch in range(done // per_epoch, -(-steps // per_epoch)):
-        order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch)).split(size)
+        # Beside the labels: an index on another device than the images would make the host wait at every batch.
+        order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
+        order = order.to(train.labels.device).split(size)
         within = range(max(done - epoch * per_epoch, 0), min(steps - epoch * per_epoch, per_epoch))
         rows = (order[i * parts + k] for i in within for k in mine)
         loaded = train.batches(rows, recipe.augment, (recipe.seed, epoch))
