@@ -79,6 +79,8 @@ def test_damaged_samples_are_named_and_counted(shards):
     valid = load(shards, "valid", on_damaged="skip")
     assert len(valid) == 2 and len(valid.damaged) == 2 and valid.labels.tolist() == [0, 0]
     assert "row 1 (" in valid.damaged[0] and "row 2 (" in valid.damaged[1]
+    resized = load(shards, "valid", on_damaged="skip", size=8)
+    assert len(resized) == 2 and resized.damaged == valid.damaged and resized.images[0].equal(resized.images[1])
 
 
 def test_a_missing_shard_is_an_error_unless_allowed(shards):

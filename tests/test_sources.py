@@ -20,6 +20,7 @@ from PIL import Image
 from timm.data import create_dataset
 
 from vitlens.datasets import ImageSet, load
+from vitlens.datasets.division import VALID_SHARE, place
 from vitlens.datasets.named import TORCH
 
 KINDS = {"ant": "JPEG", "bee": "PNG", "cat": "JPEG"}
@@ -108,6 +109,13 @@ def test_small_classes_are_on_both_sides(tmp_path, per_class):
     write(tmp_path, files(per_class))
     for split in ("train", "valid"):
         assert set(load(tmp_path, split).labels.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("low", [True, False])
+def test_a_class_whose_names_all_fall_to_one_side_is_on_both(tmp_path, low):
+    names = [name for i in range(200) if (place(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
+    write(tmp_path, {name: encoded(i) for i, name in enumerate(names)})
+    assert (len(load(tmp_path)), len(load(tmp_path, "valid"))) == ((1, 3) if low else (3, 1))
 
 
 def test_a_class_of_one_image_is_refused_by_name(tmp_path):

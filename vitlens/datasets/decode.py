@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision.io
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitlens.datasets.samples import Samples
@@ -27,6 +27,8 @@ def decoded(samples: Samples, i: int) -> Tensor | str:
         if isinstance(content, Tensor):
             return content
         return _from_pillow(content) if isinstance(content, Image.Image) else _from_bytes(content)
+    except UnidentifiedImageError:
+        return f"{samples.name(i)} (no image of a known format)"
     except Exception as problem:  # a decoder may raise anything on untrusted bytes
         return f"{samples.name(i)} ({type(problem).__name__}: {problem})"
 

@@ -23,7 +23,7 @@ def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[li
                 f"The class {class_name!r} of {where} has a single image, and it takes one for training and another "
                 "for validation. Add an image, or remove the class."
             )
-        places = {name: _place(name) for name in files}
+        places = {name: place(name) for name in files}
         lowest, highest = min(places.values()), max(places.values())
         edge = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
         side = [name for name in files if (places[name] < edge) == (split == "valid")]
@@ -36,7 +36,7 @@ def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[li
     return names, labels, note
 
 
-def _place(name: str) -> float:
+def place(name: str) -> float:
     """A number in [0, 1) for a name, the same everywhere and always."""
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=6).digest(), "big") / 2**48
 

@@ -65,6 +65,7 @@ class ImageSet:
         An index and nothing else, so the host never waits; what ``augment`` asks for is all left to ``remaining``.
         """
         for row in rows:
+            row = row.to(self.labels.device, non_blocking=True)
             yield self.images[row], self.labels[row]
 
     def remaining(self, augment: Augment) -> Augment:

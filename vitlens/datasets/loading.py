@@ -88,7 +88,7 @@ def load(
         raise ValueError(f"The {split} split of {source} holds no image.")
     if stream is None:
         stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
-    workers = workers if workers is not None else min(16, os.cpu_count() or 1)
+    workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // memory.processes()))
     if not stream:
         return _held(listing, f"the {split} split of {source}", size, squash, on_damaged, workers).to(device)
     samples = listing.samples.unpacked(cache / "parquet") if isinstance(listing.samples, Rows) else listing.samples

@@ -9,8 +9,14 @@ import torch
 
 
 def free(device: torch.device) -> int:
-    """Bytes free on ``device`` and on the machine that reads for it, whichever is less."""
-    return min(_of_machine(), torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else _of_machine()
+    """Bytes free on ``device`` and, for this process, on the machine that reads for it, whichever is less."""
+    machine = _of_machine() // processes()
+    return min(machine, torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else machine
+
+
+def processes() -> int:
+    """Processes that train together on this machine, as torchrun and accelerate say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def _of_machine() -> int:
