@@ -2,24 +2,37 @@
 
     python notebooks/execute.py 03 05     # some; without numbers all of them, which is `make notebooks`
     python notebooks/execute.py --check   # write nothing, and fail if an output differs from the file's
+    python notebooks/execute.py --model deit_tiny_patch16_224 --figures DIR   # the figures of another model, into DIR
 
 A thumbnail for the index is made of the picture in the cell that is tagged "thumbnail".
 """
 
+import argparse
 import base64
+import datetime
 import io
+import json
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  (the first import anywhere builds a cache, and says so on stderr)
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from PIL import Image
+
+from vitlens import inspection, load_model
+from vitlens.images import samples
+from vitlens.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+CONSTANTS = 3  # the cell that begins with MODEL
+CHART = 1600  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
@@ -27,9 +40,16 @@ def notebooks(chosen: list[str]) -> list[Path]:
     return [p for p in sorted(FOLDER.glob("[0-9]*.ipynb")) if not chosen or p.name.startswith(tuple(chosen))]
 
 
-def executed(path: Path, tiny: bool = False) -> nbformat.NotebookNode:
-    """The notebook, run from the first cell to the last in a kernel of its own; `tiny` makes it do less work."""
+def executed(path: Path, tiny: bool = False, model: str | None = None) -> nbformat.NotebookNode:
+    """The notebook, run from the first cell to the last in a kernel of its own.
+
+    `tiny` makes it do less work; `model`, a name or a folder, takes the place of its MODEL.
+    """
     book = nbformat.read(path, as_version=4)
+    if model:
+        name = str(Path(model).resolve()) if Path(model).is_dir() else model
+        constants = book.cells[CONSTANTS]
+        constants.source = re.sub("^MODEL = .*", lambda _: f"MODEL = {name!r}", constants.source)
     with tempfile.TemporaryDirectory() as profile:  # nobody's own IPython settings
         environment = os.environ | {"VITLENS_TINY": "1" if tiny else "", "IPYTHONDIR": profile}
         client = NotebookClient(book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
@@ -50,24 +70,51 @@ def normalised(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
+            if "image/png" in output.get("data", {}):
+                small = compact(base64.b64decode(output.data["image/png"]))
+                output.data["image/png"] = base64.b64encode(small).decode()
     return book
+
+
+def compact(png: bytes) -> bytes:
+    """The same picture in a smaller file, with 256 colours if that is not seen.
+
+    A chart has few colours, and 256 of them do. A photograph would show bands: its colours are dithered if that halves
+    the file, and else all kept.
+    """
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1)
+    if picture.getcolors(CHART):
+        return encoded(few)
+    exact, dithered = encoded(picture), encoded(picture.quantize(palette=few))
+    return dithered if 2 * len(dithered) < len(exact) else exact
+
+
+def encoded(picture: Image.Image) -> bytes:
+    """A picture as a PNG file."""
+    picture.save(file := io.BytesIO(), "PNG", optimize=True)
+    return file.getvalue()
+
+
+def pictures(cells: list[nbformat.NotebookNode]) -> Iterator[bytes]:
+    """The PNG files among the outputs of cells."""
+    for output in (output for cell in cells for output in cell.get("outputs", [])):
+        if "image/png" in output.get("data", {}):
+            yield base64.b64decode(output.data["image/png"])
 
 
 def thumbnail(book: nbformat.NotebookNode) -> bytes:
     """A small PNG of the figure in the cell tagged "thumbnail"."""
     tagged = [cell for cell in book.cells if "thumbnail" in cell.metadata.get("tags", [])]
-    data = next(o.data["image/png"] for cell in tagged for o in cell.outputs if "image/png" in o.get("data", {}))
-    picture = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+    picture = Image.open(io.BytesIO(next(pictures(tagged)))).convert("RGB")
     picture.thumbnail((300, 225), Image.Resampling.LANCZOS)
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(file := io.BytesIO(), "PNG", optimize=True)
-    return file.getvalue()
+    return encoded(picture.quantize(256, Image.Quantize.MAXCOVERAGE))
 
 
-def main(arguments: list[str]) -> int:
-    check, different = "--check" in arguments, 0
-    if not (chosen := notebooks([a for a in arguments if a != "--check"])):
-        sys.exit(f"No notebook begins with {' or '.join(arguments)}; give numbers such as 03.")
-    for path in chosen:
+def write(paths: list[Path], check: bool) -> int:
+    """Run notebooks and write them and their thumbnails, or with `check` only say how many would become others."""
+    different = 0
+    for path in paths:
         text = nbformat.writes(book := executed(path)) + "\n"
         same = text == path.read_text(encoding="utf-8")
         different += not same
@@ -76,6 +123,52 @@ def main(arguments: list[str]) -> int:
             path.write_text(text, encoding="utf-8")
             (FOLDER / "thumbnails" / f"{path.stem}.png").write_bytes(thumbnail(book))
     return int(check and different > 0)
+
+
+def show(paths: list[Path], options: argparse.Namespace) -> int:
+    """Run notebooks on another model; write summary.json, as of `vitlens inspect`, and a PNG for each figure.
+
+    A notebook that has a reason not to show this model is passed over with that sentence; then 1 is returned.
+    """
+    found = inspection.inspect(load_model(options.model), samples().items())
+    words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name, "--figures DIR"]
+    made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}
+    summary = json.dumps(made | found.to_dict(), indent=1, allow_nan=False)
+    options.figures.mkdir(parents=True, exist_ok=True)
+    (options.figures / "summary.json").write_text(summary + "\n", encoding="utf-8")
+    passed_over = 0
+    for path in paths:
+        try:
+            figures = list(pictures(executed(path, model=options.model).cells))
+        except CellExecutionError as error:
+            if error.ename not in ("ValueError", "UnsupportedModelError"):
+                raise
+            passed_over += 1
+            print(f"{path.name}: {error.evalue}")
+            continue
+        for number, figure in enumerate(figures, 1):
+            (options.figures / f"{path.name[:2]}-{number}.png").write_bytes(figure)
+        print(f"{path.name}: {len(figures)} figures, {sum(map(len, figures)) // 1000} kB")
+    return int(passed_over > 0)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("numbers", nargs="*", help="such as 03 05; all without any")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if an output differs from the file's")
+    parser.add_argument("--model", help="a timm name or a folder, in place of MODEL; no notebook is written")
+    parser.add_argument("--figures", type=Path, help="where figures and summary.json of --model go")
+    options = parser.parse_args(arguments)
+    if not (chosen := notebooks(options.numbers)):
+        sys.exit(f"No notebook begins with {' or '.join(options.numbers)}; give numbers such as 03.")
+    if not options.model and not options.figures:
+        return write(chosen, options.check)
+    if not options.model or not options.figures or options.check:
+        sys.exit("Another model needs both --model and --figures, and nothing to --check it against.")
+    try:
+        return show(chosen, options)
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,24 @@
 import ast
 import base64
 import io
+import json
 import re
 import runpy
 from pathlib import Path
 from statistics import median
 
 import nbformat
+import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from scipy.ndimage import uniform_filter
+from timm.models import save_for_hf
+
+from vitlens import load_model, positions
+from vitlens.images import samples
+from vitlens.plot import position_similarity
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -36,6 +46,27 @@ def outputs(path: Path) -> list[nbformat.NotebookNode]:
     return [output for cell in read(path).cells for output in cell.get("outputs", [])]
 
 
+def pictures(path: Path) -> list[bytes]:
+    return [base64.b64decode(o.data["image/png"]) for o in outputs(path) if "image/png" in o.get("data", {})]
+
+
+def script(name: str):
+    """A function of notebooks/execute.py."""
+    return runpy.run_path(str(FOLDER / "execute.py"))[name]
+
+
+def saved(folder: Path, name: str, **arguments) -> Path:
+    torch.manual_seed(0)
+    save_for_hf(timm.create_model(name, **arguments), folder, model_args=arguments, safe_serialization=True)
+    return folder
+
+
+def check_fits_a_page(png: bytes) -> None:
+    picture = Image.open(io.BytesIO(png))
+    assert picture.width <= 1000 and max(picture.info.get("dpi", (72,))) <= 101
+    assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
 def lines(source: str) -> int:
     return sum(bool(line.strip()) for line in source.splitlines())
 
@@ -49,7 +80,7 @@ def links(text: str) -> list[str]:
 @every
 def test_runs_offline_with_little_work(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    book = runpy.run_path(str(FOLDER / "execute.py"))["executed"](path, tiny=True)
+    book = script("executed")(path, tiny=True)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
@@ -63,7 +94,7 @@ def test_begins_as_all_do(path):
     assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 5 and not cells[1].outputs
     assert colab == read(NOTEBOOKS[0]).cells[1].source
     assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(imports).body)
-    assert "MODEL = " in constants and "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
+    assert constants.startswith('MODEL = "') and "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
 
 
 @every
@@ -109,9 +140,8 @@ def test_metadata_is_nobodys(path):
 
 @every
 def test_pictures_fit_a_page(path):
-    pictures = [output.data["image/png"] for output in outputs(path) if "image/png" in output.get("data", {})]
-    for picture in (Image.open(io.BytesIO(base64.b64decode(p))) for p in pictures):
-        assert picture.width <= 1000 and max(picture.info.get("dpi", (72,))) <= 101
+    for png in pictures(path):
+        check_fits_a_page(png)
     tagged = [cell for cell in read(path).cells if "thumbnail" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1, "one cell is tagged thumbnail, for the index"
 
@@ -137,3 +167,53 @@ def test_index_links_lead_somewhere():
     assert NOTEBOOKS
     for target in links(INDEX.read_text(encoding="utf-8")):
         assert (FOLDER / target).exists(), f"{target} does not exist"
+
+
+def test_figures_of_another_model(tmp_path):
+    small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
+    before = {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")}
+    assert script("main")(["03", "--model", str(model), "--figures", str(out)]) == 0
+    assert {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")} == before and len(before) > 2 * len(NOTEBOOKS)
+    own = pictures(NOTEBOOKS[2])
+    names = [f"03-{n}.png" for n in range(1, len(own) + 1)]
+    assert {p.name for p in out.iterdir()} == {*names, "summary.json"}
+    assert not {(out / name).read_bytes() for name in names} & {*own}, "figures of the notebook's own model"
+    text = (out / "summary.json").read_text(encoding="utf-8")
+    summary = json.loads(text)
+    assert summary["command"] == "python notebooks/execute.py 03 --model small --figures DIR"
+    assert str(tmp_path) not in text
+    assert (summary["model"], summary["layers"], summary["heads"]) == ("vit_tiny_patch16_224", 2, 3)
+    rank = positions.rank_correlation(positions.similarity(load_model(model)))
+    assert summary["position_rank_correlation"] == pytest.approx(rank)
+
+
+def test_a_model_that_cannot_be_shown_is_refused_in_a_sentence(tmp_path):
+    small = dict(embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
+    model, out = saved(tmp_path / "swin", "swin_tiny_patch4_window7_224", **small), tmp_path / "figures"
+    with pytest.raises(SystemExit, match="stays inside windows of the image") as refusal:
+        script("main")(["--model", str(model), "--figures", str(out)])
+    assert "\n" not in refusal.value.code and not out.exists()
+
+
+@pytest.mark.parametrize("arguments", (["--model", "a"], ["--figures", "a"], ["--model=a", "--figures=a", "--check"]))
+def test_half_a_wish_for_another_model(arguments):
+    with pytest.raises(SystemExit, match="both --model and --figures"):
+        script("main")(arguments)
+
+
+def test_files_of_pictures_are_small_and_nobody_sees_it():
+    compact, encoded = script("compact"), script("encoded")
+
+    def pixels(png):
+        return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), float)
+
+    cosines = 2 * torch.rand(7, 7, 7, 7, generator=torch.Generator().manual_seed(0)) - 1
+    position_similarity(cosines).savefig(file := io.BytesIO())
+    chart, small = file.getvalue(), compact(file.getvalue())
+    assert 2 * len(small) < len(chart) and np.abs(pixels(chart) - pixels(small)).max() <= 10
+    check_fits_a_page(small)
+    sky = encoded(samples()["rocket"])  # 256 colours cut it into bands, as wide as what is looked at here
+    small = compact(sky)
+    one, other = (uniform_filter(pixels(png), (15, 15, 0)) for png in (sky, small))
+    assert 2 * len(small) < len(sky) and np.abs(one - other).mean() < 0.5
