@@ -25,6 +25,7 @@ from vitlens.plot import position_similarity
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 INDEX = FOLDER / "README.md"
+DEIT = FOLDER.parent / "data" / "results" / "deit-tiny"
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -217,3 +218,22 @@ def test_files_of_pictures_are_small_and_nobody_sees_it():
     small = compact(sky)
     one, other = (uniform_filter(pixels(png), (15, 15, 0)) for png in (sky, small))
     assert 2 * len(small) < len(sky) and np.abs(one - other).mean() < 0.5
+
+
+def test_committed_figures_of_deit_tiny():
+    """What `data/README.md` says was kept of the run on DeiT-Tiny; the weights are asked in test_real.py."""
+    figures = sorted(DEIT.glob("*.png"))
+    assert {p.name[:2] for p in figures} == {p.name[:2] for p in NOTEBOOKS[:6]}
+    assert sum(p.stat().st_size for p in DEIT.iterdir()) <= 2_000_000
+    for png in figures:
+        check_fits_a_page(png.read_bytes())
+    text = (DEIT / "summary.json").read_text(encoding="utf-8")
+    summary, distance = json.loads(text), torch.tensor(json.loads(text)["mean_distance"])
+    assert summary["model"] == "deit_tiny_patch16_224" and not re.search(r"/(home|root|work|tmp|Users)/", text)
+    assert {"torch", "timm"} <= set(summary["versions"]) and re.fullmatch(r"\d{4}-\d\d-\d\d", summary["date"])
+    assert {entry["image"] for entry in summary["images"]} >= {*samples()}
+    assert summary["position_rank_correlation"] == pytest.approx(-0.61, abs=0.01)
+    uniform = summary["uniform_distance"]
+    assert uniform == pytest.approx(116.49, abs=0.01)  # 14 × 14 patches of 16 pixels
+    assert distance[:3].min() < 0.2 * uniform and distance[:3].max() > 0.7 * uniform, "local and global heads, low down"
+    assert distance[-3:].mean() > 1.5 * distance[:3].mean() and distance[-1].min() > 0.8 * uniform
