@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from vitlens import runs
 from vitlens.datasets import load
@@ -118,3 +119,26 @@ def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         Board(tmp_path / "board")
+
+
+def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_path, capsys):
+    digits = load("digits", "train").subset(80), load("digits", "valid").subset(40)
+    for split, name in zip(digits, ("train", "val"), strict=True):
+        for i, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
+            path = tmp_path / "data" / name / str(label) / f"{i:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    (tmp_path / "data/train/3/broken.png").write_bytes(b"no picture")
+    options = {"tiny": True, "device": "cpu", "watch": 0, "workers": 1, "on_damaged": "skip",
+               "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}  # fmt: skip
+    whole = runs.run("digits", tmp_path / "data", tmp_path / "a", stream=True, **options)
+    assert "Replaced by the next one: train/3/broken.png" in capsys.readouterr().err
+    runs.run("digits", tmp_path / "data", tmp_path / "b", stream=True, max_minutes=1e-9, **options)
+    rest = runs.run("digits", tmp_path / "data", tmp_path / "b", resume=True, **options)
+    assert rest["validation"] == whole["validation"]
+    a, b = ((tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab")
+    assert a == b, "resumed without saying so, it is still a stream"
+    held = runs.run("digits", tmp_path / "data", tmp_path / "c", **options)
+    assert "Left out: train/3/broken.png" in capsys.readouterr().err and held["training_images"] == 80
+    assert json.loads((tmp_path / "b/data.json").read_text()) == {"stream": [True, True]}
+    assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}

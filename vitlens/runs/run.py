@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from vitlens import datasets, snapshots
+from vitlens import snapshots
 from vitlens.runs.account import command_of, finish, seconds_before
 from vitlens.runs.plan import cost_of_determinism, fitted, planned, refuse
+from vitlens.runs.sources import Source, note
 from vitlens.runs.watching import Board, Progress, Stop
 from vitlens.train import checkpoint, compiled, fit, join
 
@@ -65,24 +66,19 @@ def run(
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
 
     start = time.monotonic()
-    train, valid = (
-        datasets.load(
-            data, split, size=size, squash=plan.squash, on_damaged=on_damaged, allow_partial=allow_partial, root=root,
-            stream=stream, workers=workers, device=world.device,
-        )
-        for split, size in (("train", plan.resize or plan.image_size), ("valid", plan.image_size))
-    )  # fmt: skip
-    for note in dict.fromkeys(split.note for split in (train, valid) if split.note):
-        say(note)
-    for name in (*train.damaged, *valid.damaged):
+    source = Source(str(data), root, stream, workers, on_damaged, allow_partial)
+    splits = source.opened(plan, out, resume, world)
+    for text in dict.fromkeys(split.note for split in splits if split.note):
+        say(text)
+    known = {name for split in splits for name in split.damaged}
+    for name in sorted(known):
         say(f"Left out: {name}.")
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
-        for split, n in ((train, plan.train_images), (valid, plan.valid_images))
+        for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
     )
     plan = replace(plan, num_classes=len(train.class_names))
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
-    known = len(train.damaged) + len(valid.damaged)
 
     start = time.monotonic()
     train, valid, network = train.to(world.device), valid.to(world.device), plan.build().to(world.device)
@@ -96,6 +92,7 @@ def run(
     if world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.write(out / "recipe.json", plan.to_json().encode())
+        note(out, splits)
     steps = plan.length(len(train))
     album = Album(out, network, snapshots.probe(valid, plan), steps, watch if world.rank == 0 else 0, say)
     if not resume:  # before the costly part: what cannot be recorded is known at once
@@ -115,7 +112,7 @@ def run(
                 if (asked or late) and last.step < steps:
                     stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
                     break
-    for name in (*train.damaged, *valid.damaged)[known:]:  # a stream meets them on its way
+    for name in sorted({*train.damaged, *valid.damaged} - known):  # a stream meets them on its way
         say(f"Replaced by the next one: {name}.")
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")

@@ -1,0 +1,56 @@
+"""The images of a run: opened alike in every process, and alike again when it is resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlens import datasets
+from vitlens.datasets import ImageSet, ImageStream
+from vitlens.recipes import Recipe
+from vitlens.train import World, checkpoint
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where images come from: the arguments of ``datasets.load`` but the split and what the recipe says."""
+
+    data: str
+    root: str | Path | None = None
+    stream: bool | None = None
+    workers: int | None = None
+    on_damaged: str = "raise"
+    allow_partial: bool = False
+
+    def opened(self, plan: Recipe, out: Path, resume: bool, world: World) -> list[ImageSet | ImageStream]:
+        """The training and the validation split.
+
+        Whether a split is held or streamed follows from the memory that is free, and a stream cuts other crops. So the
+        first process chooses (and fetches what is missing) while the others wait, and the choice is kept in
+        ``data.json`` for resuming.
+        """
+        choice, found = [self.stream, self.stream], []
+        if resume and self.stream is None and (out / "data.json").exists():
+            choice = json.loads((out / "data.json").read_text())["stream"]
+        if world.rank == 0:
+            found = self._both(plan, choice, world)
+        code = int(world.first(sum(isinstance(split, ImageStream) << i for i, split in enumerate(found))))
+        choice = [bool(code & 1), bool(code & 2)]
+        return found or self._both(plan, choice, world)
+
+    def _both(self, plan: Recipe, choice: list[bool | None], world: World) -> list[ImageSet | ImageStream]:
+        sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
+        return [
+            datasets.load(
+                self.data, split, size=size, squash=plan.squash, on_damaged=self.on_damaged, root=self.root,
+                allow_partial=self.allow_partial, stream=stream, workers=self.workers, device=world.device,
+            )
+            for (split, size), stream in zip(sizes.items(), choice, strict=True)
+        ]  # fmt: skip
+
+
+def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
+    """Keep for a resumption which of the splits are streamed."""
+    content = {"stream": [isinstance(split, ImageStream) for split in splits]}
+    checkpoint.write(out / "data.json", json.dumps(content).encode())
