@@ -63,6 +63,9 @@ def test_settings_from_a_shell_are_converted():
     ("augment=0", "one by one"), ("epochs=0", "its epochs or its steps"), ("steps=9", "its epochs or its steps"),
     ("warmup_steps=9", "a share of the run or a number"), ("layer_decay=0.5", "Muon"), ("resize=32", "raise resize"),
     ("accumulate=3", "equal parts"), ("end_lr=1", "between 0 and lr"), ("width=0", "at least 1"),
+    ("clip=-1", "from 0 up"), ("clip=nan", "finite"), ("augment.rotate=nan", "finite"), ("std=0,0,0", "above 0"),
+    ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("muon_lr=inf", "finite"), ("mlp_ratio=-1", "above 0"),
+    ("seed=99999999999999999999", "below 2"),
     ("warmup=2", "between 0 and 1"),
     ("drop_path=1", "below 1"),
     ("image_size=65", "do not divide"), ("width=100", "3 heads"), ("patch_drop_until=0", "only work together"),
@@ -80,6 +83,14 @@ def test_an_unknown_recipe_or_field_is_refused():
         recipe("imagenet")
     with pytest.raises(ValueError, match="no setting batchsize"):
         Recipe.from_dict({"name": "x", "batchsize": 3})
+
+
+@pytest.mark.parametrize("field, value", [
+    ("batch_size", 32.0), ("augment", 5), ("lr", "fast"), ("tf32", 1), ("betas", [0.9]), ("epochs", True),
+])  # fmt: skip
+def test_a_file_with_another_type_is_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        Recipe.from_dict({"name": "x", field: value})
 
 
 def test_recipes_are_frozen():

@@ -1,10 +1,12 @@
 """`vitlens train` from the top: what it leaves behind, what it goes on from, what it refuses."""
 
 import json
+import math
 import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -50,7 +52,10 @@ def test_epochs_are_fitted_to_the_time(tmp_path):
 @pytest.mark.parametrize("options, message", [
     ({"max_minutes": 0}, "--max-minutes is a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
     ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
-    ({"overrides": ["epochs=x"]}, "of type int"),
+    ({"overrides": ["epochs=x"]}, "of type int"), ({"fit_minutes": math.inf}, "--fit-minutes is a positive number"),
+    ({"workers": -1}, "--workers is a number of processes"), ({"overrides": ["num_classes=5"]}, "has 10 classes"),
+    ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
+    ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
 ])  # fmt: skip
 def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
     arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
@@ -90,7 +95,8 @@ def test_a_recipe_from_a_file(tmp_path):
     (tmp_path / "mine.json").write_text(mine.to_json())
     options = {"quiet": True, "device": "cpu", "watch": 0}
     account = runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", **options)
-    assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe mine.json --data digits")
+    assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe recipe.json --data digits")
+    assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
     runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", resume=True, **options)
     (tmp_path / "bad.json").write_text("{")
     for name in ("bad.json", "absent.json"):
@@ -142,3 +148,36 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
     assert "Left out: train/3/broken.png" in capsys.readouterr().err and held["training_images"] == 80
     assert json.loads((tmp_path / "b/data.json").read_text()) == {"stream": [True, True]}
     assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}
+
+
+def test_a_refused_start_leaves_the_run_that_is_there_untouched(tmp_path):
+    options = {"tiny": True, "device": "cpu", "watch": 3, "quiet": True}
+    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        runs.run("digits", "digits", tmp_path, overrides=["lr=1e-3"], **options)
+    with pytest.raises(ValueError, match="is to be resumed with 0.001"):
+        runs.run("digits", "digits", tmp_path, resume=True, overrides=["lr=1e-3"], **options)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["finished"]
+
+
+def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vitlens.train.checkpoint.save", full)
+    with pytest.raises(OSError, match="No space left"):
+        runs.run("digits", "digits", tmp_path, tiny=True, device="cpu", watch=0, quiet=True, max_minutes=1e-9)
+
+
+def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_goes(tmp_path, capsys):
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    model = timm.create_model("vit_relpos_small_patch16_224", **args)
+    timm.models.save_for_hf(model, tmp_path / "relpos", model_args=args, safe_serialization=True)
+    settings = ["image_size=32", "resize=0", "batch_size=32"]
+    runs.run("finetune-small", "digits", tmp_path / "run", model=str(tmp_path / "relpos"), tiny=True, device="cpu",
+             watch=2, overrides=settings)  # fmt: skip
+    assert "Not in the snapshots: " in capsys.readouterr().err
+    with np.load(tmp_path / "run/snapshots.npz") as found:
+        assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found

@@ -306,7 +306,7 @@ def test_workers_may_be_forked_or_spawned(folder, context):
 
 def test_a_worker_that_is_killed_ends_the_stream_in_a_sentence():
     stream = made(Fatal(40), workers=1)
-    with pytest.raises(RuntimeError, match="The processes that read images ended .* use fewer workers"):
+    with pytest.raises(ChildProcessError, match="The processes that read images ended .* use fewer workers"):
         joined(stream, [torch.arange(40)])
     assert len(joined(stream, [torch.arange(10, 20)])[0]) == 10  # new ones are started
 

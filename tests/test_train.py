@@ -265,11 +265,21 @@ def test_another_architecture_recipe_or_data_set_cannot_be_resumed(stopped, data
     out, r = stopped
     wider = replace(r, width=96)
     with pytest.raises(ValueError, match="another architecture"):
-        next(fit(wider.build(), data, wider, device="cpu", out=out, resume=True))
+        next(fit(wider.build(), data, r, device="cpu", out=out, resume=True))
+    model = r.build()
+    before = weights(model).clone()
     with pytest.raises(ValueError, match="started with lr = 0.002 and is to be resumed with 0.1"):
         next(fit(r.build(), data, replace(r, lr=0.1), device="cpu", out=out, resume=True))
     with pytest.raises(ValueError, match="started on 256 training images and is to be resumed on 200"):
         next(fit(r.build(), (data[0].subset(200), data[1]), r, device="cpu", out=out, resume=True))
+    others = replace(data[0], labels=data[0].labels.flip(0))
+    with pytest.raises(ValueError, match="labels and class names have the checksum"):
+        next(fit(model, (others, data[1]), r, device="cpu", out=out, resume=True))
+    with pytest.raises(ValueError, match="each batch in 1 parts, which dropout .* in 2 parts"):
+        next(fit(model, data, replace(r, accumulate=2), device="cpu", out=out, resume=True))
+    with pytest.raises(ValueError, match="started with average = 0.99 and is to be resumed with 0.0"):
+        next(fit(model, data, replace(r, average=0.0), device="cpu", out=out, resume=True))
+    assert torch.equal(weights(model), before), "a refusal leaves the model as it was"
     with pytest.raises(ValueError, match="already holds checkpoints"):
         next(fit(r.build(), data, r, device="cpu", out=out))
 
@@ -299,6 +309,33 @@ def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(stoppe
         list(fit(model, data, r, device="cpu", out=out, resume=True, criterion=poisoned))
     tensors, scalars = checkpoint.load_newest(out / "checkpoints")
     assert scalars["step"] == 6 and all(t.isfinite().all() for t in tensors.values())
+
+
+def test_weights_that_are_no_numbers_are_not_saved(stopped, data):
+    out, r = stopped
+    model = r.build()
+    with pytest.raises(FloatingPointError, match="After step 5 some weights are no numbers, so nothing was saved"):
+        for _ in fit(model, data, r, device="cpu", out=out, resume=True, criterion=lambda x, y: _poison(model, x)):
+            pass
+    tensors, scalars = checkpoint.load_newest(out / "checkpoints")
+    assert scalars["step"] == 4 and all(t.isfinite().all() for t in tensors.values())
+
+
+def _poison(model, x):
+    """A finite loss and gradient, while a parameter that takes no part in them is lost."""
+    with torch.no_grad():
+        model.head.bias.fill_(math.nan)
+    return model.forward_features(x).square().mean()
+
+
+def test_what_a_killed_save_leaves_is_cleared_away(stopped):
+    out, _ = stopped
+    torn = out / "checkpoints/.step-00000005.safetensors.tmp"
+    torn.write_bytes(b"half")
+    (out / "checkpoints/step-00000009.json").write_text("[]")  # JSON, but no checkpoint
+    assert checkpoint.load_newest(out / "checkpoints")[1]["step"] == 4
+    checkpoint.save(out / "checkpoints", 10, {"model.x": torch.ones(3)}, {})
+    assert not torn.exists()
 
 
 def test_what_does_not_fit_together_is_refused(data, tmp_path):
@@ -352,7 +389,7 @@ def test_running_out_of_memory_is_told_in_a_sentence(data):
     def hungry(x, y):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    with pytest.raises(MemoryError, match=r"does not hold a batch of 32 images of 8×8 .*accumulate=2.*is the same"):
+    with pytest.raises(MemoryError, match=r"does not hold 32 images of 8×8 pixels .*accumulate=2.*is intact"):
         next(fit(model, data, tiny(), device="cpu", criterion=hungry))
     with pytest.raises(MemoryError, match="of cpu does not hold"):  # the CPU allocator has an error of its own
         next(fit(model, data, tiny(), device="cpu", criterion=lambda x, y: torch.empty(2**60)))

@@ -80,6 +80,7 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Repeat to the bit on CUDA too; says what it costs.")
     ] = False,
+    watch: Annotated[int, typer.Option(help="Snapshots of the inspection figures; 0 for none.")] = 24,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
@@ -105,7 +106,7 @@ def train(
     account = run(
         recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else ())], device=device, seed=seed,
-        tensorboard=tensorboard, tiny=tiny, root=root, stream=stream, workers=workers,
+        tensorboard=tensorboard, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
         on_damaged="skip" if skip_damaged else "raise",
     )  # fmt: skip
     if account["stopped_by"]:
@@ -129,9 +130,16 @@ def _device(name: str):
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"There is no device called {name!r}; the usual ones are cpu, cuda and mps.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise ValueError(f"There is no device called {name!r}; the usual ones are cpu, cuda and mps.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"The device {name} was asked for, but PyTorch sees no CUDA GPU here; use --device cpu.")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"The device {name} does not work here ({reason}); use --device cpu.") from None
     return device
 
 
@@ -144,6 +152,13 @@ def main() -> None:
         app()
     except (ValueError, OSError, MemoryError, FloatingPointError) as error:
         print(f"vitlens: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except RuntimeError as error:
+        from vitlens.support import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        print("vitlens: Memory ran out; take smaller batches or images, or --stream them.", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("vitlens: stopped.", file=sys.stderr)

@@ -40,7 +40,7 @@ def probe(data: ImageSet, recipe: Recipe, n: int = 64, seed: int = 0) -> Tensor:
     return normalised(images, recipe.mean, recipe.std)
 
 
-def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
+def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -> dict[str, np.ndarray]:
     """One snapshot of ``model``, evaluated on normalised ``images`` (B, C, H, W) in fp32:
 
     * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
@@ -50,26 +50,36 @@ def record(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
     * ``rollout`` (ROLLOUTS, h, w) of the first images;
     * ``top1_confidence`` (B,): the highest class probability.
 
-    The training flag of each module is left as found. The model must be the uncompiled one.
+    What the model does not have (a table of positions, attention that can be captured) is left out; ``missing``
+    receives the reason. The training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
     from vitlens.capture import capture
 
-    with evaluating(model):
-        with torch.no_grad(), torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
-            with capture(model) as attn:
-                logits = model(images)
-            k = min(COMPONENTS, math.prod(model.patch_embed.proj.weight.shape[1:]))
-            components, variance = filters.components(model, k)
-            arrays = {
-                "filters": _padded(components, COMPONENTS),
-                "filters_variance": _padded(variance, COMPONENTS),
-                "positions": positions.similarity(model),
-                "distances": attention.mean_distance(attn).mean(dim=0),
-                "rollout": attention.rollout(attn)[:ROLLOUTS],
-                "top1_confidence": logits.softmax(-1).amax(-1),
-            }
-        return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
+    def principal() -> dict[str, Tensor]:
+        k = min(COMPONENTS, math.prod(model.patch_embed.proj.weight.shape[1:]))
+        components, variance = filters.components(model, k)
+        return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
+
+    def attended() -> dict[str, Tensor]:
+        with capture(model) as attn:
+            model(images)
+        return {
+            "distances": attention.mean_distance(attn).mean(dim=0),
+            "rollout": attention.rollout(attn)[:ROLLOUTS],
+        }
+
+    arrays: dict[str, Tensor] = {}
+    devices = [images.device] if images.is_cuda else []
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+        for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
+            try:
+                arrays |= figure()
+            except ValueError as reason:
+                if missing is not None:
+                    missing.append(str(reason))
+        arrays["top1_confidence"] = model(images).softmax(-1).amax(-1)
+    return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:

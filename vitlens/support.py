@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 MODELS = {
@@ -94,6 +95,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return unwrap(model.module)
     return model
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextlib.contextmanager

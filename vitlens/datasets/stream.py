@@ -120,7 +120,8 @@ class ImageStream:
         ``augment.scale`` and ``augment.ratio`` ask for a random crop, cut from the image at full resolution. It is a
         function of ``key`` and of the sample alone. A later call of ``batches`` ends an earlier one.
 
-        Raises ``ValueError`` for damaged samples, ``RuntimeError`` if workers die or a later call has begun.
+        Raises ``ValueError`` for damaged samples, ``ChildProcessError`` if workers
+        die and ``RuntimeError`` if a later call has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
         if crop and crop[0][1] > 1:
@@ -157,7 +158,7 @@ class ImageStream:
                 if "DataLoader worker" not in str(problem):
                     raise
                 self._loader = None
-                raise RuntimeError(
+                raise ChildProcessError(
                     f"The processes that read images ended ({problem}). Most often memory ran out: use fewer workers, "
                     "or smaller images."
                 ) from problem

@@ -30,7 +30,7 @@ def model_args(recipe: Recipe) -> dict:
     }  # fmt: skip
 
 
-def build(recipe: Recipe) -> nn.Module:
+def build(recipe: Recipe, weights: bool = True) -> nn.Module:
     """A timm model in training mode; what of its weights is fresh is a function of the recipe's seed."""
     rates = {"drop_path_rate": recipe.drop_path, "patch_drop_rate": recipe.patch_drop,
              "pos_drop_rate": recipe.dropout, "proj_drop_rate": recipe.dropout}  # fmt: skip
@@ -40,9 +40,9 @@ def build(recipe: Recipe) -> nn.Module:
             model = timm.create_model(
                 recipe.architecture, **model_args(recipe), **{name: rate for name, rate in rates.items() if rate}
             )
-        except TypeError as error:
+        except (TypeError, RuntimeError, AssertionError) as error:
             raise ValueError(f"timm {timm.__version__} cannot build this {recipe.architecture}: {error}.") from error
-    if recipe.init:
+    if recipe.init and weights:
         transfer(load_model(recipe.init), model)
     if recipe.head == "mlp":
         model.head = mlp_head(model.head, recipe.head_bias)
@@ -67,16 +67,19 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     Raises what ``load_model`` raises, and ``ValueError`` for models that are no transformers over patches.
     """
     model = load_model(source)
-    size = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if size is None or not hasattr(model, "blocks"):
+    if type(model).__name__ == "NaFlexVit":
+        raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch is None or not hasattr(model, "blocks"):
         raise ValueError(f"{source} is a {type(model).__name__}, and only Vision Transformers over patches are tuned.")
     config, folder = model.pretrained_cfg, Path(str(source).removeprefix("local-dir:"))
-    kwargs = {}
+    folder, kwargs = folder.parent if folder.is_file() else folder, {}
     if folder.is_dir():
         kwargs = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
     if (recipe.image_size, recipe.image_size) != tuple(model.patch_embed.img_size or ()):
         kwargs = {**kwargs, "img_size": recipe.image_size}
     kwargs.pop("num_classes", None)
+    size = patch if isinstance(patch, tuple) else (patch, patch)
     return replace(
         recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"], patch_size=size[0],
         width=model.embed_dim, depth=len(model.blocks), mean=tuple(config["mean"]), std=tuple(config["std"]),

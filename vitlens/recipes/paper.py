@@ -11,6 +11,8 @@ from vitlens.recipes.recipe import Recipe
 VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letters B, L, H
 CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}  # JFT's number: BiT's paper
 SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+# How often the steps of a row go through its first data set, for about ten validations a run.
+EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
 GREY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
 
 
@@ -47,6 +49,7 @@ def fine_tuning(row: FineTuning, lr: float) -> Recipe:
         warmup=0.0, warmup_steps=100 if row.steps < 1000 else 500,  # in the official code
         schedule="cosine", clip=1.0,
         augment=Augment(flip=0.5),
+        evaluate_every=EPOCHS[row.data[0]] // 10 or 1,
         average=0.9999 if row.data == ("ImageNet",) else 0.0,  # Table 2
         **GREY,
     )  # fmt: skip

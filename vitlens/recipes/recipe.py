@@ -16,16 +16,8 @@ import typing
 from dataclasses import dataclass, field, replace
 
 from vitlens.augment import Augment
+from vitlens.recipes.checks import check
 from vitlens.recipes.models import build
-
-CHOICES = {
-    "optimizer": ("adamw", "muon", "sgd"),
-    "schedule": ("cosine", "linear"),
-    "loss": ("softmax", "sigmoid"),
-    "head": ("linear", "mlp"),
-    "precision": ("bf16", "fp32"),
-    "compile": ("off", "default", "max-autotune-no-cudagraphs"),
-}
 
 
 @dataclass(frozen=True)
@@ -33,11 +25,14 @@ class Recipe:
     """One training run. Sizes in pixels, fractions of the run where a field says progress."""
 
     name: str
+    """What the recipe is called by."""
     # The model: a timm VisionTransformer, described so that it can be built anew.
     architecture: str = "vit_tiny_patch16_224"
     """timm architecture whose arguments the next six replace."""
     image_size: int = 64
+    """Side in pixels of what the model sees."""
     patch_size: int = 4
+    """Side in pixels of a patch."""
     width: int = 192
     """D, the embedding dimension."""
     depth: int = 12
@@ -45,7 +40,9 @@ class Recipe:
     heads: int = 3
     """H; width / heads is the head width K."""
     mlp_ratio: float = 4.0
+    """Hidden width of the MLPs by D."""
     num_classes: int = 200
+    """Classes; a run takes the number from its data."""
     head: str = "linear"
     """"linear", or "mlp": the paper's for pre-training, a hidden layer with tanh before a zero-initialised one."""
     head_bias: float = 0.0
@@ -58,6 +55,7 @@ class Recipe:
     """With ``init``: what its architecture was built with, in place of the sizes above."""
     # Length.
     epochs: int = 100
+    """Passes over the training images; 0 where steps are given."""
     steps: int = 0
     """Optimiser steps, where a run is counted in them; then epochs is 0."""
     batch_size: int = 1024
@@ -72,8 +70,9 @@ class Recipe:
     muon_lr: float = 2e-3
     """Peak learning rate of Muon, whose updates are scaled to the root mean square of AdamW's (Liu et al. 2025)."""
     weight_decay: float = 0.05
-    """Decoupled, multiplied by the learning rate; matrices only."""
+    """On matrices only, times the learning rate: decoupled, but for SGD, where it joins the momentum."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decays of the mean gradient and of its square."""
     momentum: float = 0.95
     """Muon's and SGD's."""
     layer_decay: float = 1.0
@@ -96,7 +95,9 @@ class Recipe:
     drop_path: float = 0.0
     """Chance of skipping a residual branch in the last layer, rising linearly from 0 in the first."""
     label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes (Szegedy et al. 2016)."""
     augment: Augment = field(default_factory=Augment)
+    """What is done to training images; its parts are set as augment.flip and so on."""
     mix_until: float = 1.0
     """Progress after which mixup and cutmix are off: the end is spent on images as they are at validation."""
     patch_drop: float = 0.0
@@ -115,9 +116,12 @@ class Recipe:
     valid_images: int = 0
     """The same for validation."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Subtracted from the red, green and blue of pixels in 0…1 …"""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """… before they are divided by this."""
     # Running.
     seed: int = 0
+    """Of the initial weights, the order of the images, augmentation and dropout."""
     evaluate_every: int = 1
     """Epochs between validations; the last step is always followed by one."""
     log_every: int = 50
@@ -140,57 +144,7 @@ class Recipe:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
         if isinstance(self.augment, dict):
             object.__setattr__(self, "augment", Augment(**self.augment))
-        counts = "image_size patch_size width depth heads batch_size accumulate num_classes evaluate_every log_every"
-        shares = "warmup dropout drop_path label_smoothing mix_until patch_drop patch_drop_until average layer_decay"
-        for name in counts.split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1; {getattr(self, name)} came.")
-        for name in shares.split():
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} lies between 0 and 1; {getattr(self, name)} came.")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is one of {', '.join(allowed)}; {getattr(self, name)!r} came.")
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"{self.image_size} pixels do not divide into patches of {self.patch_size}; the rest would never be "
-                "seen. Choose an image_size that is a multiple of patch_size."
-            )
-        if self.width % self.heads:
-            raise ValueError(f"A width of {self.width} does not divide among {self.heads} heads.")
-        if max(self.average, self.patch_drop, self.drop_path, self.dropout) >= 1:
-            raise ValueError("average, patch_drop, drop_path and dropout stay below 1: at 1 nothing would be learned.")
-        if bool(self.patch_drop) != bool(self.patch_drop_until):
-            raise ValueError(
-                f"patch_drop {self.patch_drop} and patch_drop_until {self.patch_drop_until} only work together; "
-                "set both, or neither."
-            )
-        if min(self.seed, self.train_images, self.valid_images, self.steps, self.warmup_steps, self.epochs) < 0:
-            raise ValueError("seed, train_images, valid_images, epochs, steps and warmup_steps are numbers from 0 up.")
-        if self.warmup >= 1:
-            raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
-        if bool(self.epochs) == bool(self.steps):
-            raise ValueError(
-                f"A run is as long as its epochs or its steps say; epochs {self.epochs} and steps {self.steps} came. "
-                "Set one of them, and the other to 0."
-            )
-        if self.warmup and self.warmup_steps:
-            raise ValueError(
-                f"The warm-up is a share of the run or a number of steps: warmup {self.warmup} and warmup_steps "
-                f"{self.warmup_steps} came. Set one of them to 0."
-            )
-        if not 0 <= self.end_lr <= self.lr:
-            raise ValueError(f"end_lr lies between 0 and lr {self.lr}; {self.end_lr} came.")
-        if not self.layer_decay or (self.layer_decay < 1 and self.optimizer == "muon"):
-            raise ValueError(
-                f"layer_decay {self.layer_decay} is above 0, and goes with adamw and sgd: Muon's steps have one size."
-            )
-        if self.batch_size % self.accumulate:
-            raise ValueError(f"A batch of {self.batch_size} does not divide into {self.accumulate} equal parts.")
-        if self.resize and self.resize < self.image_size:
-            raise ValueError(f"{self.image_size} pixels cannot be cut from images held at {self.resize}: raise resize.")
-        if self.init and (self.head != "linear" or self.patch_drop):
-            raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
+        check(self)
 
     def length(self, images: int) -> int:
         """Optimiser steps of a run on that many training images."""
@@ -208,20 +162,21 @@ class Recipe:
         decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
         return decay + (1 - decay) * self.end_lr / self.lr
 
-    def build(self):
-        """A timm model in training mode; what of its weights is fresh is a function of ``seed``."""
-        return build(self)
+    def build(self, weights: bool = True):
+        """A timm model in training mode; what of its weights is fresh is a function of ``seed``.
+
+        Without ``weights`` a model to start from is not read: enough for a checkpoint to be restored into.
+        """
+        return build(self, weights)
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
-        _known(cls, values, "")
-        values = dict(values)
-        if isinstance(values.get("augment"), dict):
-            _known(Augment, values["augment"], "augment.")
-            values["augment"] = Augment(**values["augment"])
+        values = _typed(cls, values, "")
+        if "augment" in values:
+            values["augment"] = Augment(**_typed(Augment, values["augment"], "augment."))
         return cls(**values)
 
     def to_json(self) -> str:
@@ -262,6 +217,26 @@ def _known(owner: type, names, prefix: str) -> None:
                 f"There is no setting {prefix}{name}. The settings are: "
                 f"{', '.join(prefix + f for f in sorted(fields))}."
             )
+
+
+def _typed(owner: type, values: dict, prefix: str) -> dict:
+    """``values`` as read from JSON, refused where a name or a type is not the owner's."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{prefix or 'A recipe '}is a table of settings; {values!r} came.")
+    _known(owner, values, prefix)
+    hints = typing.get_type_hints(owner)
+    for name, value in values.items():
+        kind, inner = typing.get_origin(hints[name]) or hints[name], typing.get_args(hints[name])
+        parts = list(value) if kind is tuple and isinstance(value, (list, tuple)) else [value]
+        wanted = inner if kind is tuple else [dict if kind is Augment else kind]
+        fits = len(parts) == len(wanted) and all(
+            isinstance(part, (int, float) if w is float else w) and (w is bool or not isinstance(part, bool))
+            for part, w in zip(parts, wanted, strict=True)
+        )
+        if not fits:
+            kind = getattr(hints[name], "__name__", hints[name])
+            raise ValueError(f"{prefix}{name} is of type {kind}; {value!r} came.")
+    return dict(values)
 
 
 def _converted(kind, key: str, text: str):

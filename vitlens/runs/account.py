@@ -6,11 +6,13 @@ import datetime
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import timm
 import torch
 
+from vitlens.datasets import ImageStream
 from vitlens.recipes import RECIPES, Recipe
 from vitlens.train import World, accuracy, checkpoint, export
 
@@ -37,6 +39,7 @@ def finish(out, plan, model, average, data, world, seconds, command, last, steps
             "exported": ("moving average of the weights" if averaged else "raw weights") if finished else None,
         },
         "training_images": len(data[0]),
+        "damaged": len({*data[0].damaged, *data[1].damaged}),
         "epochs": plan.epochs,
         "steps": steps,
         "seconds": round(seconds, 1),
@@ -49,6 +52,8 @@ def finish(out, plan, model, average, data, world, seconds, command, last, steps
         return account
     if finished:
         export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
+        portable = replace(plan, init=Path(plan.init).name)
+        checkpoint.write(out / "model" / "recipe.json", portable.to_json().encode())
     checkpoint.write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
 
@@ -72,12 +77,14 @@ def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
 
 
-def command_of(plan: Recipe, source) -> str:
+def command_of(plan: Recipe, source, splits) -> str:
     """A command that repeats the run: what differs from the named recipe is spelled out, epochs included."""
-    words = ["vitlens", "train", "--recipe", plan.name, "--data", Path(source).name]
+    named = str(source).partition("/")[0] in ("torch", "hfds", "wds")
+    words = ["vitlens", "train", "--recipe", plan.name, "--data", str(source) if named else Path(source).name]
+    words += ["--stream"] if isinstance(splits[0], ImageStream) else []
     words += ["--model", Path(plan.init).name] if plan.init else []
     if plan.name not in RECIPES:  # a recipe from a file
-        return shlex.join([*words[:3], f"{plan.name}.json", *words[4:], "--out", "DIR"])
+        return shlex.join([*words[:3], "recipe.json", *words[4:], "--out", "DIR"])
     base = RECIPES[plan.name].to_dict()
     for key, value in plan.to_dict().items():
         if key in FOUND or (plan.init and key in FROM_MODEL):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +16,24 @@ from torch import nn
 
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe, recipe, starting_from
-from vitlens.train import World, accuracy, fit
+from vitlens.train import World, accuracy, checkpoint, fit
 
 MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
 
 
-def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes) -> None:
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, workers) -> None:
+    """Raise ``ValueError`` for options that cannot be meant, before anything is read or written."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
     for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
-        if minutes is not None and not minutes > 0:
+        if minutes is not None and not 0 < minutes < math.inf:
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"A run is written to a folder, and {out} is a file. Name another with --out.")
+    if workers is not None and workers < 0:
+        raise ValueError(f"--workers is a number of processes from 0 up; {workers} came.")
+    if not resume and checkpoint.newest_first(out / "checkpoints"):
+        raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():
         raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def run(
     Raises ``ValueError`` for options that are wrong or do not fit together, and what ``fit`` raises.
     """
     out, world = Path(out), join(device)
-    refuse(out, world.device, resume, max_minutes, fit_minutes)
+    refuse(out, world.device, resume, max_minutes, fit_minutes, workers)
+    fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
     plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)
     quiet = quiet or world.rank > 0
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
@@ -77,11 +79,17 @@ def run(
         split.subset(min(n, len(split)), plan.seed) if n else split
         for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
     )
+    wanted = [o for o in overrides if o.startswith("num_classes=") and plan.num_classes != len(train.class_names)]
+    if wanted:
+        raise ValueError(f"{data} has {len(train.class_names)} classes, and --set {wanted[0]} came. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
     start = time.monotonic()
-    train, valid, network = train.to(world.device), valid.to(world.device), plan.build().to(world.device)
+    if plan.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+    # What a checkpoint will overwrite need not be read: the model that a run started from may be gone by then.
+    train, valid, network = (it.to(world.device) for it in (train, valid, plan.build(weights=fresh)))
     criterion = compiled(network, plan, world.device)
     if fit_minutes is not None and not (resume and (out / "recipe.json").exists()):
         plan = fitted(network, (train, valid), plan, fit_minutes * 60, world, criterion, start)
@@ -89,25 +97,29 @@ def run(
     if plan.deterministic and world.device.type == "cuda":
         cost = cost_of_determinism(network, (train, valid), plan, world)
         say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
-    if world.rank == 0:
+    if resume and fresh:
+        say(f"There is no checkpoint in {out}, so the run begins.")
+    if fresh and world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
         checkpoint.write(out / "recipe.json", plan.to_json().encode())
         note(out, splits)
     steps = plan.length(len(train))
     album = Album(out, network, snapshots.probe(valid, plan), steps, watch if world.rank == 0 else 0, say)
-    if not resume:  # before the costly part: what cannot be recorded is known at once
+    if fresh:  # before the costly part: what cannot be recorded is known at once
         album.begin()
 
     average: dict = {}
     last, stopped = None, ""
-    with Stop() as stop, Progress(steps, quiet) as bar, Board(out / "tensorboard" if tensorboard else None) as board:
-        for last in fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion,
-                        world=world):  # fmt: skip
+    board_at = out / "tensorboard" if tensorboard and world.rank == 0 else None
+    with Stop() as stop, Progress(steps, quiet) as bar, Board(board_at) as board, closing(
+        fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world)
+    ) as training:
+        for last in training:
             bar.show(last)
             board.show(last)
             album.show(last.step)
             if world.size == 1 or last.loss is not None:  # processes agree where they wait for each other anyway
-                asked, spent = world.first(stop.signal), world.first(time.monotonic() - start)
+                asked, spent = world.total(stop.signal), world.first(time.monotonic() - start)
                 late = max_minutes is not None and spent > max_minutes * 60
                 if (asked or late) and last.step < steps:
                     stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
@@ -117,13 +129,13 @@ def run(
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
     seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)
-    command = command or command_of(plan, data)
+    command = command or command_of(plan, data, splits)
     account = finish(out, plan, network, average, (train, valid), world, seconds, command, last, steps)
-    return account | {"stopped_by": stop.signal}
+    return account | {"stopped_by": 0 if account["finished"] else stop.signal}
 
 
 class Album:
-    """Takes the snapshots of a run, ``count`` of them; none, if ``count`` is 0 or one of them fails."""
+    """Takes the snapshots of a run, ``count`` of them; what a model does not have is left out, and said once."""
 
     def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
         self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
@@ -132,12 +144,18 @@ class Album:
     def begin(self) -> None:
         if self.due:
             self.path.unlink(missing_ok=True)
-            snapshots.save(self.path, 0, snapshots.record(self.model, self.probe))
+            self._take(0)
 
     def show(self, step: int) -> None:
         if step in self.due:
-            try:
-                snapshots.save(self.path, step, snapshots.record(self.model, self.probe))
-            except (RuntimeError, ValueError, OSError) as problem:  # a picture is no reason to lose a run
-                self.say(f"There are no snapshots from step {step} on: {problem}")
-                self.due.clear()
+            self._take(step)
+
+    def _take(self, step: int) -> None:
+        try:
+            missing: list[str] = []
+            snapshots.save(self.path, step, snapshots.record(self.model, self.probe, missing))
+            for reason in missing if step == 0 else ():
+                self.say(f"Not in the snapshots: {reason}")
+        except (RuntimeError, ValueError, OSError) as problem:  # a picture is no reason to lose a run
+            self.say(f"There are no snapshots from step {step} on: {problem}")
+            self.due.clear()

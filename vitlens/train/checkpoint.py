@@ -32,6 +32,8 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> 
     write(stem.with_suffix(".safetensors"), payload)
     write(stem.with_suffix(".json"), json.dumps({**content, "check": _digest(content)}, indent=1).encode())
     kept = newest_first(folder)[:KEPT]
+    for torn in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+        torn.unlink(missing_ok=True)
     for old in folder.glob("step-*"):  # an orphan without JSON goes too
         if old.with_suffix(".json") not in kept:
             old.unlink(missing_ok=True)
@@ -47,7 +49,7 @@ def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
         if hashlib.sha256(payload).hexdigest() != content["sha256"]:
             raise Damaged(f"{marker.stem}.safetensors is not what was written")
         return safetensors.torch.load(payload), content
-    except (OSError, ValueError, KeyError, AttributeError, safetensors.SafetensorError) as problem:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, safetensors.SafetensorError) as problem:
         raise Damaged(f"{marker.stem} cannot be read ({problem})") from problem
 
 

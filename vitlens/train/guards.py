@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
+from vitlens.support import out_of_memory
 from vitlens.train.processes import World
 
 
@@ -39,6 +40,13 @@ def check(
             f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
             f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."
         )
+    if recipe.warmup_steps >= recipe.length(len(train)):
+        raise ValueError(
+            f"A run of {recipe.length(len(train))} steps on {len(train)} images would end within its "
+            f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
+        )
+    if len(train.class_names) < 2:
+        raise ValueError(f"To tell classes apart takes at least two, and there is only {train.class_names[0]!r}.")
     if not len(valid):
         raise ValueError("The validation set is empty, so accuracy cannot be measured.")
     if resume and out is None:
@@ -47,7 +55,7 @@ def check(
 
 @contextmanager
 def settings(recipe: Recipe, device: torch.device):
-    """Precision of matrix products, determinism and the state of the global generators, all put back afterwards."""
+    """Precision of matrix products, determinism and the state of the global generators, put back when the run ends."""
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     if recipe.deterministic:
@@ -57,12 +65,12 @@ def settings(recipe: Recipe, device: torch.device):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        if not out_of_memory(error):
             raise
         raise MemoryError(
-            f"The memory of {device} does not hold a batch of {recipe.batch_size // recipe.accumulate} images of "
-            f"{recipe.image_size}×{recipe.image_size} pixels. Cut it into more parts (accumulate="
-            f"{2 * recipe.accumulate}): the result is the same. The last checkpoint is intact."
+            f"The memory of {device} does not hold {recipe.batch_size // recipe.accumulate} images of "
+            f"{recipe.image_size}×{recipe.image_size} pixels at a time. Cut a batch of {recipe.batch_size} into more "
+            f"parts (accumulate={2 * recipe.accumulate}) or lower batch_size. The last checkpoint is intact."
         ) from error
     finally:
         torch.set_float32_matmul_precision(matmul)

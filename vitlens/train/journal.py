@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -12,12 +13,31 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
 
 # Fields that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")
+# What else must be the same, and how it is told.
+FACTS = {
+    "images": "on {} training images",
+    "labels": "on images whose labels and class names have the checksum {}",
+    "held": "with images in an {}",
+    "parts": "with each batch in {} parts, which dropout and stochastic depth tell apart,",
+}
+
+
+def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
+    """What a run depends on beside its recipe: its images, how they are read, and how a batch is cut."""
+    digest = hashlib.sha256("\0".join(train.class_names).encode())
+    digest.update(train.labels.cpu().numpy().tobytes())
+    drops = recipe.dropout or recipe.drop_path or recipe.patch_drop
+    return {
+        "images": len(train), "labels": digest.hexdigest()[:12], "held": type(train).__name__,
+        "parts": world.size * recipe.accumulate if drops else 1,
+    }  # fmt: skip
 
 
 class Journal:
@@ -30,14 +50,14 @@ class Journal:
         model: nn.Module,
         average: dict[str, Tensor],
         optimizers: list[torch.optim.Optimizer],
-        images: int,
+        facts: dict,
         world: World | None = None,
     ):
         self.folder = None if out is None else Path(out)
         self.world = world or World()
         self.writes = self.folder is not None and self.world.rank == 0
         self.state = model, average, optimizers
-        self.recipe, self.images = recipe, images
+        self.recipe, self.facts = recipe, facts
         self.saved_step, self.saved_at = 0, time.monotonic()
 
     def begin(self) -> int:
@@ -58,18 +78,19 @@ class Journal:
             return self.begin()
         tensors, scalars = found
         before, now = scalars["recipe"], json.loads(self.recipe.to_json())
-        checkpoint.restore(tensors, *self.state)
         for key in now:
             if before.get(key) != now[key] and key not in FREE:
                 raise ValueError(
                     f"The run in {self.folder} was started with {key} = {before.get(key)!r} and is to be resumed with "
                     f"{now[key]!r}. Resume it with its own recipe, or train into another folder."
                 )
-        if scalars["images"] != self.images:
-            raise ValueError(
-                f"The run in {self.folder} was started on {scalars['images']} training images and is to be resumed on "
-                f"{self.images}. Resume it on the same ones, or train into another folder."
-            )
+        for key, what in FACTS.items():
+            if scalars.get(key) != self.facts[key]:
+                raise ValueError(
+                    f"The run in {self.folder} was started {what.format(scalars.get(key))} and is to be resumed "
+                    f"{what.format(self.facts[key])}. Resume it as it was, or train into another folder."
+                )
+        checkpoint.restore(tensors, *self.state)
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
@@ -99,7 +120,12 @@ class Journal:
     def save(self, step: int) -> None:
         if not self.writes or step == self.saved_step:
             return
-        scalars = {"recipe": json.loads(self.recipe.to_json()), "images": self.images, "torch": str(torch.__version__)}
+        if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
+            raise FloatingPointError(
+                f"After step {step} some weights are no numbers, so nothing was saved. The checkpoint before is "
+                "intact; lower the learning rate, lengthen the warm-up or train in fp32."
+            )
+        scalars = {"recipe": json.loads(self.recipe.to_json()), **self.facts, "torch": str(torch.__version__)}
         checkpoint.save(self.folder / "checkpoints", step, checkpoint.flat(*self.state), scalars)
         self.saved_step, self.saved_at = step, time.monotonic()
 

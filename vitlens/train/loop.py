@@ -21,7 +21,7 @@ from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
 from vitlens.train.feed import batches
 from vitlens.train.guards import check, finite, settings
-from vitlens.train.journal import Journal
+from vitlens.train.journal import Journal, facts_of
 from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World
@@ -64,9 +64,10 @@ def fit(
 
     ``out``: folder for ``log.jsonl`` and ``checkpoints/``; without it nothing is written. ``resume`` continues from the
     newest good checkpoint there, bit for bit on a CPU. Closing the generator saves once more, so a loop over it may
-    ``break`` at any step. ``average``: a dict that receives the moving average of the parameters. ``criterion``: what
-    ``compiled`` returned, to compile once for several calls. ``device``: by default CUDA where there is one. ``world``:
-    what ``join`` returned, where several processes share the run.
+    ``break`` at any step; within ``contextlib.closing`` it also hears of a save that fails. ``average``: a dict that
+    receives the moving average of the parameters. ``criterion``: what ``compiled`` returned, to compile once for
+    several calls. ``device``: by default CUDA where there is one. ``world``: what ``join`` returned, where several
+    processes share the run.
 
     Raises ``ValueError`` for arguments that do not fit together, ``FloatingPointError`` when the loss is no number,
     ``MemoryError`` when memory runs out and ``ConnectionError`` when another process of the run is gone.
@@ -84,8 +85,9 @@ def fit(
         if recipe.average:
             average.update({name: p.detach().clone() for name, p in model.named_parameters()})
         optimizer = optimizers(model, recipe)
-        journal = Journal(out, recipe, model, average, optimizer, len(train), world)
+        journal = Journal(out, recipe, model, average, optimizer, facts_of(train, recipe, world), world)
         done = journal.resume() if resume else journal.begin()
+        world.agree(done)
         clock = Clock(done)
 
         for step, parts in batches(model, train, recipe, world, done, steps):

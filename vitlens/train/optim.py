@@ -14,7 +14,7 @@ from vitlens.recipes import Recipe
 
 # Quintic that drives singular values towards 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token")
+UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token", "relative_position_bias_table")
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -30,7 +30,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if ".blocks." in f".{name}" and parameter.ndim == 2:
+        if ".blocks." in f".{name}" and parameter.ndim == 2 and not name.endswith(UNDECAYED):
             (stacked if name.endswith("qkv.weight") else hidden).append(parameter)
         elif parameter.ndim >= 2 and not name.endswith(UNDECAYED):
             decayed.append(parameter)

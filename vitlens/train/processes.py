@@ -35,11 +35,22 @@ class World:
         for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(whole.view_as(t))
 
-    def first(self, value: float) -> float:
-        """The first process's ``value``, in all of them."""
-        shared = torch.tensor(value if self.rank == 0 else 0.0, dtype=torch.float64, device=self.device)
+    def agree(self, done: int) -> None:
+        """Raise ``ValueError`` unless all processes found the same number of steps done."""
+        if self.total(done) != self.size * done:
+            raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
+
+    def total(self, value: float) -> float:
+        """The sum of ``value`` over all processes; of one, without waiting for its device."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64, device=self.device)
         self.sum([shared])
         return shared.item()
+
+    def first(self, value: float) -> float:
+        """The first process's ``value``, in all of them."""
+        return self.total(value if self.rank == 0 else 0.0)
 
 
 def join(device: torch.device | str | None = None) -> World:

@@ -25,7 +25,8 @@ def accuracy(
     The model is evaluated as it is, uncompiled; the training flag of each module is left as found.
     """
     world = world or World(device=next(model.parameters()).device)
-    mine = torch.arange(len(data), device=data.labels.device).split(500)[world.rank :: world.size]
+    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
+    mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
     right = torch.zeros((), dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, labels in data.batches(mine, None, ()):
