@@ -8,7 +8,7 @@ import torch
 from vitlens.augment import Targets
 from vitlens.datasets import load
 from vitlens.recipes import recipe
-from vitlens.train import accuracy, compiled, fit
+from vitlens.train import World, accuracy, compiled, fit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested")
 
@@ -67,3 +67,18 @@ def test_patch_drop_stages_and_validation_between_compiled_steps(digits):
     *_, last = fit(model, digits, r, device="cuda")
     assert last.step == last.steps and model.patch_drop.prob == 0.0
     assert last.metrics["top1"] == accuracy(model, digits[1].to("cuda"), r)
+
+
+def test_the_host_does_not_wait_for_the_device_between_readings(digits):
+    r = plain(precision="bf16", average=0.9, log_every=10**6, evaluate_every=10**6)
+    world = World(device=torch.device("cuda"))
+    training = fit(r.build(), digits, replace(r, compile="off"), world=world)
+    for _ in range(3):
+        next(training)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            next(training)
+            world.first(0.0)  # what `vitlens train` asks after each step
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
