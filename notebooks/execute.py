@@ -31,8 +31,8 @@ from vitlens.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CONSTANTS = 3  # the cell that begins with MODEL
-CHART = 1600  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
+CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
+CHART = 1900  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
@@ -59,12 +59,17 @@ def executed(path: Path, tiny: bool = False, model: str | None = None) -> nbform
 
 
 def normalised(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook without widget state, random identifiers and foreign metadata. RuntimeError if stderr was used."""
+    """The notebook without widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
+
+    A widget lives as long as its kernel: what a file could hold of it is a picture that no longer moves, or an error.
+    """
     book.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     book.nbformat, book.nbformat_minor = 4, 5
     for number, cell in enumerate(book.cells, 1):
         cell.id = f"cell-{number:02d}"
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if not any("widget" in kind for kind in o.get("data", {}))]
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise RuntimeError(f"Cell {number} writes to stderr: {output.text}")
@@ -130,6 +135,9 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
 
     A notebook that has a reason not to show this model is passed over with that sentence; then 1 is returned.
     """
+    paths = [p for p in paths if nbformat.read(p, as_version=4).cells[CONSTANTS].source.startswith("MODEL")]
+    if not paths:
+        raise ValueError("These notebooks have no MODEL that another could take the place of; 01 to 06 have one.")
     found = inspection.inspect(load_model(options.model), samples().items())
     words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name, "--figures DIR"]
     made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}

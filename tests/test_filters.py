@@ -67,3 +67,18 @@ def test_refused():
         filters.components(torch.randn(16, 3, 2, 2), k=13)
     with pytest.raises(ValueError, match="no linear patch embedding"):
         filters.components(torch.nn.Linear(3, 3))
+
+
+def test_spectral_centroid_of_waves_is_their_frequency():
+    y, x = torch.meshgrid(torch.arange(8.0), torch.arange(12.0), indexing="ij")
+    waves = [torch.ones(8, 12), (-1) ** (y + x), torch.cos(2 * torch.pi * 3 * x / 12), torch.sin(2 * torch.pi * y / 8)]
+    waves.append(waves[2] + waves[3])  # equal power: the mean of both
+    tiles = torch.stack(waves)[..., None] * torch.tensor([1.0, -2.0, 0.5])
+    expected = torch.tensor([0, 0.5**0.5, 3 / 12, 1 / 8, (3 / 12 + 1 / 8) / 2])
+    torch.testing.assert_close(filters.spectral_centroid(tiles), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(filters.spectral_centroid(7 * tiles[:, None]), expected[:, None], atol=1e-5, rtol=0)
+    noise = filters.spectral_centroid(torch.randn(200, 16, 16, 3, generator=torch.Generator().manual_seed(0)))
+    assert noise.mean().item() == pytest.approx(0.38, abs=0.01)
+    assert filters.spectral_centroid(torch.zeros(1, 4, 4, 3)).isnan().all()
+    with pytest.raises(ValueError, match=r"\(4, 4\)"):
+        filters.spectral_centroid(torch.zeros(4, 4))

@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 INDEX = FOLDER / "README.md"
 DEIT = FOLDER.parent / "data" / "results" / "deit-tiny"
+SUBJECTS = {"07": "RECIPE", "08": "RUN"}  # what is looked at, and a reader's own takes the place of; else a MODEL
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -86,6 +87,17 @@ def test_runs_offline_with_little_work(path, monkeypatch):
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
+def test_widgets_stay_out_of_files_and_pictures_in():
+    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "VBox()"}
+    picture = {"image/png": base64.b64encode(script("encoded")(Image.new("RGB", (8, 8)))).decode()}
+    shown = [nbformat.v4.new_output("display_data", data) for data in (widget, picture)]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("watch(run)", outputs=shown)])
+    book.metadata.widgets = {"state": {}}
+    book = script("normalised")(book)
+    assert [list(output.data) for output in book.cells[0].outputs] == [["image/png"]]
+    assert "widgets" not in book.metadata
+
+
 @every
 def test_begins_as_all_do(path):
     cells = read(path).cells
@@ -95,7 +107,8 @@ def test_begins_as_all_do(path):
     assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 5 and not cells[1].outputs
     assert colab == read(NOTEBOOKS[0]).cells[1].source
     assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(imports).body)
-    assert constants.startswith('MODEL = "') and "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
+    assert constants.startswith(f'{SUBJECTS.get(path.name[:2], "MODEL")} = "')
+    assert "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
 
 
 @every
@@ -195,6 +208,14 @@ def test_a_model_that_cannot_be_shown_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(SystemExit, match="stays inside windows of the image") as refusal:
         script("main")(["--model", str(model), "--figures", str(out)])
     assert "\n" not in refusal.value.code and not out.exists()
+
+
+def test_notebooks_without_a_model_are_no_figures_of_another(tmp_path):
+    small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    model = saved(tmp_path / "small", "vit_tiny_patch16_224", **small)
+    with pytest.raises(SystemExit, match="no MODEL"):
+        script("main")([*SUBJECTS, "--model", str(model), "--figures", str(tmp_path / "figures")])
+    assert not (tmp_path / "figures").exists()
 
 
 @pytest.mark.parametrize("arguments", (["--model", "a"], ["--figures", "a"], ["--model=a", "--figures=a", "--check"]))

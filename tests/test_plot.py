@@ -17,6 +17,7 @@ from PIL import Image, ImageFilter
 
 from vitlens import plot
 from vitlens.grid import TokenGrid
+from vitlens.train import Step
 
 RNG = np.random.default_rng(0)
 CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
@@ -31,10 +32,31 @@ def attention(heads, rows, cols):
     return RNG.dirichlet(np.full(rows * cols, 0.1), heads).reshape(heads, rows, cols)
 
 
-def cosines(rows, cols):
-    unit = RNG.normal(size=(rows, cols, 8))
+def cosines(rows, cols, rng=RNG):
+    unit = rng.normal(size=(rows, cols, 8))
     unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
     return np.einsum("rcd,ijd->rcij", unit, unit)
+
+
+def history(steps, every=10):
+    """A run with a reading every so many steps and a validation at every third of them."""
+    for step in range(1, steps + 1):
+        metrics = {"top1": 98.0 * step / steps, "top1_average": 99.0 * step / steps}
+        yield Step(
+            step, steps, 0, 1 - step / steps, 2.3 / step if step % every == 0 else None, None,
+            metrics if step % (3 * every) == 0 else {},
+        )  # fmt: skip
+
+
+def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):
+    rng = np.random.default_rng(2)
+    return {
+        "steps": 10 * np.arange(count) ** 2,
+        "filters": rng.normal(size=(count, 28, patch, patch, 3)),
+        "positions": np.stack([cosines(grid, grid, rng) for _ in range(count)]),
+        "distances": rng.uniform(0, grid * patch / 2, (count, layers, heads)),
+        "rollout": rng.uniform(0, 2 / grid**2, (count, images, grid, grid)),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +121,18 @@ PAGES = {
     "patches 15 × 21, padded": lambda: plot.patches(picture(), grid=PADDED),
     "patches 37": lambda: plot.patches(picture(518, 518), grid=TokenGrid(37, 37, (14, 14), prefix=5)),
     "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
+}
+PAGES |= {
+    "training, empty": lambda: plot.training([]),
+    "training": lambda: plot.training(history(90)),
+    "snapshot": lambda: plot.snapshot(snapshots(3)),
+    "snapshot, digits": lambda: plot.snapshot(snapshots(2, grid=4, patch=2, layers=6, heads=3), 0),
+    "snapshot, large": lambda: plot.snapshot(snapshots(2, grid=16, patch=16, layers=24, heads=16)),
+    "snapshot, small": lambda: plot.snapshot(snapshots(1, grid=2, patch=32, images=1)),
+    "film strip 1": lambda: plot.film_strip(snapshots(1)),
+    "film strip 2": lambda: plot.film_strip(snapshots(9), [0, -1], labels=["before", "after"]),
+    "film strip 7": lambda: plot.film_strip(snapshots(24)),
+    "film strip 9, large": lambda: plot.film_strip(snapshots(9, grid=16, patch=16, layers=24, heads=16), range(9)),
 }
 PANELS = {
     "distance": lambda ax=None: plot.attention_distance(

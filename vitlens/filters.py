@@ -66,3 +66,15 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
     variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
     return vectors[:k].reshape(k, *filters.shape[1:]).float(), variance[:k].float()
+
+
+def spectral_centroid(tiles: Tensor) -> Tensor:
+    """(…,) how finely tiles (…, p, q, C) vary: their mean spatial frequency, weighted by power, in cycles per pixel.
+
+    0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
+    """
+    if tiles.dim() < 3:
+        raise ValueError(f"Tiles come as (…, p, q, C), but a tensor of shape {tuple(tiles.shape)} came.")
+    power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
+    rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
+    return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))

@@ -9,6 +9,8 @@ Pages, and panels without `ax=`, are drawn in `STYLE` and leave the user's setti
 keeps the style it was made with (`with plt.style.context(STYLE)` makes it match).
 """
 
+from vitlens.plot.curves import training
+from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
 from vitlens.plot.patches import patches
 from vitlens.plot.style import STYLE
@@ -17,6 +19,7 @@ from vitlens.plot.weights import attention_distance, filters, position_similarit
 __all__ = [
     "STYLE",
     "attention_distance",
+    "film_strip",
     "filters",
     "heads",
     "mask",
@@ -24,5 +27,7 @@ __all__ = [
     "patches",
     "position_similarity",
     "rollouts",
+    "snapshot",
+    "training",
     "upsample",
 ]

@@ -1,0 +1,122 @@
+"""Curves of a run, its snapshots and its film strip: the numbers given are the numbers drawn, on one scale for all."""
+
+from dataclasses import asdict
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from test_plot import history, snapshots
+
+from vitlens import plot
+from vitlens.grid import TokenGrid
+
+
+def points(line):
+    return list(zip(*line.get_data(), strict=True))
+
+
+# Curves
+
+
+@pytest.mark.parametrize("kind", [lambda step: step, asdict])
+def test_curves_are_the_readings_of_the_run(kind):
+    steps = list(history(90))
+    loss, accuracy, rate = plot.training(map(kind, steps)).axes
+    assert points(loss.lines[0]) == [(s.step, s.loss) for s in steps if s.step % 10 == 0]
+    assert points(rate.lines[0]) == [(s.step, s.lr) for s in steps]
+    for line, key in zip(accuracy.lines, ("top1", "top1_average"), strict=True):
+        assert points(line) == [(s.step, s.metrics[key]) for s in steps if s.step % 30 == 0]
+    words = [t.get_text() for t in accuracy.get_legend().get_texts()]
+    assert words == ["weights: 98.0 %", "their moving average: 99.0 %"]
+
+
+def test_the_axes_of_a_running_run_stay_where_they_are():
+    steps = list(history(90))
+    early, late = (plot.training(steps[:count]).axes for count in (35, 90))
+    assert [ax.get_xlim() for ax in early] == [ax.get_xlim() for ax in late] == [(0, 90)] * 3
+    assert [ax.get_ylim() for ax in early[1:]] == [ax.get_ylim() for ax in late[1:]] == [(0, 100), (0, 1.05)]
+    assert early[0].get_ylim() == late[0].get_ylim() and early[0].get_ylim()[1] > steps[9].loss
+    assert [len(ax.lines) for ax in plot.training(steps[:5]).axes] == [0, 0, 1]
+    assert not any(ax.lines for ax in plot.training([]).axes)
+
+
+# Snapshots
+
+
+def pictures(ax):
+    """What axes show, in reading order."""
+    return [im.get_array() for im in sorted(ax.images, key=lambda im: (im.get_extent()[3], im.get_extent()[0]))]
+
+
+@pytest.mark.parametrize("index", [0, 1, -1])
+def test_a_snapshot_shows_the_arrays_of_its_step(index):
+    run = snapshots(3)
+    figure = plot.snapshot(run, index)
+    filters, positions, _, distances, rollouts, _ = figure.axes
+    kernels = run["filters"][index]
+    scaled = 0.5 + 0.5 * kernels / np.abs(kernels).max((1, 2, 3), keepdims=True)
+    assert np.allclose(pictures(filters), scaled)
+    assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
+    assert np.array_equal([line.get_ydata() for line in distances.lines[:-1]], run["distances"][index].T)
+    assert np.array_equal(pictures(rollouts), run["rollout"][index])
+    step = run["steps"][index]
+    assert figure.texts[0].get_text() == f"Step {step} of 40"
+
+
+def test_scales_are_those_of_the_whole_run():
+    run = snapshots(3)
+    run["rollout"][2] *= 5
+    run["distances"][1] *= 2
+    for index in range(3):
+        _, positions, _, distances, rollouts, bar = plot.snapshot(run, index).axes
+        assert {im.get_clim() for im in positions.images} == {(-1, 1)}
+        assert {im.get_clim() for im in rollouts.images} == {(0, run["rollout"].max())}
+        assert distances.get_ylim() == (0, pytest.approx(1.08 * run["distances"].max()))
+        assert bar.get_ylim() == (0, pytest.approx(run["rollout"].max()))
+    dashed = TokenGrid(8, 8, (8, 8)).uniform_distance()
+    assert set(distances.lines[-1].get_ydata()) == {dashed}
+
+
+def test_components_that_only_fill_up_are_left_out():
+    run = snapshots(2, grid=4, patch=2)
+    run["filters"][:, 12:] = 0
+    run["filters"][0, 3] = 0  # nothing learned yet, but there
+    assert len(plot.snapshot(run).axes[0].images) == 12
+    assert np.array_equal(pictures(plot.snapshot(run, 0).axes[0])[3], np.full((2, 2, 3), 0.5))
+
+
+def test_a_film_strip_is_one_column_a_snapshot():
+    run = snapshots(9)
+    figure = plot.film_strip(run, [0, 4, -1])
+    columns = [figure.axes[4 * k : 4 * k + 4] for k in range(3)]
+    for index, (filters, positions, distances, rollouts) in zip((0, 4, 8), columns, strict=True):
+        assert len(filters.images) == 9
+        assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
+        assert np.array_equal([line.get_ydata() for line in distances.lines[:-1]], run["distances"][index].T)
+        assert np.array_equal(pictures(rollouts), run["rollout"][index, :4])
+        assert {im.get_clim() for im in rollouts.images} == {(0, run["rollout"][:, :4].max())}
+    lefts = [[round(ax.get_position().x0, 4) for ax in column] for column in columns]
+    assert all(len(set(column)) == 1 for column in lefts) and lefts[0] < lefts[1] < lefts[2]
+    words = [t.get_text() for t in figure.texts]
+    assert [w for w in words if w.startswith("step")] == ["step 0", "step 160", "step 640"]
+    assert len(plot.film_strip(run).axes) == 4 * 7 + 2
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence():
+    run = snapshots(10)
+    short = {**run, "rollout": run["rollout"][:4]}
+    flat = {**run, "positions": run["positions"][0]}
+    for draw, words in (
+        (lambda: plot.snapshot({"steps": [0]}), "filters and positions and distances and rollout did not come"),
+        (lambda: plot.snapshot(short), "10 steps, was wanted, but 4 came"),
+        (lambda: plot.film_strip(flat), r"positions of 5 axes.*\(8, 8, 8, 8\)"),
+        (lambda: plot.film_strip(run, range(10)), "10 and 10 came"),
+        (lambda: plot.film_strip(run, []), "0 and 0 came"),
+        (lambda: plot.film_strip(run, [0, 1], labels=["before"]), "2 and 1 came"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            draw()
+    for draw in (lambda: plot.snapshot(run, 10), lambda: plot.film_strip(run, [-11])):
+        with pytest.raises(IndexError, match="there are 10, counted from 0"):
+            draw()
+    assert plt.get_fignums() == []

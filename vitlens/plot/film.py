@@ -1,0 +1,173 @@
+"""The four inspection figures of one moment of training, and of several moments side by side (paper, Fig. 6 and 7).
+
+Both functions take what `vitlens.snapshots.load` returns, S snapshots of one run: `filters` (S, k, p, p, C),
+`positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols) and `steps` (S,). One scale
+holds for all of them, so that what seems to change does change: distances and rollouts from 0 to the largest of all
+snapshots, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from vitlens.grid import TokenGrid
+from vitlens.plot.style import WIDTH, array, colour_map, colours, page, place, show, styled, write
+from vitlens.plot.weights import HEADS
+
+AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
+GAP = 3  # pixels between tiles
+NAMES = "Embedding filters", "Position embedding similarity", "Mean attention distance (pixels)", "Attention rollout"
+
+
+def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
+    """The four figures at snapshot number `index`: 28 filters, all heads, the rollouts of eight images, and as many of
+    the positions as stay readable. snapshots: see the module."""
+    run = _Run(snapshots)
+    index = run.number(index)
+    with styled():
+        figure = page(WIDTH, 698)
+        write(figure, 14, 12, f"Step {run.steps[index]:,} of {run.steps[-1]:,}", va="top", size=12, weight="bold")
+        write(figure, 14, 68, NAMES[0], size=10.5)
+        run.draw_filters(figure, index, (14, 78, 466, 341), cols=7, most=28)
+        write(figure, 490, 68, NAMES[1], size=10.5)
+        _bar(figure, run.draw_positions(figure, index, (490, 78, 341, 341)), 838, 78, 341)
+        write(figure, 14, 454, f"{NAMES[2]}; dashed: uniform attention", size=10.5)
+        run.draw_distances(figure, index, (44, 468, 416, 178)).set(xlabel="Network depth (layer)")
+        write(figure, 490, 454, NAMES[3], size=10.5)
+        _bar(figure, run.draw_rollouts(figure, index, (490, 464, 341, 222), cols=4, most=8), 838, 464, 163)
+    return figure
+
+
+def film_strip(
+    snapshots: Mapping, indices: Sequence[int] | None = None, *, labels: Sequence[str] | None = None
+) -> plt.Figure:
+    """The four figures, one below the other, at several snapshots, side by side.
+
+    snapshots: see the module. indices: which of them, at most nine; by default all, or seven evenly spread ones if
+    there are more. labels: a heading for each column, by default its step. Shown are the first nine filters, as many of
+    the positions as stay readable, all heads, and the rollouts of the first four images.
+    """
+    run = _Run(snapshots)
+    if indices is None:
+        indices = np.linspace(0, len(run.steps) - 1, min(7, len(run.steps))).round().astype(int)
+    indices = [run.number(index) for index in indices]
+    labels = [f"step {run.steps[index]:,}" for index in indices] if labels is None else labels
+    if len(labels) != len(indices) or not 1 <= len(indices) <= 9:
+        raise ValueError(
+            f"One to nine snapshots and as many labels were wanted, but {len(indices)} and {len(labels)} came; choose "
+            "some with indices=…, and give a label for each or none."
+        )
+    left, gap, right, heading = 32, 9, 62, 30
+    side = int(min(174, (WIDTH - left - right) / len(indices) - gap))
+    rows = [58 + row * (side + heading) + (row == 3) * 18 for row in range(4)]  # room for the layers below the third
+    end = left + len(indices) * (side + gap)
+    with styled():
+        figure = page(end + right, rows[-1] + side + 10)
+        for y, name in zip(rows, NAMES, strict=True):
+            write(figure, left, y - 9, name, size=9, color="0.35")
+        for column, (index, label) in enumerate(zip(indices, labels, strict=True)):
+            x = left + column * (side + gap)
+            boxes = [(x, y, side, side) for y in rows]
+            write(figure, x, 24, label, size=10.5)
+            run.draw_filters(figure, index, boxes[0], cols=3, most=9)
+            similarity = run.draw_positions(figure, index, boxes[1])
+            run.draw_distances(figure, index, boxes[2], size=3.5).tick_params(labelleft=column == 0, labelsize=7.5)
+            rollout = run.draw_rollouts(figure, index, boxes[3], cols=2, most=4)
+        _bar(figure, similarity, end + 2, rows[1], side)
+        _bar(figure, rollout, end + 2, rows[3], side)
+    return figure
+
+
+class _Run:
+    """The arrays of a run, checked, and how each of the four figures of a snapshot is drawn into a box of a page.
+
+    A box is (x, y, width, height) in pixels from the left and the top; what is drawn begins at its upper left corner.
+    """
+
+    def __init__(self, snapshots: Mapping):
+        missing = [name for name in (*AXES, "steps") if name not in snapshots]
+        if missing:
+            raise ValueError(
+                f"Snapshots with {', '.join(AXES)} and steps were wanted, but {' and '.join(missing)} did not come; "
+                "give what vitlens.snapshots.load returns."
+            )
+        self.steps = np.asarray(snapshots["steps"])
+        for name, axes in AXES.items():
+            wanted = f"An array {name} of {axes} axes, the first as long as the {len(self.steps)} steps,"
+            values = array(snapshots[name], axes, wanted, "stack the snapshots of one run")
+            if len(values) != len(self.steps):
+                raise ValueError(f"{wanted} was wanted, but {len(values)} came; stack the snapshots of one run.")
+            setattr(self, name, values)
+        self.uniform = TokenGrid(*self.positions.shape[1:3], self.filters.shape[2:4]).uniform_distance()
+
+    def number(self, index: int) -> int:
+        """The number of a snapshot, also for an index that counts from the end."""
+        count = len(self.steps)
+        if not -count <= index < count:
+            raise IndexError(f"Snapshot {index} does not exist; there are {count}, counted from 0.")
+        return int(index) % count
+
+    def draw_filters(self, figure: plt.Figure, index: int, box, cols: int, most: int) -> None:
+        real = np.abs(self.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
+        tiles = self.filters[index, real][:most]
+        largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
+        tiles = (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
+        _mosaic(figure, box, tiles, cols)
+
+    def draw_positions(self, figure: plt.Figure, index: int, box):
+        rows, cols = self.positions.shape[1:3]
+        most = max(rows, cols)
+        fits = [n for n in range(1, most) if _cell(box, (rows, cols), (-(-rows // n), -(-cols // n))) > 1]
+        every = fits[0] if fits else most
+        down, across = (range((n - 1) % every // 2, n, every) for n in (rows, cols))
+        tiles = self.positions[index][down][:, across].reshape(-1, rows, cols)
+        return _mosaic(figure, box, tiles, len(across), cmap=colour_map("RdBu_r"), vmin=-1, vmax=1)
+
+    def draw_rollouts(self, figure: plt.Figure, index: int, box, cols: int, most: int):
+        return _mosaic(figure, box, self.rollout[index, :most], cols, **colours(self.rollout[:, :most]))
+
+    def draw_distances(self, figure: plt.Figure, index: int, box, size: float = 5) -> plt.Axes:
+        layers, heads = self.distances.shape[1:]
+        ax = place(figure, *box)
+        ax.spines[["left", "bottom"]].set_visible(True)
+        sequence = HEADS if heads <= len(HEADS) else mpl.colormaps["viridis"](np.linspace(0, 0.95, heads))
+        for head in range(heads):
+            ax.plot(self.distances[index, :, head], "o", color=sequence[head], markersize=size, mec="white", mew=0.4)
+        ax.axhline(self.uniform, color="0.35", linestyle="--", linewidth=1, zorder=1)
+        ax.set(xlim=(-0.6, layers - 0.4), ylim=(0, 1.08 * max(self.distances.max(), self.uniform)))
+        ax.set_xticks(range(0, layers, -(-layers // (int(box[2]) // 17))))
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+        return ax
+
+
+def _mosaic(figure: plt.Figure, box, tiles: np.ndarray, cols: int, **scale):
+    """Tiles (n, h, w) or (n, h, w, 3), so many in a line, every cell of them a whole number of pixels."""
+    count, h, w = tiles.shape[:3]
+    cols = min(cols, count)
+    lines = -(-count // cols)
+    cell = max(1, _cell(box, (h, w), (lines, cols)))
+    across, down = w * cell + GAP, h * cell + GAP
+    ax = place(figure, *box[:2], cols * across - GAP, lines * down - GAP)
+    for i, tile in enumerate(tiles):
+        shown = show(ax, tile, i % cols * across, i // cols * down, w * cell, h * cell, **scale)
+    ax.set(xlim=(0, cols * across - GAP), ylim=(lines * down - GAP, 0))
+    return shown
+
+
+def _cell(box, tile: tuple[int, int], tiles: tuple[int, int]) -> int:
+    """Pixels that a cell may have if so many tiles of (h, w) cells are to fit into the box."""
+    return int(min(((room + GAP) // n - GAP) // cells for room, n, cells in zip(box[:1:-1], tiles, tile, strict=True)))
+
+
+def _bar(figure: plt.Figure, shown, x: float, y: float, height: float) -> None:
+    """The colour scale of a picture, with its ends, and zero between them, written beside it."""
+    ticks = sorted({*shown.get_clim(), 0.0})
+    bar = figure.colorbar(shown, cax=place(figure, x, y, 10, height))
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}".replace("-", "−") for tick in ticks])
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
