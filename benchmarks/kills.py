@@ -3,7 +3,7 @@
     python benchmarks/kills.py --out data/results/kills.csv
 
 Each run of the recipe "digits" (2 epochs) is killed with SIGKILL several times, after a random time that is drawn anew,
-and resumed until it is done. It saves after every step, so that about as many kills fall into a save as into a step.
+and resumed until it is done. It saves after every step, and about half of the kills wait for a save to begin.
 One row per run: how often it was killed, at which steps, how often within a save (a temporary file was left, or the
 tensors of a checkpoint without its JSON), how many checkpoints were passed over as damaged, and whether the weights,
 their average and the log are those of the uninterrupted run.
@@ -50,6 +50,13 @@ def final(folder: Path) -> tuple[dict[str, torch.Tensor], list]:
     return safetensors.torch.load_file(newest), [(line["step"], line["loss"], line["metrics"]) for line in lines]
 
 
+def wait_for_a_save(folder: Path, seconds: float) -> None:
+    """Return as soon as a file is being written."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not any(p.name.startswith(".") for p in (folder / "checkpoints").iterdir()):
+        pass
+
+
 def killed(folder: Path, rng: random.Random) -> dict:
     """Kill and resume a run until it gets to its end."""
     steps, in_saves, damaged = [], 0, 0
@@ -61,7 +68,10 @@ def killed(folder: Path, rng: random.Random) -> dict:
             if line.strip().isdigit() and not started:
                 started, deadline = True, time.monotonic() + rng.uniform(0.0, 0.9)
             if deadline is not None and time.monotonic() > deadline and len(steps) < 6:
-                time.sleep(rng.uniform(0.0, 0.06))  # anywhere in a step or in a save
+                if rng.random() < 0.5:
+                    time.sleep(rng.uniform(0.0, 0.06))  # anywhere in a step or in a save
+                else:
+                    wait_for_a_save(folder, 2.0)
                 process.send_signal(signal.SIGKILL)
                 break
         else:
