@@ -91,7 +91,7 @@ def test_widgets_stay_out_of_files_and_pictures_in():
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "VBox()"}
     picture = {"image/png": base64.b64encode(script("encoded")(Image.new("RGB", (8, 8)))).decode()}
     shown = [nbformat.v4.new_output("display_data", data) for data in (widget, picture)]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("watch(run)", outputs=shown)])
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=shown)])
     book.metadata.widgets = {"state": {}}
     book = script("normalised")(book)
     assert [list(output.data) for output in book.cells[0].outputs] == [["image/png"]]

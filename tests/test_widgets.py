@@ -8,7 +8,7 @@ from PIL import Image
 from test_plot import snapshots
 
 from vitlens import plot
-from vitlens.widgets import watch
+from vitlens.widgets import training
 
 
 def pixels(png):
@@ -22,7 +22,7 @@ def drawn(figure):
 
 def test_the_slider_shows_the_snapshot_it_stands_at():
     run = snapshots(3)
-    controls, picture = watch(run).children
+    controls, picture = training(run).children
     _, slider = controls.children
     assert (slider.min, slider.max, slider.value) == (0, 2, 0)
     for index in (2, 0, 1):
@@ -34,7 +34,7 @@ def test_the_button_moves_the_slider_in_the_browser():
     made = []
     ipywidgets.Widget.on_widget_constructed(made.append)
     try:
-        play, slider = watch(snapshots(2)).children[0].children
+        play, slider = training(snapshots(2)).children[0].children
     finally:
         ipywidgets.Widget.on_widget_constructed(None)
     (link,) = [widget for widget in made if hasattr(widget, "source")]

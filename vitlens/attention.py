@@ -62,7 +62,7 @@ def received(attn: Attention) -> Tensor:
 
 
 def rollout(
-    attn: Attention, query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0
+    attn: Attention, query: tuple[int, int] | int | None = None, head_fusion: str = "mean", discard: float = 0.0
 ) -> Tensor:
     """(B, rows, cols) attention rollout from the read-out to the input (Abnar and Zuidema 2020; paper, Fig. 6, D.8).
 
@@ -70,7 +70,8 @@ def rollout(
     nothing is rescaled, so the map sums to 1 minus what the prefix received. The row is pulled back through the layers
     from the top, so no T × T matrix is formed.
 
-    query: (row, column) of a patch instead of what the head reads. head_fusion: "mean" (the paper's), "max" or "min".
+    query: (row, column) of a patch, or the position of any token in the sequence, instead of what the head reads.
+    head_fusion: "mean" (the paper's), "max" or "min".
     discard: share of the smallest entries of every fused row to drop (the row is renormalised after).
     Raises ValueError if the model reads no weighted sum of its tokens and no query is given.
     """
@@ -248,7 +249,7 @@ class _Rollout(_Statistic):
             count, self.grid.tokens, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32)
         )
         if self.query is not None:
-            row[:, self.grid.index(*self.query)] = 1.0
+            row[:, self.grid.position(self.query)] = 1.0
         else:
             readout = self.grid.readout.to(row)
             row += readout if readout.dim() == 1 else readout[images]

@@ -1,4 +1,4 @@
-"""The same functions from a shell: `vitlens inspect`, `vitlens train`.
+"""The same functions from a shell: `vitlens inspect`, `vitlens train`, `vitlens app`.
 
 A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
 rest is done and the exit code is 1.
@@ -113,6 +113,25 @@ def train(
         raise SystemExit(128 + account["stopped_by"])
 
 
+@app.command(name="app")
+def explorer(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    image: Annotated[Path | None, typer.Argument(help="A photograph; more can be uploaded.")] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Serve the explorer as a web page, on this machine alone and behind a token, until Ctrl-C."""
+    from vitlens.app import serve
+    from vitlens.images import load_image
+    from vitlens.models import load_model
+    from vitlens.support import attention_modules
+
+    attention_modules(load_model(model))  # refuses here what the page would refuse
+    if image is not None:
+        load_image(image)
+    raise SystemExit(serve(model, image, port=port, browser=browser))
+
+
 def _name(path: Path, among: list[Path]) -> str:
     """The file's name, or its whole path where two files have the same name."""
     return path.name if sum(other.name == path.name for other in among) == 1 else str(path)
@@ -150,7 +169,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
-    except (ValueError, OSError, MemoryError, FloatingPointError) as error:
+    except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         print(f"vitlens: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except RuntimeError as error:

@@ -64,6 +64,17 @@ class TokenGrid:
             )
         return self.prefix + row * self.cols + col
 
+    def position(self, query: tuple[int, int] | int) -> int:
+        """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside."""
+        if isinstance(query, tuple | list):
+            return self.index(*query)
+        if not 0 <= query < self.tokens:
+            raise IndexError(
+                f"Token {query} lies outside the sequence: it has {self.prefix} prefix tokens and {self.patches} "
+                f"patches, counted from 0 to {self.tokens - 1}."
+            )
+        return query
+
     def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
         """(P, 2) centres of the patches in input pixels, as (y, x), in the order of the sequence."""
         y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * self.patch[0]
@@ -94,6 +105,13 @@ class TokenGrid:
 def patch_embedding(model: nn.Module) -> nn.Module:
     """The module of a timm model that turns pixels into tokens (NaFlex calls it `embeds`)."""
     return model.embeds if hasattr(model, "embeds") else model.patch_embed
+
+
+def prefix_names(model: nn.Module) -> list[str]:
+    """What the R tokens before the first patch are: "class token", "distillation token", "register 1" …"""
+    special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
+    special += ["distillation token"] if hasattr(model, "dist_token") else []
+    return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:

@@ -56,6 +56,20 @@ class Layer:
             )
         return self.logits(rows).softmax(-1)
 
+    def read(self, row: Tensor, block: int = 256) -> Tensor:
+        """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
+
+        row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
+        Goes through the queries with a weight, a block at a time.
+        """
+        row = row.to(self.k.device).expand(self.q.shape[0], -1)
+        chosen = row.any(0).nonzero().squeeze(-1)
+        result = 0
+        for part in chosen.split(block):
+            weights = self.logits(part).softmax(-1)
+            result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
+        return result
+
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis."""
         if queries is None:

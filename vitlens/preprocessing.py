@@ -15,7 +15,7 @@ from vitlens.images import ImageError, load_image
 _MAX_ELONGATION = 100
 
 
-def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None) -> Tensor:
+def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None, whole: bool = False) -> Tensor:
     """What `model` is shown for `images`, one picture or a list of them: float32 (B, C, H, W) on the CPU.
 
     This is timm's evaluation transform for the model's own `pretrained_cfg` (size, interpolation, crop, mean, standard
@@ -23,12 +23,15 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None)
     `size` = (H, W) in pixels replaces the configured size and nothing else: the picture is resized until it covers
     H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
     at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size` as well.
-    Models with one input channel are shown grey, normalised by the averages of the configured means and deviations.
+    `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input channel are shown
+    grey, normalised by the averages of the configured means and deviations.
 
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
     wide as long), a `size` that is not two positive integers, and a model of neither one nor three channels.
     """
     config = _data_config(model, size)
+    if whole:
+        config.update(crop_mode="squash", crop_pct=1.0)
     transform = create_transform(**config, is_training=False)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
     pictures = [load_image(image) for image in (images if isinstance(images, (list, tuple)) else [images])]

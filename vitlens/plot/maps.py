@@ -67,6 +67,7 @@ def overlay(
     smooth: bool = True,
     alpha: float = 0.65,
     cmap: str | None = None,
+    limits: tuple[float, float] | None = None,
     colorbar: bool = True,
 ) -> plt.Axes:
     """A map over its picture (paper, Fig. 6).
@@ -74,7 +75,8 @@ def overlay(
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
     are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
     0…1. mode "heat": the map's own values in colours of opacity `alpha` over the picture in grey, from 0 to its largest
-    (from −max to max if some are negative), with a colour bar, NaN grey. smooth: False shows exact patches.
+    (from −max to max if some are negative) or between `limits`, with a colour bar, NaN grey. smooth: False shows exact
+    patches.
     """
     values = array(map, 2, "A map of shape (rows, cols)", "give one map at a time")
     picture = load_image(image)
@@ -96,7 +98,8 @@ def overlay(
             ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
             large = upsample(values, _covered(grid), method="bilinear" if smooth else "nearest")[:height, :width]
             box = (0, large.shape[1], large.shape[0], 0)
-            heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **colours(values, cmap))
+            scale = colours(values, cmap) | (dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {})
+            heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **scale)
             if colorbar:
                 ax.figure.colorbar(heat, ax=ax, fraction=0.046, pad=0.03).outline.set_visible(False)
         ax.set(xlim=(0, width), ylim=(height, 0))
@@ -205,7 +208,7 @@ def heads(
             ax = place(figure, edge, top, beside - 2 * gap, block)
             ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0), aspect="auto")
             ax.set_title("Input", size=9, pad=5)
-            _mark(ax, query, grid.patch)
+            mark(ax, query, grid.patch)
         for head, weight in enumerate(values):
             x = edge + beside + head % cols * (width + gap)
             ax = place(figure, x, top + head // cols * (height + gap + heading), width, height)
@@ -213,7 +216,7 @@ def heads(
             shown = show(ax, weight, 0, 0, *covered[::-1], **limits)
             peak = "" if scale == "shared" else f"\nmax {limits['vmax']:#.2g}"
             ax.set_title(f"Head {head}{peak}", size=9, pad=5, linespacing=1.1)
-            _mark(ax, query, grid.patch)
+            mark(ax, query, grid.patch)
         x = edge + beside + cols * (width + gap) + 6
         key = figure.colorbar(shown, cax=place(figure, x, top, 12, block))
         key.outline.set_visible(False)
@@ -225,7 +228,7 @@ def heads(
     return figure
 
 
-def _mark(ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float]) -> None:
+def mark(ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float]) -> None:
     """A white frame with a dark rim, which shows on any colour, around the patch that asks."""
     if query is not None:
         corner = (query[1] * patch[1], query[0] * patch[0])

@@ -1,4 +1,4 @@
-"""Figures with controls, for notebooks. A widget is a slider over a function: it indexes, and shows what was drawn."""
+"""A training run in pictures, with a slider over its snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from vitlens import plot
 
 
-def watch(snapshots: Mapping) -> ipywidgets.VBox:
+def training(snapshots: Mapping) -> ipywidgets.VBox:
     """A slider over the snapshots of a run that moves the four inspection figures at once, and a button to play them.
 
     snapshots: what `vitlens.snapshots.load` returns. All pictures are drawn before the first is shown, a fifth of a

@@ -1,0 +1,110 @@
+"""The real applications for the browser tests: JupyterLab, Notebook 7 and Voila, each with a home of its own."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-first-run",
+]  # fmt: skip
+PATIENCE = 180_000
+"""Milliseconds until a page that does not answer counts as broken."""
+READY = """() => {
+    const session = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+    return session?.isReady && session.session?.kernel?.connectionStatus === "connected"
+        && session.session.kernel.status === "idle";
+}"""
+
+
+def notebook(*cells: str) -> str:
+    """An .ipynb file with these code cells."""
+    made = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
+        for i, source in enumerate(cells)
+    ]
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
+def chromium(playwright):
+    """$CHROMIUM, then `chromium` on the path, then Playwright's own."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    return playwright.chromium.launch(executable_path=path, args=FLAGS)
+
+
+class Front:
+    """A running application. kind: "lab", "notebook" or "voila"."""
+
+    def __init__(self, kind: str, folder: Path):
+        self.kind, self.folder, self.token = kind, folder, secrets.token_hex(8)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        home = folder / ".home"
+        names = ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+        places = {name: str(home / name.lower()) for name in names}
+        for place in places.values():
+            Path(place).mkdir(parents=True, exist_ok=True)
+        if kind == "lab":  # a toast of news would cover the page
+            settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension")
+            settings.mkdir(parents=True)
+            (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+        common = [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"]
+        common += [f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={folder}", "--no-browser"]
+        command = {
+            "lab": ["jupyterlab", *common, "--allow-root", "--LabApp.expose_app_in_browser=True",
+                    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+                    "--LabApp.extension_manager=readonly"],
+            "notebook": ["notebook", *common, "--allow-root", "--JupyterNotebookApp.expose_app_in_browser=True"],
+            "voila": ["voila", f"--port={self.port}", "--no-browser", f"--token={self.token}", str(folder)],
+        }[kind]  # fmt: skip
+        self.log = open(folder / f"{kind}.log", "w")  # noqa: SIM115
+        environment = os.environ | places | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command], env=environment, start_new_session=True, stdout=self.log, stderr=self.log
+        )
+        for _ in range(240):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            assert self.process.poll() is None, f"{kind} stopped:\n{(folder / f'{kind}.log').read_text()[-2000:]}"
+            time.sleep(0.5)
+        raise AssertionError(f"{kind} did not answer within two minutes")
+
+    def open(self, page, name: str):
+        """Open a notebook of the folder and run all its cells; returns when a widget is shown."""
+        page.set_default_timeout(PATIENCE)
+        if self.kind == "voila":
+            page.goto(f"{self.address}/voila/render/{name}?token={self.token}")
+        else:
+            place = "lab/tree" if self.kind == "lab" else "notebooks"
+            page.goto(f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab"))
+            page.wait_for_function(READY)
+            page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        page.wait_for_selector(".vitlens[data-answers]")
+        return page
+
+    def stop(self) -> None:
+        """End the kernels and the server."""
+        if self.kind != "voila":
+            with contextlib.suppress(OSError):
+                for kernel in json.load(urllib.request.urlopen(f"{self.address}/api/kernels?token={self.token}")):
+                    address = f"{self.address}/api/kernels/{kernel['id']}?token={self.token}"
+                    urllib.request.urlopen(urllib.request.Request(address, method="DELETE"))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.log.close()

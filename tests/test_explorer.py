@@ -1,0 +1,453 @@
+"""The explorer without a browser: what is shown against independent computations, and what happens to bad input."""
+
+import gc
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from sklearn.decomposition import PCA
+from test_capture import unfused_maps
+
+from vitlens import UnsupportedModelError, widgets
+from vitlens.grid import prefix_names
+from vitlens.images import samples
+from vitlens.preprocessing import preprocess
+from vitlens.widgets import subject as subjects
+
+PICTURE = samples()["chelsea"]
+MODELS = {
+    "class token": {},
+    "mean of patches": {"global_pool": "avg", "class_token": False, "fc_norm": False},
+    "mean, with a class token": {"global_pool": "avg"},
+    "registers": {"reg_tokens": 3},
+    "distilled": {"name": "deit_tiny_distilled_patch16_224"},
+}
+every = pytest.mark.parametrize("kind", MODELS)
+
+
+def values(widget, name="picture"):
+    panel = next(panel for panel in widget.frame["panels"] if panel["name"] == name)
+    found = np.frombuffer(panel["values"], "<f4").reshape(panel["rows"], panel["cols"], -1)
+    return found[..., 0] if found.shape[-1] == 1 else found
+
+
+def words(widget):
+    return " ".join(panel["words"] for panel in widget.frame["panels"])
+
+
+def reference(model, picture=PICTURE, size=None, **kwargs):
+    """Attention (L, H, T, T) by timm's unfused path, the outputs of the blocks (L, T, D), and the logits."""
+    seen = []
+    handles = [block.register_forward_hook(lambda _, __, output: seen.append(output[0])) for block in model.blocks]
+    x = preprocess(model, picture, size=size or model.patch_embed.img_size, **kwargs)
+    with torch.no_grad():
+        logits = model(x)[0]
+    for handle in handles:
+        handle.remove()
+    return torch.cat(unfused_maps(model, x)).numpy(), torch.stack(seen).numpy(), logits
+
+
+def readout(model, tokens):
+    """What the head reads, by what timm's forward_head does to marked tokens."""
+    row, prefix = np.zeros(tokens), model.num_prefix_tokens
+    if hasattr(model, "head_dist"):
+        row[:2] = 0.5
+    elif model.global_pool == "avg":
+        row[prefix:] = 1 / (tokens - prefix)
+    else:
+        row[0] = 1
+    return row
+
+
+@every
+def test_attention_is_that_of_timms_unfused_path(vit, kind):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    maps, _, _ = reference(model)
+    prefix, row = model.num_prefix_tokens, readout(model, maps.shape[-1])
+    explorer.set(layer=1, head=2)
+    np.testing.assert_allclose(values(explorer), (row @ maps[1, 2])[prefix:].reshape(4, 4), atol=1e-6)
+    explorer.set(layer=0, head="max", row=1, column=3)
+    np.testing.assert_allclose(values(explorer), maps[0].max(0)[prefix + 7, prefix:].reshape(4, 4), atol=1e-6)
+    explorer.set(head="mean")
+    np.testing.assert_allclose(values(explorer), maps[0].mean(0)[prefix + 7, prefix:].reshape(4, 4), atol=1e-6)
+    for token, name in enumerate(prefix_names(model)):
+        if row[token] == 1:  # offered as the read-out
+            continue
+        explorer.set(query=token)
+        np.testing.assert_allclose(values(explorer), maps[0].mean(0)[token, prefix:].reshape(4, 4), atol=1e-6)
+        assert f"from the {name}" in words(explorer)
+
+
+@every
+def test_rollout_and_received_are_those_of_whole_maps(vit, kind):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    maps, _, _ = reference(model)
+    prefix, tokens = model.num_prefix_tokens, maps.shape[-1]
+    mixed = (maps.mean(1) + np.eye(tokens)) / 2
+    explorer.set(view="rollout")
+    expected = readout(model, tokens) @ mixed[2] @ mixed[1] @ mixed[0]
+    np.testing.assert_allclose(values(explorer), expected[prefix:].reshape(4, 4), atol=1e-6)
+    explorer.set(layer=1, row=2, column=0)
+    expected = (mixed[1] @ mixed[0])[prefix + 8]
+    np.testing.assert_allclose(values(explorer), expected[prefix:].reshape(4, 4), atol=1e-6)
+    assert "through layers 0 to 1" in words(explorer)
+    explorer.set(view="received", head=1)
+    np.testing.assert_allclose(values(explorer), maps[1, 1].mean(0)[prefix:].reshape(4, 4), atol=1e-6)
+
+
+@every
+def test_tokens_are_those_of_hooks(vit, kind):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    _, layers, logits = reference(model)
+    prefix = model.num_prefix_tokens
+    explorer.set(view="norms", layer=2)
+    np.testing.assert_allclose(values(explorer), np.linalg.norm(layers[2], axis=-1)[prefix:].reshape(4, 4), rtol=1e-5)
+    explorer.set(view="similarity", layer=1, row=3, column=1)
+    unit = layers[1] / np.linalg.norm(layers[1], axis=-1, keepdims=True)
+    np.testing.assert_allclose(values(explorer), (unit @ unit[prefix + 13])[prefix:].reshape(4, 4), atol=1e-5)
+    explorer.set(view="components")
+    scores = PCA(3).fit_transform(layers[1][prefix:].astype(np.float64))
+    found = values(explorer).reshape(16, 3)
+    for k in range(3):
+        low, high = scores[:, k].min(), scores[:, k].max()
+        expected = (scores[:, k] - low) / (high - low)
+        expected = 1 - expected if high < -low else expected
+        np.testing.assert_allclose(found[:, k], expected, atol=1e-4)
+    name, share = explorer.frame["bars"][0]
+    assert share == pytest.approx(logits.softmax(-1).max().item(), abs=1e-6) and name == str(logits.argmax().item())
+
+
+def test_the_picture_is_what_the_model_saw(vit):
+    explorer = widgets.explore(vit(img_size=224, patch_size=32), PICTURE)
+    shown = np.asarray(Image.open(io.BytesIO(explorer.pictures["picture"])))
+    assert shown.shape == (448, 448, 3)
+    seen = preprocess(explorer.model, PICTURE)[0].permute(1, 2, 0).numpy()
+    config = explorer.model.pretrained_cfg
+    expected = np.rint((seen * config["std"] + config["mean"]) * 255).astype(np.uint8)
+    enlarged = Image.fromarray(expected).resize((448, 448), Image.Resampling.BICUBIC)
+    assert np.abs(shown.astype(int) - np.asarray(enlarged)).max() <= 1
+
+
+def test_words_say_what_is_shown(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
+    assert "not renormalised" in words(explorer) and "64 × 64 pixels" in words(explorer)
+    maps, _, _ = reference(explorer.model)
+    assert f"{100 * maps[2].mean(0)[0, 0]:.0f} % goes to the class token" in words(explorer)
+    explorer.set(row=1, column=2, head=0, layer=1)
+    assert "Attention from the patch in row 1, column 2, layer 1, head 0" in words(explorer)
+    low, high = values(explorer).min(), values(explorer).max()
+    assert f"{low:.3g} to {high:.3g}" in words(explorer)
+    assert explorer.frame["panels"][0]["ends"] == ("0", f"{high:.3g}")
+    assert explorer.frame["panels"][0]["selected"] == (1, 2)
+    explorer.set(view="norms")
+    assert explorer.frame["panels"][0]["selected"] is None and not explorer.frame["panels"][0]["picks"]
+
+
+def test_colours(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
+    assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
+    assert scale()["colours"][:3] == bytes([68, 1, 84])  # viridis
+    explorer.set(stretch=True, colours="gray")
+    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colours"][-3:] == b"\xff\xff\xff"
+    explorer.set(stretch=False, colours="", view="similarity")
+    assert (scale()["low"], scale()["high"]) == (-1, 1)
+
+
+def test_mean_distance_follows_the_first_map(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    deadline = time.monotonic() + 60
+    while explorer.frame["dots"] is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    maps, _, _ = reference(model)
+    y, x = np.divmod(np.arange(16), 4)
+    distances = 16 * np.hypot(y[:, None] - y, x[:, None] - x)
+    expected = (maps[:, :, 1:, 1:] * distances).sum(-1).mean(-1)
+    np.testing.assert_allclose(explorer.frame["dots"]["values"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("layer", 3, "'Layer' is a whole number from 0 to 2, but 3 came"),
+        ("layer", 1.5, "'Layer' is a whole number"),
+        ("head", 9, "'Head' is one of 'mean', 'max', 0, 1, 2, but 9 came"),
+        ("row", -1, "'Row' is a whole number from 0 to 3"),
+        ("view", "saliency", "'View' is one of"),
+        ("smooth", 1, "'Smooth' is True or False"),
+        ("strength", float("nan"), "'Strength' is a number from 0 to 1"),
+        ("query", [0, 0], "'Query' is one of"),
+        ("nonsense", 1, "There is no control 'nonsense' here; there are photograph"),
+    ],
+)
+def test_controls_refuse_what_there_is_not(vit, name, value, match):
+    explorer = widgets.explore(vit(), PICTURE)
+    state, picture = dict(explorer.state), explorer.frame["panels"]
+    with pytest.raises(ValueError, match=match):
+        explorer.set(layer=0, **{name: value}) if name != "layer" else explorer.set(layer=value)
+    assert explorer.state == state and explorer.frame["panels"] == picture and match[:8] in explorer.frame["message"]
+    explorer.set(layer=1)
+    assert explorer.frame["message"] == ""
+
+
+def browser(widget, content, *buffers):
+    """What the page sends."""
+    widget._receive(widget, content, list(buffers))
+    assert widget.wait(60)
+    return widget.frame["message"]
+
+
+def encoded(image, kind="PNG", **options):
+    image.save(file := io.BytesIO(), format=kind, **options)
+    return file.getvalue()
+
+
+def test_a_click_asks_from_the_patch(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
+    assert explorer.frame["answers"] == 7 and explorer.frame["panels"][0]["selected"] == (3, 1)
+    assert {c["name"]: c["value"] for c in explorer.frame["controls"]}["query"] == "patch"
+    assert "'Row' is a whole number from 0 to 3, but 4 came" in browser(
+        explorer, {"pick": "picture", "row": 4, "col": 1}
+    )
+    assert explorer.frame["panels"][0]["selected"] == (3, 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_uploads(vit, kind):
+    explorer = widgets.explore(vit(), PICTURE)
+    other = samples()["coffee"]
+    data = encoded(other, kind)
+    assert browser(explorer, {"upload": "cup.bin"}, memoryview(data)) == ""
+    assert explorer.state["photograph"] == "your picture"
+    maps, _, _ = reference(explorer.model, Image.open(io.BytesIO(data)))
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+    explorer.set(photograph="the picture given")
+    maps, _, _ = reference(explorer.model, PICTURE)
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+
+
+def test_photographs_of_phones_stand_upright(vit):
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90 degrees
+    explorer = widgets.explore(vit(), PICTURE)
+    assert browser(explorer, {"upload": "phone.png"}, encoded(PICTURE.rotate(90, expand=True), exif=exif)) == ""
+    maps, _, _ = reference(explorer.model, PICTURE)
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+
+
+BAD = {
+    "notes.png": (b"not a picture at all", "is a text file"),
+    "cut.png": (encoded(PICTURE)[:20000], "is incomplete or damaged"),
+    "nothing.jpg": (b"", "is empty"),
+    "bomb.png": (encoded(Image.new("1", (30000, 30000))), "has more pixels than Pillow's own limit"),
+    "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "is an SVG drawing"),
+    "noise.jpg": (np.random.default_rng(0).bytes(2**20), "is in no format that can be read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_uploads_leave_the_last_good_picture(vit, name):
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.set(layer=1, row=2)
+    before = dict(explorer.state), explorer.frame["panels"], explorer.pictures
+    message = browser(explorer, {"upload": name}, BAD[name][0])
+    assert name in message and BAD[name][1] in message and message.endswith(".")
+    assert (dict(explorer.state), explorer.frame["panels"], explorer.pictures) == before
+    explorer.set(layer=2)
+    assert explorer.frame["message"] == ""
+
+
+def test_of_an_animation_the_first_picture_is_shown(vit):
+    frames = [PICTURE.resize((80, 60)), samples()["coffee"].resize((80, 60))]
+    explorer = widgets.explore(vit(), PICTURE)
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert browser(explorer, {"upload": "a.gif"}, data) == "a.gif holds 2 pictures; the first is shown."
+    maps, _, _ = reference(explorer.model, Image.open(io.BytesIO(data)))
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+
+
+def test_a_picture_in_its_own_shape(vit):
+    model = vit(dynamic_img_size=True)
+    explorer = widgets.explore(model, PICTURE)  # 451 × 300
+    explorer.set(whole=True)
+    panel = explorer.frame["panels"][0]
+    assert (panel["rows"], panel["cols"]) == (3, 5)
+    shown = Image.open(io.BytesIO(explorer.pictures["picture"]))
+    assert shown.size == (5 * 16 * 5, 3 * 16 * 5)
+    maps, _, _ = reference(model, PICTURE.resize((80, 48), Image.Resampling.BICUBIC), size=(48, 80), whole=True)
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(3, 5), atol=1e-6)
+    explorer.set(row=2, column=4, whole=False)
+    explorer.set(row=3, whole=True)
+    assert explorer.state["row"] == 2  # the grid has three rows now
+    fixed = widgets.explore(vit(), PICTURE)
+    assert "whole" not in [control["name"] for control in fixed.frame["controls"]]
+
+
+def test_without_a_readout_the_query_is_a_patch(vit):
+    explorer = widgets.explore(vit(global_pool="max", class_token=False), PICTURE)
+    assert "from the patch in row 2, column 2" in words(explorer)
+    assert explorer.frame["controls"][4]["options"] == (("patch", "patch"),)
+
+
+def test_refused_models_and_pictures(vit):
+    for make in (widgets.explore, widgets.heads, lambda m: widgets.compare(vit(), m)):
+        with pytest.raises(UnsupportedModelError, match="windows"):
+            make(timm.create_model("swin_tiny_patch4_window7_224"))
+    with pytest.raises(ValueError, match="does not exist"):
+        widgets.explore(vit(), "no-such.png")
+    broken = vit()
+    broken.head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="not finite"):
+        widgets.explore(broken, PICTURE)
+
+
+def test_weights_that_changed_are_seen(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    before = values(explorer)
+    with torch.no_grad():
+        model.blocks[2].attn.qkv.weight.mul_(1.5)
+    explorer.set(strength=0.5)
+    assert np.abs(values(explorer) - before).max() > 1e-4
+    maps, _, _ = reference(model)
+    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+
+
+def test_captures_are_kept_within_a_bound(vit, monkeypatch):
+    made = []
+    run = subjects.Subject.__init__
+    monkeypatch.setattr(subjects.Subject, "__init__", lambda *args: (made.append(1), run(*args))[1])
+    monkeypatch.setattr(subjects, "_subjects", subjects.OrderedDict())
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(photograph="coffee")
+    explorer.set(photograph="the picture given", layer=0)
+    widgets.heads(model, PICTURE)
+    assert len(made) == 2
+    one = explorer.subject.bytes
+    assert one == 3 * 3 * 17 * 96 * 4
+    monkeypatch.setattr(subjects, "CACHE", 2.5 * one)
+    for name in ("rocket", "china", "flower"):
+        explorer.set(photograph=name)
+    assert len(subjects._subjects) == 2
+
+
+def test_captures_go_with_their_model(vit):
+    model = vit()
+    key = id(model)
+    kept = lambda: [known for known in subjects._subjects if known[0] == key]  # noqa: E731
+    subjects.subject(model, subjects.Photograph(PICTURE))
+    assert len(kept()) == 1
+    del model
+    gc.collect()
+    assert not kept()
+
+
+def test_what_is_no_longer_wanted_is_given_up(vit):
+    explorer = widgets.explore(vit(depth=6), PICTURE)
+    with pytest.raises(subjects.Superseded):
+        explorer.subject.rollout(5, None, "mean", lambda: False)
+    asked = []
+
+    def wanted():
+        asked.append(1)
+        return len(asked) < 4
+
+    with pytest.raises(subjects.Superseded):
+        explorer.subject.rollout(5, 3, "mean", wanted)
+    assert len(asked) == 4  # not all layers
+
+
+def test_many_messages_at_once_end_at_the_last(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    for k in range(60):
+        explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": k % 3, "number": k}, [])
+    assert explorer.wait(60)
+    assert explorer.frame["answers"] == 59 and explorer.frame["panels"][0]["selected"] == (3, 2)
+
+
+def test_an_error_that_nobody_foresaw_keeps_the_page(vit, monkeypatch):
+    explorer = widgets.explore(vit(), PICTURE)
+    panels = explorer.frame["panels"]
+    monkeypatch.setattr(explorer, "view", lambda wanted: 1 / 0)
+    with pytest.raises(ValueError, match="could not be drawn .ZeroDivisionError"):
+        explorer.set(layer=0)
+    assert explorer.frame["panels"] == panels and explorer.state["layer"] == 2
+    monkeypatch.undo()
+    explorer.set(layer=0)
+
+
+@pytest.mark.parametrize("view", ["attention", "components"])
+def test_save(vit, view, monkeypatch):
+    explorer, sent = widgets.explore(vit(), PICTURE), []
+    explorer.set(view=view, layer=1)
+    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
+    assert browser(explorer, {"press": "save"}) == ""
+    ((content, (picture, arrays)),) = sent
+    assert content["download"] == [f"vitlens-{view}-layer1.png", f"vitlens-{view}-layer1.npz"]
+    assert min(Image.open(io.BytesIO(picture)).size) > 500
+    kept = np.load(io.BytesIO(arrays))
+    np.testing.assert_array_equal(kept["values"].astype("f4"), values(explorer))
+    np.testing.assert_array_equal(kept["pixels"], explorer.subject.pixels)
+    assert json.loads(str(kept["about"]))["words"] == words(explorer)
+
+
+def test_heads(vit):
+    model = vit(num_heads=2)
+    page = widgets.heads(model, PICTURE)
+    maps, _, _ = reference(model)
+    assert (page.frame["panels"][0]["rows"], page.frame["panels"][0]["cols"]) == (2, 3)
+    np.testing.assert_allclose(values(page, "heads"), maps[:, :, 0, 1:].max(-1).T, atol=1e-6)
+    browser(page, {"pick": "heads", "row": 1, "col": 0})
+    np.testing.assert_allclose(values(page), maps[0, 1, 0, 1:].reshape(4, 4), atol=1e-6)
+    browser(page, {"pick": "picture", "row": 2, "col": 3})
+    np.testing.assert_allclose(values(page), maps[0, 1, 12, 1:].reshape(4, 4), atol=1e-6)
+    tiles = np.asarray(Image.open(io.BytesIO(page.pictures["heads"])))
+    height, width = tiles.shape[0] // 2, tiles.shape[1] // 3
+    darkest, brightest = (68, 1, 84), (253, 231, 37)
+    for head in range(2):
+        for layer in range(3):
+            r, c = divmod(int(maps[layer, head, 12, 1:].argmax()), 4)
+            side = (height - 2) // 4
+            y, x = head * height + 1 + r * side + side // 2, layer * width + 1 + c * side + side // 2
+            assert tuple(tiles[y, x]) == brightest != darkest
+
+
+def test_compare_asks_from_the_same_place(vit):
+    fine, coarse = vit(img_size=128), vit(seed=1, depth=2)
+    page = widgets.compare(fine, coarse, PICTURE)
+    browser(page, {"pick": "left", "row": 5, "col": 2})
+    assert [panel["selected"] for panel in page.frame["panels"]] == [(5, 2), (2, 1)]
+    maps, _, _ = reference(coarse)
+    np.testing.assert_allclose(values(page, "right"), maps[1].mean(0)[1 + 9, 1:].reshape(4, 4), atol=1e-6)
+    browser(page, {"pick": "right", "row": 3, "col": 0})
+    assert [panel["selected"] for panel in page.frame["panels"]] == [(7, 1), (3, 0)]
+    page.set(layer_left=0, head_right=1, layer_right=0)
+    np.testing.assert_allclose(values(page, "right"), maps[0, 1, 1 + 12, 1:].reshape(4, 4), atol=1e-6)
+    other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
+    with pytest.raises(ValueError, match="has no register 1 to look from"):
+        other.set(query=1)
+
+
+def test_positions(vit):
+    model = vit(img_size=(48, 80))
+    page = widgets.positions(model)
+    table = model.pos_embed[0, 1:].detach().numpy()
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+    page.set(row=2, column=3)
+    np.testing.assert_allclose(values(page, "one"), (unit @ unit[13]).reshape(3, 5), atol=1e-6)
+    browser(page, {"pick": "all", "row": 0, "col": 4})
+    np.testing.assert_allclose(values(page, "one"), (unit @ unit[4]).reshape(3, 5), atol=1e-6)
+    with pytest.raises(ValueError, match="position"):
+        widgets.positions(timm.create_model("vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3))

@@ -1,0 +1,84 @@
+"""Patch features against hooks on the blocks, scikit-learn and closed forms."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.decomposition import PCA
+from sklearn.metrics.pairwise import cosine_similarity
+
+from vitlens import UnsupportedModelError, capture, tokens
+
+FAMILIES = {
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "vit_small_patch14_reg4_dinov2": {"patch_size": 16},
+    "vit_base_patch16_siglip_224": {},
+    "eva02_tiny_patch14_224": {"patch_size": 16},
+    "beit_base_patch16_224": {},
+    "vit_relpos_small_patch16_224": {},
+    "naflexvit_base_patch16_gap": {"img_size": None},
+    "vit_medium_patch16_reg1_gap_256": {},
+}
+
+
+def small(name, **kwargs):
+    torch.manual_seed(0)
+    sizes = {"img_size": 64, "embed_dim": 96, "depth": 3, "num_heads": 3, "num_classes": 10} | kwargs
+    return timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_are_the_outputs_of_the_blocks(name):
+    model, seen = small(name, **FAMILIES[name]), []
+    handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in model.blocks]
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model(x)
+        expected = list(seen)
+        for handle in handles:
+            handle.remove()
+        with capture(model) as attn:
+            layers, again = tokens.features(model, x)
+    assert torch.equal(logits, again)
+    assert len(layers) == len(expected) == len(attn) == 3
+    assert all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
+    assert layers[0].shape == (2, attn.grid.tokens, 96)
+
+
+def test_patches_that_are_left_out_are_refused(vit):
+    with pytest.raises(UnsupportedModelError, match="17 tokens were wanted .* but 9 came; it leaves patches out"):
+        tokens.features(vit(patch_drop_rate=0.5).train(), torch.zeros(1, 3, 64, 64))
+    with pytest.raises(UnsupportedModelError, match="windows"):
+        tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
+
+
+def test_similarity_equals_scikit_learn():
+    x = torch.randn(2, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    row = torch.tensor([0.5, 0.5, 0, 0, 0, 0, 0], dtype=torch.float64)
+    found = tokens.similarity(x, row)
+    for batch in range(2):
+        read = (x[batch, :1] + x[batch, 1:2]) / 2
+        np.testing.assert_allclose(found[batch], cosine_similarity(x[batch], read)[:, 0], rtol=1e-12)
+    one_hot = torch.eye(7, dtype=torch.float64)[3]
+    assert tokens.similarity(x, one_hot)[:, 3].allclose(torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (5, 30)])
+def test_components_equal_scikit_learn(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 3, shape[1])
+    scores, variance = tokens.components(x)
+    reference = PCA(3).fit(x.double())
+    expected = reference.transform(x.double())
+    expected *= np.where(np.take_along_axis(expected, np.abs(expected).argmax(0)[None], 0) < 0, -1, 1)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    np.testing.assert_allclose(variance, reference.explained_variance_ratio_, rtol=1e-5)
+
+
+def test_too_few_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"P and D of at least 3 were wanted, but \(2, 8\) came"):
+        tokens.components(torch.zeros(2, 8))
+
+
+def test_norms():
+    assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]

@@ -1,0 +1,70 @@
+"""Patch features: what the tokens are after each layer, how alike they are, what they vary in, how large they are.
+
+Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.grid import token_grid
+from vitlens.support import UnsupportedModelError, attention_modules, unwrap
+
+
+def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
+
+    They are the sums of the residual stream as timm's `forward_intermediates` gives them, before any final norm, in the
+    order of the sequence: prefix first. Works inside `capture(model)` too. Raises UnsupportedModelError for models
+    that a capture refuses.
+    """
+    model = unwrap(model)
+    attention_modules(model)
+    prefix = model.num_prefix_tokens > 0
+    last, layers = model.forward_intermediates(images, return_prefix_tokens=prefix, output_fmt="NLC")
+    if prefix:
+        layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
+    expected = token_grid(model, tuple(images.shape[-2:])).tokens
+    if layers[0].shape[1] != expected:
+        raise UnsupportedModelError(
+            f"{expected} tokens were wanted after each layer of {type(model).__name__}, but {layers[0].shape[1]} came; "
+            "it leaves patches out or merges them, so they cannot be laid back over the picture."
+        )
+    return layers, model.forward_head(last)
+
+
+def similarity(tokens: Tensor, query: Tensor) -> Tensor:
+    """(…, T) cosine similarity of every token with what a query reads: 1 the same direction, 0 unrelated.
+
+    tokens: (…, T, D). query: (T,) or (…, T), a probability row: one-hot for one token, `grid.readout` for the read-out.
+    """
+    read = (query.to(tokens)[..., None, :] @ tokens).squeeze(-2)
+    return torch.cosine_similarity(tokens, read[..., None, :], dim=-1)
+
+
+def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
+    """The first k principal components of patch features: ((P, k) scores, (k,) explained variance ratio).
+
+    tokens: (P, D) of one picture, or of several laid one after the other for common colours. The mean is subtracted;
+    components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
+    Raises ValueError for fewer tokens or dimensions than components.
+    """
+    if tokens.dim() != 2 or not 1 <= k <= min(tokens.shape):
+        raise ValueError(
+            f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came; "
+            "give the patches of one picture, without axis B, or ask for fewer components."
+        )
+    centred = tokens.double() - tokens.double().mean(0)
+    variances, axes = torch.linalg.eigh(centred.mT @ centred)
+    scores = centred @ axes.flip(-1)[:, :k]
+    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (variances.flip(0)[:k] / total).float()
+
+
+def norms(tokens: Tensor) -> Tensor:
+    """(…, T) Euclidean length of every token (…, T, D). Some large models store other things in a few patches of plain
+    background, which are then several times as long as the rest (Darcet et al. 2024, "Vision Transformers Need
+    Registers")."""
+    return tokens.norm(dim=-1)

@@ -1,0 +1,86 @@
+"""Two models side by side, asked the same from the same place of the same picture."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vitlens.support import attention_modules, unwrap
+from vitlens.widgets.explore import panel, view_control
+from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.subject import Subject, subject
+from vitlens.widgets.views import HAS_QUERY, MEAN, VIEWS, Choice
+
+SIDES = ("left", "right")
+
+
+def compare(model_a: nn.Module, model_b: nn.Module, image=None) -> Compare:
+    """Two models beside each other with one picture and one query: a patch is the same place in both, whatever their
+    grids. Layers and heads are chosen for each.
+
+    image: what `load_image` takes; without it a sample photograph. Raises UnsupportedModelError for models that
+    `capture` refuses, ImageError for what is no picture.
+    """
+    return Compare(model_a, model_b, image)
+
+
+class Compare(Pictured):
+    """What `compare` returns. Row and column are those of the left model's grid."""
+
+    def __init__(self, model_a: nn.Module, model_b: nn.Module, image=None):
+        self.models = dict(zip(SIDES, (model_a, model_b), strict=True))
+        layers = [len(attention_modules(unwrap(model))) for model in self.models.values()]
+        state = {f"layer_{side}": count - 1 for side, count in zip(SIDES, layers, strict=True)}
+        super().__init__(model_a, image, view="attention", **state, head_left=MEAN, head_right=MEAN, **PAINT)
+
+    def take(self, content, buffers):
+        if "pick" not in content:
+            return super().take(content, buffers)
+        place = (int(content["row"]), int(content["col"]))
+        self.look_from(*moved(place, self.subjects[content["pick"]], self.subjects["left"]))
+        return ""
+
+    def draw(self, wanted):
+        shown_by = self.subjects
+        self.fit(shown_by["left"])
+        view, panels = self.state["view"], []
+        for side, each in shown_by.items():
+            choice = Choice(self.state[f"layer_{side}"], self.state[f"head_{side}"], self._query_of(each))
+            shown = VIEWS[view].make(each, choice, wanted)
+            title = f"{side.capitalize()}: {each.name}, {each.grid.rows} × {each.grid.cols} patches"
+            panels.append(panel(each, view, choice, shown, self.state, name=side, title=title))
+        return {
+            "pictures": {side: each.png for side, each in shown_by.items()},
+            "panels": panels,
+            "uploads": True,
+        }
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """The picture as each model saw it."""
+        return {side: subject(model, self.photograph) for side, model in self.models.items()}
+
+    def controls(self):
+        view, found = self.state["view"], [self.photograph_control(), view_control(self.state["view"])]
+        for side, each in self.subjects.items():
+            found.append(self.layer_control(each, f"layer_{side}", f"Layer, {side}"))
+            found.append(self.head_control(each, view, f"head_{side}", f"Head, {side}"))
+        return [*found, *self.query_controls(self.subjects["left"], view not in HAS_QUERY), *self.paint_controls()]
+
+    def _query_of(self, each: Subject) -> str | int | tuple[int, int]:
+        """The query in a model's own grid."""
+        query, left = self.query, self.subjects["left"]
+        if isinstance(query, tuple):
+            return moved(query, left, each)
+        if isinstance(query, int) and each is not left:
+            if left.prefix[query] not in each.prefix:
+                raise ValueError(
+                    f"{each.name} has no {left.prefix[query]} to look from; choose a patch, or what both models have."
+                )
+            return each.prefix.index(left.prefix[query])
+        return query
+
+
+def moved(place: tuple[int, int], of: Subject, to: Subject) -> tuple[int, int]:
+    """The patch of another grid that holds the middle of a patch."""
+    (row, col), a, b = place, of.grid, to.grid
+    return int((row + 0.5) / a.rows * b.rows), int((col + 0.5) / a.cols * b.cols)

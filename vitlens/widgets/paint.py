@@ -1,0 +1,76 @@
+"""From maps to what the browser paints: pictures as PNG files, values as numbers with a table of colours."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from PIL import Image
+
+from vitlens.plot.style import colours
+
+SIDE = 448
+"""Pixels along the longer side of what is shown, at least: smaller pictures are enlarged by a whole factor."""
+MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values become colours: a Matplotlib colour map from low to high."""
+
+    cmap: str
+    low: float
+    high: float
+
+    def table(self) -> np.ndarray:
+        """(256, 3) uint8: the colours from low to high."""
+        return (mpl.colormaps[self.cmap](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
+
+    def message(self) -> dict:
+        """As the browser takes it."""
+        return {"low": self.low, "high": self.high, "colours": self.table().tobytes()}
+
+
+def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
+    """The colours of a map: 0 to its largest value, or, where some are negative, ±largest in red and blue.
+
+    limit: the end of the scale where it is known, as 1 for cosines; the scale is then signed. stretch: from the least
+    value to the largest instead. cmap: another colour map.
+    """
+    if stretch:
+        return Scale(cmap or "viridis", float(values.min()), float(values.max()))
+    chosen = colours(values, cmap or None, signed=None if limit is None else True)
+    high = float(limit or chosen["vmax"])
+    return Scale(chosen["cmap"].name, -high if chosen["vmin"] < 0 else 0.0, high)
+
+
+def enlarged(pixels: np.ndarray) -> bytes:
+    """A picture (H, W, 3) uint8 as a PNG file, enlarged (bicubic) by the whole factor that brings it to `SIDE`."""
+    height, width = pixels.shape[:2]
+    factor = max(1, SIDE // max(height, width))
+    return png(Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.BICUBIC))
+
+
+def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
+    """A PNG file of maps (rows, cols, r, c) laid out in rows and columns, exact patches, a pixel apart.
+
+    scales: one for each, in reading order. side: pixels along the longer side of a tile, at most, but one a patch.
+    """
+    rows, cols, r, c = tiles.shape
+    factor = max(1, (side - 2) // max(r, c))
+    height, width = r * factor + 2, c * factor + 2
+    page = np.full((rows * height, cols * width, 3), 127, np.uint8)
+    for k, scale in enumerate(scales):
+        row, col = divmod(k, cols)
+        place = (tiles[row, col] - scale.low) / ((scale.high - scale.low) or 1.0) * 256
+        tile = scale.table()[place.clip(0, 255).astype(np.uint8)].repeat(factor, 0).repeat(factor, 1)
+        page[row * height + 1 : (row + 1) * height - 1, col * width + 1 : (col + 1) * width - 1] = tile
+    return png(Image.fromarray(page))
+
+
+def png(image: Image.Image) -> bytes:
+    """A PIL image as a PNG file."""
+    image.save(file := io.BytesIO(), format="png", compress_level=1)
+    return file.getvalue()

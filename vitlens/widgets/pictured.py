@@ -1,0 +1,105 @@
+"""What widgets with a photograph share: choosing one, uploading one, and the query that maps are drawn from."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+from torch import nn
+
+from vitlens.images import load_image, samples
+from vitlens.widgets.paint import MAPS
+from vitlens.widgets.stage import Control, Stage
+from vitlens.widgets.subject import Photograph, Subject, subject
+from vitlens.widgets.views import MAX, MEAN, READOUT, readout_words
+
+GIVEN, UPLOADED = "the picture given", "your picture"
+PATCH = "patch"
+PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lines": False}
+
+
+class Pictured(Stage):
+    """A stage with photographs and a query. Its state has `photograph`, `query`, `row` and `column`."""
+
+    def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None = None, **state):
+        self.photographs = {name: Photograph(each) for name, each in samples().items()}
+        if image is not None:
+            self.photographs = {GIVEN: Photograph(load_image(image)), **self.photographs}
+        name = next(iter(self.photographs))
+        grid = subject(model, self.photographs[name], size=size).grid
+        query = PATCH if grid.readout is None else READOUT
+        super().__init__(photograph=name, query=query, row=grid.rows // 2, column=grid.cols // 2, **state)
+
+    @property
+    def photograph(self) -> Photograph:
+        """The one that is shown."""
+        return self.photographs[self.state["photograph"]]
+
+    def take(self, content, buffers):
+        if "upload" in content:
+            return self.upload(str(content["upload"]), bytes(buffers[0]))
+        said = super().take(content, buffers)
+        if {"row", "column"} & content.get("set", {}).keys():
+            self.state = self.state | {"query": PATCH}
+        return said
+
+    def upload(self, name: str, data: bytes) -> str:
+        """Show the picture in a file; returns what there is to say about it. Raises ImageError where it is none."""
+        (file := io.BytesIO(data)).name = name
+        uploaded = Photograph(load_image(file))
+        with Image.open(file) as opened:
+            frames = getattr(opened, "n_frames", 1)
+        others = {name: each for name, each in self.photographs.items() if name != UPLOADED}
+        self.photographs = {UPLOADED: uploaded, **others}
+        self.state = self.state | {"photograph": UPLOADED}
+        return f"{name} holds {frames} pictures; the first is shown." if frames > 1 else ""
+
+    def look_from(self, row: int, col: int) -> None:
+        """Ask from a patch. Raises ValueError outside the grid."""
+        self.change(row=int(row), column=int(col))
+        self.state = self.state | {"query": PATCH}
+
+    def fit(self, subject: Subject) -> None:
+        """Keep row and column inside a grid that may have become smaller."""
+        row, col = min(self.state["row"], subject.grid.rows - 1), min(self.state["column"], subject.grid.cols - 1)
+        self.state = self.state | {"row": row, "column": col}
+
+    @property
+    def query(self) -> str | int | tuple[int, int]:
+        """READOUT, the position of a prefix token, or (row, column)."""
+        return (self.state["row"], self.state["column"]) if self.state["query"] == PATCH else self.state["query"]
+
+    def photograph_control(self) -> Control:
+        names = tuple((name, name) for name in self.photographs)
+        return Control("photograph", "Photograph", "select", self.state["photograph"], names)
+
+    def query_controls(self, subject: Subject, disabled: bool = False) -> list[Control]:
+        grid, state = subject.grid, self.state
+        queries = [] if grid.readout is None else [(f"read-out: {readout_words(subject)}", READOUT)]
+        queries += [(name, i) for i, name in enumerate(subject.prefix) if name != readout_words(subject)]
+        return [
+            Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), disabled=disabled),
+            Control("row", "Row", "number", state["row"], high=grid.rows - 1, disabled=disabled),
+            Control("column", "Column", "number", state["column"], high=grid.cols - 1, disabled=disabled),
+        ]
+
+    def layer_control(self, subject: Subject, name: str = "layer", label: str = "Layer") -> Control:
+        return Control(name, label, "range", self.state[name], high=len(subject.attn) - 1)
+
+    def head_control(self, subject: Subject, view: str, name: str = "head", label: str = "Head") -> Control:
+        heads = subject.attn[0].q.shape[1]
+        choices = (("mean of heads", MEAN), ("largest of heads", MAX), *((str(head), head) for head in range(heads)))
+        value = self.state[name]
+        if view == "rollout":  # goes through all heads
+            choices, value = choices[:2], value if value == MAX else MEAN
+        return Control(name, label, "range", value, choices, disabled=view not in ("attention", "received", "rollout"))
+
+    def paint_controls(self) -> list[Control]:
+        state = self.state
+        return [
+            Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
+            Control("colours", "Colours", "select", state["colours"], (("automatic", ""), *((m, m) for m in MAPS))),
+            Control("stretch", "Colours from the least value", "check", state["stretch"]),
+            Control("smooth", "Smooth", "check", state["smooth"]),
+            Control("lines", "Patch grid", "check", state["lines"]),
+        ]

@@ -1,0 +1,82 @@
+"""Position embeddings: how alike each one is to all others."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from vitlens.positions import similarity
+from vitlens.widgets.paint import Scale, mosaic, png
+from vitlens.widgets.stage import Control, Panel, Stage
+from vitlens.widgets.views import number
+
+MOST = 24  # rows or columns up to which all maps are shown at once
+
+
+def positions(model: nn.Module) -> Positions:
+    """Click a position, see how alike its embedding is to those of all others (paper, Fig. 7 centre).
+
+    Raises ValueError for models without a table of positions (rotary ones).
+    """
+    return Positions(model)
+
+
+class Positions(Stage):
+    """What `positions` returns. similarity: (rows, cols, rows, cols) cosines."""
+
+    def __init__(self, model: nn.Module):
+        self.similarity = similarity(model).numpy()
+        rows, cols = self.similarity.shape[:2]
+        super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
+
+    def take(self, content, buffers):
+        if "pick" not in content:
+            return super().take(content, buffers)
+        self.state = self.state | {"row": int(content["row"]), "column": int(content["col"])}
+        return ""
+
+    def draw(self, wanted):
+        rows, cols = self.similarity.shape[:2]
+        place = (self.state["row"], self.state["column"])
+        values = self.similarity[place]
+        others = np.delete(values.ravel(), place[0] * cols + place[1])
+        scale = Scale("RdBu_r", -1.0, 1.0)
+        if self.state["stretch"]:
+            scale = Scale("viridis", float(values.min()), float(others.max()))
+        side = max(1, 448 // max(rows, cols))
+        pictures = {"one": png(Image.new("RGB", (cols * side, rows * side), "grey"))}
+        common = {"rows": rows, "cols": cols, "cell": (1 / rows, 1 / cols), "selected": place, "picks": "the position"}
+        panels = [
+            Panel(
+                name="one",
+                title=f"Position in row {place[0]}, column {place[1]}",
+                picture="one",
+                words="Cosine similarity of its embedding to all others: "
+                f"{number(others.min())} to {number(others.max())}, and 1 to itself.",
+                values=values,
+                scale=scale,
+                strength=1.0,
+                smooth=self.state["smooth"],
+                ends=(number(scale.low), number(scale.high)),
+                **common,
+            )
+        ]
+        if max(rows, cols) <= MOST:
+            scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)
+            pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))
+            words = "Every tile is the map of the position in its place, in red and blue from −1 to 1."
+            panels.insert(0, Panel(name="all", title="All positions", picture="all", words=words, **common))
+        return {
+            "pictures": pictures,
+            "panels": panels,
+        }
+
+    def controls(self):
+        rows, cols = self.similarity.shape[:2]
+        return [
+            Control("row", "Row", "number", self.state["row"], high=rows - 1),
+            Control("column", "Column", "number", self.state["column"], high=cols - 1),
+            Control("stretch", "Colours from the least value", "check", self.state["stretch"]),
+            Control("smooth", "Smooth", "check", self.state["smooth"]),
+        ]

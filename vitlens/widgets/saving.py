@@ -1,0 +1,52 @@
+"""What is shown, as files to keep."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vitlens import plot
+from vitlens.plot.maps import mark
+from vitlens.plot.style import DPI
+from vitlens.widgets.stage import Panel
+from vitlens.widgets.subject import Subject
+
+
+def captioned(subject: Subject, panel: Panel) -> bytes:
+    """A PNG file of a panel with its title, colour bar and words. Not drawn with pyplot: this runs on a thread."""
+    height, width = subject.grid.image
+    across = 6.0 * min(1.5, max(0.7, width / height))
+    lines = textwrap.wrap(f"{subject.name}. {panel.words}", int(across * 13.5))
+    bar, foot, head = 0.8 if panel.scale else 0.1, 0.25 + 0.2 * len(lines), 0.35  # inches beside, below and above
+    wide, tall = across - bar - 0.1, (across - bar - 0.1) * height / width
+    figure = Figure(figsize=(across, tall + foot + head), dpi=DPI)
+    ax = figure.add_axes((0.1 / across, foot / (tall + foot + head), wide / across, tall / (tall + foot + head)))
+    if panel.scale is None:
+        ax.imshow(Image.fromarray(subject.pixels).convert("L"), cmap="gray", vmin=0, vmax=255, alpha=1)
+        box = (0, panel.cols * panel.cell[1] * width, panel.rows * panel.cell[0] * height, 0)
+        method = "bilinear" if panel.smooth else "nearest"
+        ax.imshow(panel.values, extent=box, alpha=panel.strength, interpolation=method)
+    else:
+        plot.overlay(
+            subject.pixels, panel.values, grid=subject.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
+            alpha=panel.strength, cmap=panel.scale.cmap, limits=(panel.scale.low, panel.scale.high),
+        )  # fmt: skip
+        beside = (1 - (bar - 0.12) / across, foot / (tall + foot + head), 0.14 / across, tall / (tall + foot + head))
+        figure.colorbar(ax.images[-1], cax=figure.add_axes(beside)).outline.set_visible(False)
+    mark(ax, panel.selected, subject.grid.patch)
+    ax.set(xlim=(0, width), ylim=(height, 0))
+    ax.set_title(panel.title, fontsize=11)
+    ax.axis("off")
+    figure.text(0.1 / across, 0.1 / (tall + foot + head), "\n".join(lines), fontsize=9, va="bottom", parse_math=False)
+    figure.savefig(file := io.BytesIO(), format="png", dpi=150)
+    return file.getvalue()
+
+
+def numbers(**arrays) -> bytes:
+    """An .npz file."""
+    np.savez_compressed(file := io.BytesIO(), **arrays)
+    return file.getvalue()

@@ -1,0 +1,448 @@
+// Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colours.
+
+const RAW = 2 ** 20; // bytes of a file that are sent as they are: every front end lets such messages pass
+const SIDE = 2048; // pixels along the longer side of what larger files are reduced to
+const MOST = 200e6; // pixels that a browser is asked to decode
+let number = Date.now(); // of messages, over all widgets of the page and later visits
+
+function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "path", "rect", "circle", "line", "text", "g"].includes(tag);
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children);
+  return node;
+}
+
+const bytesOf = (view) => new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+const floatsOf = (view) => new Float32Array(bytesOf(view).slice().buffer);
+const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+const shown = (value) => (Math.abs(value) >= 1e-3 || value === 0 ? Number(value.toPrecision(3)) : value.toExponential(1));
+
+// ---------------------------------------------------------------- controls
+
+function control(described, send) {
+  const id = `vitlens-${(number += 1)}`;
+  const { name, label, kind, options } = described;
+  const set = (value) => send({ set: { [name]: value } });
+  let input, output, update;
+  if (kind === "select") {
+    const choices = options.map(([text], index) => make("option", { value: index }, text));
+    input = make("select", { id, onchange: () => set(options[input.selectedIndex][1]) }, ...choices);
+    update = (value) => (input.selectedIndex = options.findIndex((option) => same(option[1], value)));
+  } else if (kind === "check") {
+    input = make("input", { id, type: "checkbox", onchange: () => set(input.checked) });
+    update = (value) => (input.checked = value);
+  } else if (kind === "range") {
+    const [low, high, step] = options.length ? [0, options.length - 1, 1] : [described.low, described.high, described.step];
+    const text = () => (options.length ? options[input.value][0] : input.value);
+    const say = () => {
+      output.textContent = text();
+      input.setAttribute("aria-valuetext", text());
+    };
+    output = make("output", { for: id });
+    const oninput = () => {
+      say();
+      set(options.length ? options[input.value][1] : Number(input.value));
+    };
+    input = make("input", { id, type: "range", min: low, max: high, step, oninput });
+    update = (value) => {
+      input.value = options.length ? Math.max(0, options.findIndex((option) => same(option[1], value))) : value;
+      say();
+    };
+  } else {
+    const onchange = () => input.value !== "" && set(Number(input.value));
+    input = make("input", { id, type: "number", min: described.low, max: described.high, step: 1, onchange });
+    update = (value) => (input.value = value);
+  }
+  input.disabled = described.disabled;
+  const node = make("div", { class: `control ${kind}`, "data-control": name }, make("label", { for: id }, label), input);
+  if (output) node.append(output);
+  update(described.value);
+  return { node, update, fixed: { ...described, value: null } };
+}
+
+// ---------------------------------------------------------------- pictures
+
+const decoded = new WeakMap();
+
+async function pixelsOf(view) {
+  if (!decoded.has(view)) {
+    const plain = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
+    const bitmap = await createImageBitmap(new Blob([bytesOf(view)], { type: "image/png" }), plain);
+    const canvas = make("canvas", { width: bitmap.width, height: bitmap.height });
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(bitmap, 0, 0);
+    decoded.set(view, context.getImageData(0, 0, bitmap.width, bitmap.height));
+  }
+  return decoded.get(view);
+}
+
+// For each of `length` pixels over `count` cells: the two cells it lies between, and the share of the second.
+function between(length, count, smooth) {
+  return Array.from({ length }, (_, pixel) => {
+    const place = ((pixel + 0.5) * count) / length - (smooth ? 0.5 : 0);
+    const clamped = Math.min(Math.max(place, 0), count - 1);
+    const first = Math.floor(smooth ? clamped : Math.min(place, count - 1));
+    return [first, Math.min(first + 1, count - 1), smooth ? clamped - first : 0];
+  });
+}
+
+// A map over the picture in grey, as plot.overlay draws it.
+function painted(base, panel) {
+  const { width, height } = base;
+  const result = new ImageData(new Uint8ClampedArray(base.data), width, height);
+  const out = result.data;
+  const { rows, cols, strength, scale } = panel;
+  if (!strength) return result;
+  if (strength < 1)
+    for (let i = 0; i < out.length; i += 4)
+      out[i] = out[i + 1] = out[i + 2] = (out[i] * 19595 + out[i + 1] * 38470 + out[i + 2] * 7471 + 32768) >> 16;
+  const values = floatsOf(panel.values);
+  const channels = values.length / (rows * cols);
+  const colours = scale && bytesOf(scale.colours);
+  const across = between(Math.round(cols * panel.cell[1] * width), cols, panel.smooth);
+  const down = between(Math.round(rows * panel.cell[0] * height), rows, panel.smooth);
+  const at = (row, col, channel) => values[(row * cols + col) * channels + channel];
+  for (let y = 0; y < Math.min(height, down.length); y += 1) {
+    const [top, bottom, v] = down[y];
+    for (let x = 0; x < Math.min(width, across.length); x += 1) {
+      const [left, right, h] = across[x];
+      const pixel = 4 * (y * width + x);
+      let index = 0;
+      for (let channel = 0; channel < 3; channel += 1) {
+        let colour;
+        if (channel < channels) {
+          const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
+          const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
+          const value = upper * (1 - v) + lower * v;
+          if (colours) index = Math.min(255, Math.max(0, Math.floor(((value - scale.low) / (scale.high - scale.low || 1)) * 256)));
+          else colour = value * 255;
+        }
+        if (colours) colour = colours[3 * index + channel];
+        out[pixel + channel] = out[pixel + channel] * (1 - strength) + colour * strength;
+      }
+    }
+  }
+  return result;
+}
+
+function panelOf(name, send) {
+  const title = make("h3");
+  const canvas = make("canvas", { role: "img" });
+  const marks = make("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const picture = make("div", { class: "picture", tabindex: 0, role: "application" }, canvas, marks);
+  const under = make("p", { class: "under", "aria-live": "off" });
+  const gradient = make("canvas", { width: 256, height: 1 });
+  const ends = [make("span"), make("span")];
+  const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1]);
+  const words = make("figcaption", { "aria-live": "polite" });
+  const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
+  let panel, values, hovered, asked;
+  let wanted = 0;
+
+  const cell = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const row = Math.floor((event.clientY - box.top) / box.height / panel.cell[0]);
+    const col = Math.floor((event.clientX - box.left) / box.width / panel.cell[1]);
+    return row >= 0 && row < panel.rows && col >= 0 && col < panel.cols ? [row, col] : null;
+  };
+  const tell = () => {
+    const place = hovered || panel.selected;
+    if (!place) return (under.textContent = "\u00a0");
+    const [row, col] = place;
+    const channels = values.length / (panel.rows * panel.cols);
+    const found = Array.from({ length: channels }, (_, k) => shown(values[(row * panel.cols + col) * channels + k]));
+    under.textContent = `${panel.axes[0]} ${row}, ${panel.axes[1]} ${col}` + (channels ? `: ${found.join(", ")}` : "");
+  };
+  const mark = () => {
+    const [height, width] = panel.cell;
+    marks.replaceChildren();
+    if (panel.lines) {
+      const lines = [];
+      for (let r = 0; r <= panel.rows; r += 1) lines.push(`M0 ${r * height}H${panel.cols * width}`);
+      for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
+      marks.append(make("path", { class: "grid", d: lines.join("") }));
+    }
+    if (panel.selected) {
+      const [row, col] = panel.selected;
+      const place = { x: col * width, y: row * height, width, height };
+      marks.append(make("rect", { class: "rim", ...place }), make("rect", { class: "frame", ...place }));
+    }
+  };
+  const pick = (place) => {
+    if (!panel.picks || !place || same(place, asked)) return;
+    asked = place;
+    panel = { ...panel, selected: place }; // at once; the answer follows
+    mark();
+    tell();
+    send({ pick: name, row: place[0], col: place[1] });
+  };
+  picture.addEventListener("pointerdown", (event) => {
+    asked = null;
+    if (event.button === 0) pick(cell(event));
+  });
+  picture.addEventListener("pointermove", (event) => {
+    hovered = cell(event);
+    if (event.buttons === 1) pick(hovered);
+    tell();
+  });
+  picture.addEventListener("pointerleave", () => {
+    hovered = null;
+    tell();
+  });
+  picture.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step || !panel.picks) return;
+    event.preventDefault();
+    asked = hovered = null;
+    const [row, col] = panel.selected || [Math.floor(panel.rows / 2), Math.floor(panel.cols / 2)];
+    const moved = panel.selected ? [row + step[0], col + step[1]] : [row, col];
+    pick([Math.min(Math.max(moved[0], 0), panel.rows - 1), Math.min(Math.max(moved[1], 0), panel.cols - 1)]);
+  });
+
+  const update = async (next, pictures) => {
+    const turn = (wanted += 1);
+    const base = await pixelsOf(pictures[next.picture]);
+    if (turn !== wanted) return;
+    panel = next;
+    asked = null;
+    values = floatsOf(panel.values);
+    [canvas.width, canvas.height] = [base.width, base.height];
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(painted(base, panel), 0, 0);
+    node.style.setProperty("--shape", base.width / base.height);
+    node.classList.toggle("wide", base.width > 1.8 * base.height);
+    title.textContent = panel.title;
+    words.textContent = panel.words;
+    canvas.setAttribute("aria-label", `${panel.title}. ${panel.words}`);
+    const how = panel.picks ? `Click, or use the arrow keys, to choose ${panel.picks}.` : "";
+    picture.setAttribute("aria-label", `${panel.title}. ${how}`);
+    picture.title = how;
+    picture.classList.toggle("picks", Boolean(panel.picks));
+    legend.hidden = !panel.ends;
+    if (panel.ends) {
+      const strip = new ImageData(256, 1);
+      bytesOf(panel.scale.colours).forEach((c, i) => (strip.data[4 * Math.floor(i / 3) + (i % 3)] = c));
+      for (let i = 3; i < strip.data.length; i += 4) strip.data[i] = 255;
+      gradient.getContext("2d").putImageData(strip, 0, 0);
+      panel.ends.forEach((text, i) => (ends[i].textContent = text));
+    }
+    mark();
+    tell();
+  };
+  return { node, update };
+}
+
+// ---------------------------------------------------------------- bars and dots
+
+function bars(list) {
+  return list.map(([name, share]) =>
+    make(
+      "li",
+      {},
+      make("span", { class: "name", title: name }, name),
+      make("span", { class: "bar", style: `--share: ${share}`, "aria-hidden": "true" }),
+      make("span", { class: "share" }, `${(100 * share).toFixed(1)} %`),
+    ),
+  );
+}
+
+// Every head's value over depth; a click or an arrow key goes to a head.
+function dots(described, send) {
+  const { values, uniform, layer, head, title, picks } = described;
+  const [width, height, left, bottom] = [320, 170, 30, 26];
+  const most = 1.08 * Math.max(uniform, ...values.flat());
+  const x = (k) => left + ((k + 0.5) / values.length) * (width - left - 6);
+  const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
+  const go = (k, h) => picks && values[k] && values[k][h] !== undefined && send({ set: { layer: k, head: h } });
+  const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  const step = 10 ** Math.floor(Math.log10(most)) * (most / 10 ** Math.floor(Math.log10(most)) < 3 ? 0.5 : 2);
+  for (let value = 0; value < most; value += step) {
+    plot.append(make("line", { class: "rule", x1: left, x2: width - 6, y1: y(value), y2: y(value) }));
+    plot.append(make("text", { x: left - 5, y: y(value) + 3.5, "text-anchor": "end" }, shown(value)));
+  }
+  const each = Math.ceil(values.length / 12);
+  values.forEach((_, k) => k % each || plot.append(make("text", { x: x(k), y: height - 12, "text-anchor": "middle" }, k)));
+  plot.append(make("text", { x: (width + left) / 2, y: height - 1, "text-anchor": "middle" }, "layer"));
+  plot.append(make("line", { class: "even", x1: left, x2: width - 6, y1: y(uniform), y2: y(uniform) }));
+  values.forEach((heads, k) =>
+    heads.forEach((value, h) => {
+      const now = k === layer && (head === null || h === head);
+      const dot = make("circle", { class: now ? "dot now" : "dot", cx: x(k), cy: y(value), r: now ? 5 : 3.5 });
+      dot.append(make("title", {}, `layer ${k}, head ${h}: ${shown(value)} pixels`));
+      dot.addEventListener("click", () => go(k, h));
+      plot.append(dot);
+    }),
+  );
+  const onkeydown = (event) => {
+    const [dk, dh] = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
+    if (dk === undefined) return;
+    event.preventDefault();
+    go(layer + dk, head === null ? 0 : head + dh);
+  };
+  const say = picks ? "Click a dot, or use the arrow keys, to go to a head." : "";
+  const now = head === null ? `layer ${layer}` : `layer ${layer}, head ${head}: ${shown(values[layer][head])} pixels`;
+  const note = make("p", { class: "note" }, `${now}. Dashed: attention spread evenly. ${say}`);
+  const focus = { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${say}`, onkeydown };
+  return [make("h3", {}, title), make("div", focus, plot), note];
+}
+
+// ---------------------------------------------------------------- uploads
+
+async function reduced(file) {
+  if (file.size <= RAW) return file;
+  const size = `${(file.size / 2 ** 20).toFixed(1)} MB`;
+  const refuse = (why) => {
+    throw new Error(`A picture was wanted, but ${file.name} (${size}) ${why}`);
+  };
+  const tail = new Uint8Array(await file.slice(-65536).arrayBuffer());
+  const has = (...code) => tail.some((_, i) => code.every((byte, k) => tail[i + k] === byte));
+  const complete = { "image/jpeg": [0xff, 0xd9], "image/png": [0x49, 0x45, 0x4e, 0x44] }[file.type];
+  if (complete && !has(...complete)) refuse("is incomplete; download or export it again.");
+  const address = URL.createObjectURL(file);
+  try {
+    const image = new Image();
+    image.src = file.type === "image/svg+xml" ? "" : address;
+    await new Promise((loaded, failed) => Object.assign(image, { onload: loaded, onerror: failed })).catch(() =>
+      refuse("cannot be opened by this browser; save it as JPEG or PNG and upload that."),
+    );
+    const [width, height] = [image.naturalWidth, image.naturalHeight];
+    if (width * height > MOST) refuse(`has ${width} × ${height} pixels, which is too many; make it smaller.`);
+    await image.decode().catch(() => refuse("is damaged; download or export it again."));
+    for (let side = Math.min(SIDE, Math.max(width, height)); ; side *= 0.8) {
+      const factor = side / Math.max(width, height);
+      const canvas = make("canvas", { width: Math.max(1, Math.round(width * factor)), height: Math.max(1, Math.round(height * factor)) });
+      const context = canvas.getContext("2d");
+      context.fillStyle = "white"; // what is transparent lies over white
+      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.imageSmoothingQuality = "high";
+      context.drawImage(image, 0, 0, canvas.width, canvas.height);
+      const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
+      if (blob.size <= RAW) return blob;
+    }
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+function save(names, buffers) {
+  names.forEach((name, i) => {
+    const address = URL.createObjectURL(new Blob([bytesOf(buffers[i])]));
+    const link = make("a", { href: address, download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(address), 60000);
+  });
+}
+
+// ---------------------------------------------------------------- the page
+
+function render({ model, el }) {
+  const alert = make("p", { class: "alert", role: "alert" });
+  const busy = make("span", { class: "busy", role: "status" });
+  const tools = make("div", { class: "tools" });
+  const panels = make("div", { class: "panels" });
+  const controls = make("form", { class: "controls", "aria-label": "Controls", onsubmit: (event) => event.preventDefault() });
+  const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
+  const depth = make("section", { class: "dots" });
+  const side = make("div", { class: "side" }, tools, controls, list, depth);
+  const body = make("div", { class: "body" }, panels, side);
+  const root = make("div", { class: "vitlens", "data-lm-suppress-shortcuts": "true" }, alert, body);
+  const made = { controls: new Map(), panels: new Map() };
+  let sent = 0;
+
+  const waiting = () => sent > model.get("frame").answers;
+  const send = (content, buffers = []) => {
+    sent = number += 1;
+    setTimeout(() => waiting() && (busy.textContent = "working …"), 150);
+    model.send({ ...content, number: sent }, undefined, buffers);
+  };
+  const upload = async (file) => {
+    if (!file) return;
+    busy.textContent = "reading …";
+    try {
+      const data = await (await reduced(file)).arrayBuffer();
+      send({ upload: file.name }, [data]);
+    } catch (error) {
+      busy.textContent = "";
+      alert.textContent = error.message;
+    }
+  };
+
+  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a picture", onchange: () => {
+    upload(file.files[0]);
+    file.value = "";
+  } });
+  const uploader = make("label", { class: "button" }, "Upload a picture", file);
+  const saver = make("button", { type: "button", class: "button", onclick: () => send({ press: "save" }) }, "Save");
+  tools.append(uploader, saver, busy);
+  root.addEventListener("keydown", (event) => event.stopPropagation()); // a notebook has shortcuts of its own
+  root.addEventListener("dragover", (event) => {
+    if (!model.get("frame").uploads) return;
+    event.preventDefault();
+    root.classList.add("dropping");
+  });
+  root.addEventListener("dragleave", () => root.classList.remove("dropping"));
+  root.addEventListener("drop", (event) => {
+    root.classList.remove("dropping");
+    if (!model.get("frame").uploads) return;
+    event.preventDefault();
+    event.stopPropagation();
+    upload(event.dataTransfer.files[0]);
+  });
+
+  const keep = (known, parent, described, fresh, stays) => {
+    const names = described.map((each) => each.name);
+    for (const each of described)
+      if (!known.has(each.name) || !stays(known.get(each.name), each)) {
+        const next = fresh(each);
+        if (known.has(each.name)) known.get(each.name).node.replaceWith(next.node);
+        known.set(each.name, next);
+      }
+    for (const name of [...known.keys()].filter((name) => !names.includes(name))) {
+      known.get(name).node.remove();
+      known.delete(name);
+    }
+    const nodes = names.map((name) => known.get(name).node);
+    if (!same(nodes.length, parent.children.length) || nodes.some((node, i) => parent.children[i] !== node))
+      parent.replaceChildren(...nodes);
+  };
+
+  const draw = async () => {
+    const frame = model.get("frame");
+    const pictures = model.get("pictures");
+    const late = waiting(); // more was asked since: what a person holds stays where it is
+    const fixed = (old, next) => same(old.fixed, { ...next, value: null });
+    keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
+    if (!late) for (const each of frame.controls) made.controls.get(each.name).update(each.value);
+    keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
+    body.classList.toggle("several", frame.panels.length > 1);
+    list.replaceChildren(...bars(frame.bars || []));
+    list.hidden = !(frame.bars || []).length;
+    depth.hidden = !frame.dots;
+    const focused = depth.contains(document.activeElement);
+    depth.replaceChildren(...(frame.dots ? dots(frame.dots, send) : []));
+    if (focused) depth.querySelector(".plot")?.focus();
+    uploader.hidden = !frame.uploads;
+    saver.hidden = !frame.saves;
+    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures)));
+    alert.textContent = frame.message;
+    if (!waiting()) busy.textContent = "";
+    root.dataset.answers = frame.answers;
+    root.dataset.sent = sent;
+  };
+  const custom = (content, buffers) => content.download && save(content.download, buffers);
+  model.on("change:frame", draw);
+  model.on("msg:custom", custom);
+  el.append(root);
+  draw();
+  return () => {
+    model.off("change:frame", draw);
+    model.off("msg:custom", custom);
+  };
+}
+
+export default { render };

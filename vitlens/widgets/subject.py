@@ -1,0 +1,163 @@
+"""One picture as one model saw it, with all that views are made of; kept, so that controls only index and redraw."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlens import attention, tokens
+from vitlens.capture import Attention, capture
+from vitlens.grid import TokenGrid, patch_embedding, prefix_names
+from vitlens.layer import Layer
+from vitlens.models import top_classes
+from vitlens.preprocessing import preprocess, restore
+from vitlens.support import evaluating, model_name, unwrap
+from vitlens.widgets.paint import enlarged
+
+CACHE = 2**30
+"""Bytes of captures that are kept in all; the one just made is always kept."""
+_ELONGATION = 4  # of a grid for a whole picture
+
+
+class Superseded(Exception):
+    """What was being computed is no longer wanted."""
+
+
+class Layers(Sequence):
+    """Some layers of a capture, for the statistics, which ask before each one whether they are still wanted."""
+
+    def __init__(self, attn: Attention, chosen: slice, wanted: Callable[[], bool]):
+        self.layers, self.grid, self.model_name, self.wanted = attn[chosen], attn.grid, attn.model_name, wanted
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> Layer:
+        if not self.wanted():
+            raise Superseded
+        return self.layers[index]
+
+
+class Photograph:
+    """A picture to look at, and what it is known by."""
+
+    def __init__(self, image: Image.Image):
+        self.image, self.size = image, image.size
+
+    @functools.cached_property
+    def key(self) -> tuple:
+        """Alike for like pictures."""
+        return self.size, hashlib.sha256(self.image.tobytes()).hexdigest()
+
+
+class Subject:
+    """pixels: (H, W, 3) uint8, what the model saw. tokens: one (1, T, D) per layer. top5: (class, probability).
+    number: no other subject has it."""
+
+    numbers = itertools.count()
+
+    def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
+        built = getattr(patch_embedding(unwrap(model)), "img_size", None)  # which a configuration need not know
+        batch = preprocess(model, image, size=size or (built and tuple(built)), whole=whole)
+        self.pixels = restore(model, batch)[0]
+        parameter = next(model.parameters())
+        with evaluating(model), torch.inference_mode(), capture(model) as attn:
+            self.tokens, logits = tokens.features(model, batch.to(parameter.device, parameter.dtype))
+        if not logits.isfinite().all():
+            raise ValueError(
+                "The model's outputs for this picture are not finite numbers, so its attention means nothing; its "
+                "weights are damaged or its precision is too low."
+            )
+        self.attn, self.grid = attn, attn.grid
+        self.top5 = top_classes(model, logits)[0] if model.num_classes else []
+        self.prefix = prefix_names(unwrap(model))
+        self.name = model_name(model).split(" (")[0]
+        self.number = next(self.numbers)
+        self._made: dict[tuple, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What it holds in memory."""
+        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
+        return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
+
+    @functools.cached_property
+    def png(self) -> bytes:
+        """What the model saw, as a file for the browser."""
+        return enlarged(self.pixels)
+
+    def received(self, layer: int, wanted: Callable[[], bool]) -> Tensor:
+        """(H, P) attention that the patches receive in a layer, the mean over all queries."""
+        chosen = slice(layer, layer + 1)
+        return self._once(("received", layer), lambda: attention.received(Layers(self.attn, chosen, wanted))[0, 0])
+
+    def rollout(self, layer: int, query: int | None, fusion: str, wanted: Callable[[], bool]) -> Tensor:
+        """(rows, cols) rollout from a token, or from the read-out, through layers 0 to `layer`."""
+        layers = Layers(self.attn, slice(0, layer + 1), wanted)
+        key = ("rollout", layer, query, fusion)
+        return self._once(key, lambda: attention.rollout(layers, query=query, head_fusion=fusion)[0])
+
+    def mean_distance(self, wanted: Callable[[], bool] = lambda: True) -> Tensor:
+        """(L, H) mean attention distance in input pixels."""
+        every = slice(None)
+        return self._once(("distance",), lambda: attention.mean_distance(Layers(self.attn, every, wanted))[0])
+
+    def has(self, *key) -> bool:
+        """Whether a number was made already."""
+        return key in self._made
+
+    def _once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._made:
+            if len(self._made) > 200:  # maps are small, but somebody may click all day
+                self._made.pop(next(k for k in self._made if k != ("distance",)))
+            with torch.inference_mode():
+                self._made[key] = make().float().cpu()
+        return self._made[key]
+
+
+def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
+    """(height, width) in pixels at which a model sees all of a picture in its own shape, with about as many patches as
+    it was made for; None where the model takes one size only."""
+    inner = unwrap(model)
+    embed = patch_embedding(inner)
+    if not (getattr(inner, "dynamic_img_size", False) or hasattr(inner, "embeds")):
+        return None
+    height, width = getattr(embed, "img_size", None) or inner.pretrained_cfg["input_size"][1:]
+    patch = TokenGrid(1, 1, tuple(embed.patch_size)).patch
+    shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
+    area = (height * width) ** 0.5
+    return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
+
+
+_subjects: OrderedDict[tuple, Subject] = OrderedDict()
+
+
+def subject(
+    model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
+) -> Subject:
+    """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept; weights
+    that were changed in place, as training does, are seen and make it anew."""
+    key = (id(model), sum(p._version for p in model.parameters()), photograph.key, size, whole)
+    if key not in _subjects:
+        made = Subject(model, photograph.image, size, whole)
+        if not any(known[0] == id(model) for known in _subjects):
+            weakref.finalize(model, _forget, id(model))
+        _subjects[key] = made
+        while len(_subjects) > 1 and sum(each.bytes for each in _subjects.values()) > CACHE:
+            _subjects.popitem(last=False)
+    _subjects.move_to_end(key)
+    return _subjects[key]
+
+
+def _forget(model: int) -> None:
+    for key in [key for key in _subjects if key[0] == model]:
+        del _subjects[key]

@@ -1,0 +1,44 @@
+"""One thread that works for all widgets: models are never run by two callbacks at once, PyTorch keeps one pool of
+threads, and what was asked for comes before what can wait."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+RUNNING = threading.RLock()
+"""Held while a widget works."""
+
+_asked: deque[Callable] = deque()
+_later: deque[Callable] = deque()
+_something = threading.Condition()
+_thread: threading.Thread | None = None
+
+
+def ask(method: Callable[[], None], *, later: bool = False) -> None:
+    """Have a bound method called. later: when nothing else is asked for. Its object may be forgotten meanwhile."""
+    global _thread
+    with _something:
+        (_later if later else _asked).append(weakref.WeakMethod(method))
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_work, name="vitlens widgets", daemon=True)
+            _thread.start()
+        _something.notify()
+
+
+def idle() -> bool:
+    """Whether nothing is asked for, but what can wait."""
+    return not _asked
+
+
+def _work() -> None:
+    while True:
+        with _something:
+            _something.wait_for(lambda: _asked or _later)
+            reference = (_asked or _later).popleft()
+        if (method := reference()) is not None:
+            with RUNNING:
+                method()
+        method = None  # nothing is kept alive by waiting
