@@ -26,7 +26,8 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 INDEX = FOLDER / "README.md"
 DEIT = FOLDER.parent / "data" / "results" / "deit-tiny"
-SUBJECTS = {"07": "RECIPE", "08": "RUN"}  # what is looked at, and a reader's own takes the place of; else a MODEL
+# What is looked at, and a reader's own takes the place of; else a MODEL.
+SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA"}
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -512,6 +512,37 @@ def test_patches_name_their_positions():
     assert texts[-1] == "1373" and "Patches: 37 × 37 of 14 × 14 pixels" in texts
 
 
+# Maps in a line
+
+
+def test_tiles_have_scales_of_their_own():
+    small, large = np.linspace(-0.002, 0.001, 12).reshape(3, 4), np.linspace(0, 7, 6).reshape(2, 3)
+    figure = plot.tiles({"small": small, "large": torch.from_numpy(large)})
+    images = [ax.images[0] for ax in figure.axes if ax.images]
+    np.testing.assert_array_equal(images[0].get_array(), small)
+    np.testing.assert_array_equal(images[1].get_array(), large)
+    assert [(image.cmap.name, image.get_clim()) for image in images] == [
+        ("RdBu_r", (-0.002, 0.002)), ("viridis", (0, 7))
+    ]  # fmt: skip
+    assert [text.get_text() for text in figure.texts] == ["small", "large"]
+    labels = [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes if not ax.images]
+    assert labels == [["−0.002", "0", "0.002"], ["0", "7"]]
+    assert plot.tiles({"large": large}, signed=True).axes[0].images[0].get_clim() == (-7, 7)
+
+
+@pytest.mark.parametrize(("count", "rows", "cols"), [(1, 8, 8), (6, 14, 20), (3, 20, 5)])
+def test_tiles_keep_their_shape_and_fit_a_page(count, rows, cols):
+    figure = plot.tiles({f"map no. {k}": -np.ones((rows, cols)) for k in range(count)})
+    width, height = figure.get_size_inches() * 100
+    found = list(boxes(figure).values())
+    assert len(found) == 4 * count and width <= 900
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(found, 2))
+    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in found)
+    for ax in (ax for ax in figure.axes if ax.images):
+        box = ax.get_window_extent()
+        assert box.height / box.width == pytest.approx(rows / cols, abs=0.01)
+
+
 # What is refused
 
 
@@ -542,6 +573,8 @@ def test_patches_name_their_positions():
         (lambda: plot.patches(picture(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
         (lambda: plot.heads(np.ones((14, 14))), r"\(14, 14\)"),
         (lambda: plot.heads(np.ones((3, 14, 14)), scale="log"), "log"),
+        (lambda: plot.tiles({}), "Between 1 and 6 maps .* 0 came"),
+        (lambda: plot.tiles({"a": np.ones((3, 8, 8))}), r"\(3, 8, 8\)"),
     ],
 )
 def test_wrong_input_is_refused_in_one_sentence(draw, words):

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "vitlens"
 LEVELS = {
     "grid": 0, "images": 0, "support": 0, "layer": 0, "paper": 0,
     "kernels": 1, "models": 1, "preprocessing": 1, "positions": 1, "filters": 1, "datasets": 1,
-    "capture": 1, "plot": 1, "augment": 0,
+    "capture": 1, "plot": 1, "augment": 0, "changes": 1,
     "attention": 2, "tokens": 2, "faithfulness": 2, "recipes": 2,
     "attribution": 3, "train": 3, "evaluate": 3, "compute": 3,
     "inspection": 4, "snapshots": 4, "studies": 4, "widgets": 4, "runs": 5, "app": 5,

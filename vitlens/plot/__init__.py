@@ -14,6 +14,7 @@ from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
 from vitlens.plot.patches import patches
 from vitlens.plot.style import STYLE
+from vitlens.plot.tiles import tiles
 from vitlens.plot.weights import attention_distance, filters, position_similarity
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "position_similarity",
     "rollouts",
     "snapshot",
+    "tiles",
     "training",
     "upsample",
 ]

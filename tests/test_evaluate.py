@@ -1,0 +1,100 @@
+"""Features are what the head reads; a probe is what its definition says and learns from the training images alone."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+
+from vitlens.datasets import ImageSet, load
+from vitlens.evaluate import features, linear_probe
+from vitlens.preprocessing import preprocess
+
+
+def clouds(n, seed, classes=3, width=20, noise=2.0):
+    """Features of classes around centres of their own, one of them on another scale, and their labels."""
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(n) % classes
+    x = centres[labels] + noise * torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+    x[:, 0] = 1000 * x[:, 0] + 5000
+    return x, labels
+
+
+def by_hand(train, valid, folds=5):
+    (x, y), (x_valid, y_valid) = ([part.numpy().astype(float) for part in pair] for pair in (train, valid))
+    fold = np.zeros(len(y), int)
+    for label, count in zip(*np.unique(y, return_counts=True), strict=True):  # each class in blocks of one size
+        fold[y == label] = np.repeat(range(folds), count // folds)
+
+    def score(a, b, x_other, y_other, c):
+        mean, deviation = a.mean(0), a.std(0)
+        learned = LogisticRegression(C=c, max_iter=5000).fit((a - mean) / deviation, b)
+        return (learned.predict((x_other - mean) / deviation) == y_other).mean()
+
+    penalties = [1e-4, 1e-3, 1e-2, 1e-1, 1, 10]
+    means = [
+        np.mean([score(x[fold != k], y[fold != k], x[fold == k], y[fold == k], c) for k in range(folds)])
+        for c in penalties
+    ]
+    return 100 * score(x, y, x_valid, y_valid, penalties[int(np.argmax(means))])
+
+
+@pytest.fixture
+def model(vit):
+    return vit(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10, drop_path_rate=0.5)
+
+
+def test_features_are_what_the_head_reads(model):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8, generator=generator)  # more than one batch
+    data = ImageSet(images, torch.arange(130) % 2, ("a", "b"))
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32), "crop_pct": 1.0}
+    model.train()
+    model.norm.eval()
+    found, labels = features(model, data)
+    assert model.training and model.blocks[1].training and not model.norm.training
+    assert found.shape == (130, 48) and not found.requires_grad and torch.equal(labels, data.labels)
+    model.eval()
+    pictures = [image.permute(1, 2, 0).numpy() for image in images[[0, 105]]]
+    with torch.no_grad():
+        torch.testing.assert_close(model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4)
+
+
+def test_labels_are_those_of_the_images_that_were_read(model, tmp_path):
+    for label, name in enumerate("ab"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32), (0, 0, 200 * label)).save(tmp_path / "train" / name / "0.png")
+    (tmp_path / "train" / "a" / "0.png").write_bytes(b"damaged")  # the next one stands in for it
+    data = load(tmp_path, "train", size=32, stream=True, workers=0, on_damaged="skip")
+    found, labels = features(model, data)
+    assert data.labels.tolist() == [0, 1] and labels.tolist() == [1, 1]
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("noise", (1.0, 3.0, 6.0))
+def test_probe_is_its_definition(noise):
+    train, valid = clouds(60, 1, noise=noise), clouds(300, 2, noise=noise)
+    assert linear_probe(train, valid) == pytest.approx(by_hand(train, valid))
+
+
+def test_probe_finds_what_the_features_hold_and_no_more():
+    train, (x, y) = clouds(60, 1, classes=2, noise=0.1), clouds(40, 2, classes=2, noise=0.1)
+    assert linear_probe(train, (x, y)) == 100
+    assert linear_probe(train, (x, 1 - y)) == 0
+    assert linear_probe(train, (x, torch.arange(40) // 20)) == 50
+
+
+def test_a_class_of_two_images_is_enough():
+    train, valid = clouds(12, 1, noise=1.0), clouds(300, 2, noise=1.0)
+    few = tuple(part[[1, 2, 4, 5, 7, 8, 10, 11, 0, 3]] for part in train)  # two of one class, four of the others
+    assert linear_probe(few, valid) == pytest.approx(by_hand(few, valid, folds=2))
+
+
+def test_what_a_probe_cannot_learn_from_is_refused():
+    (x, y), valid = clouds(9, 1), clouds(9, 2)
+    with pytest.raises(ValueError, match="1 came, the smallest of 9; leave"):
+        linear_probe((x, torch.zeros_like(y)), valid)
+    with pytest.raises(ValueError, match="3 came, the smallest of 1; leave"):
+        linear_probe((x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])), valid)
+    with pytest.raises(ValueError, match="20 came to learn from and 10 to measure on"):
+        linear_probe((x, y), (valid[0][:, 10:], valid[1]))

@@ -1,0 +1,61 @@
+"""What the features of a model are worth where it was not trained: the model stays as it is, a classifier reads it.
+
+Shapes: N images, D width of the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens.augment import normalised
+from vitlens.datasets import ImageSet, ImageStream
+from vitlens.support import evaluating
+
+
+@torch.no_grad()
+def features(model: nn.Module, data: ImageSet | ImageStream) -> tuple[Tensor, Tensor]:
+    """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
+
+    The images must have the size that the model takes. They are normalised as its `pretrained_cfg` says, which for a
+    model that was opened is what it was trained with. The training flag of each module is left as found.
+    """
+    config, device, parts = model.pretrained_cfg, next(model.parameters()).device, []
+    with evaluating(model):
+        for images, labels in data.batches(torch.arange(len(data)).split(100)):
+            tokens = model.forward_features(normalised(images.to(device), config["mean"], config["std"]))
+            parts.append((model.forward_head(tokens, pre_logits=True).cpu(), labels.cpu()))
+    read, labels = zip(*parts, strict=True)
+    return torch.cat(read), torch.cat(labels)
+
+
+def linear_probe(train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> float:
+    """Top-1 (%) on `valid` of a multinomial logistic regression that learned on `train`.
+
+    train, valid: (N, D) features and (N,) labels, as `features` returns them. Each feature is standardised by its mean
+    and deviation on `train`. The strength of the L2 penalty, 1/C for C = 10⁻⁴, 10⁻³ … 10, is the one that does best in
+    a cross-validation on `train` alone: five stratified folds, or as many as the rarest class has images. Raises
+    ValueError unless `train` holds two classes of two images, and `valid` features of the same width.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    (x, y), (x_valid, y_valid) = ([part.numpy() for part in pair] for pair in (train, valid))
+    counts = np.unique(y, return_counts=True)[1]
+    if len(counts) < 2 or counts.min() < 2:
+        raise ValueError(
+            f"A probe learns from two classes or more, of two images or more each; {len(counts)} came, the smallest of "
+            f"{counts.min(initial=len(y))}; leave out classes that are too small, or divide the images otherwise."
+        )
+    if x.shape[1:] != x_valid.shape[1:]:
+        raise ValueError(
+            f"Features of one width were wanted, but {x.shape[1]} came to learn from and {x_valid.shape[1]} to measure "
+            "on; take both from one model."
+        )
+    steps = StandardScaler(), LogisticRegression(max_iter=5000)
+    penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
+    probe = GridSearchCV(make_pipeline(*steps), penalties, cv=min(5, counts.min()))
+    return 100 * float(probe.fit(x, y).score(x_valid, y_valid))
