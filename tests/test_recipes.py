@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,6 +11,7 @@ from scipy.ndimage import zoom
 from timm.models import save_for_hf
 
 from vitlens.paper import TABLE_4
+from vitlens.preprocessing import preprocess
 from vitlens.recipes import RECIPES, Recipe, recipe, starting_from
 from vitlens.train.optim import optimizers
 
@@ -251,3 +253,10 @@ def test_layers_nearer_to_the_image_learn_more_slowly(trained):
             if name.startswith(prefixes):
                 assert peak == pytest.approx(r.lr * 0.5 ** (4 - depth)), name
                 assert (decay > 0) == (model.get_parameter(name).ndim in (2, 4)), name
+
+
+def test_a_model_knows_how_its_pictures_are_made_ready():
+    chosen = dataclasses.replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.4, 0.2))
+    picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    expected = (picture / 255 - np.array(chosen.mean)) / np.array(chosen.std)
+    np.testing.assert_allclose(preprocess(chosen.build(), picture)[0].permute(1, 2, 0), expected, atol=1e-6)

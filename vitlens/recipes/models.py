@@ -46,7 +46,21 @@ def build(recipe: Recipe, weights: bool = True) -> nn.Module:
         transfer(load_model(recipe.init), model)
     if recipe.head == "mlp":
         model.head = mlp_head(model.head, recipe.head_bias)
+    model.pretrained_cfg = {**model.pretrained_cfg, **pixels(recipe)}
     return model.train()
+
+
+def pixels(recipe: Recipe) -> dict:
+    """How pictures are made ready for the model, in the words of timm's ``pretrained_cfg``: as for validation."""
+    return {
+        "input_size": [3, recipe.image_size, recipe.image_size],
+        "fixed_input_size": True,
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+        "crop_mode": "squash" if recipe.squash else "center",
+        "mean": list(recipe.mean),
+        "std": list(recipe.std),
+    }
 
 
 def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:

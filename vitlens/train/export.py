@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vitlens.recipes import Recipe, model_args
+from vitlens.recipes import Recipe, model_args, pixels
 from vitlens.train.checkpoint import write
 
 
@@ -69,13 +69,7 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
         "pretrained_cfg": {
             "tag": recipe.name,
             "custom_load": False,
-            "input_size": [3, recipe.image_size, recipe.image_size],
-            "fixed_input_size": True,
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
-            "crop_mode": "squash" if recipe.squash else "center",
-            "mean": list(recipe.mean),
-            "std": list(recipe.std),
+            **pixels(recipe),
             "num_classes": args["num_classes"],
             "pool_size": None,
             "first_conv": source.get("first_conv", "patch_embed.proj"),
