@@ -256,7 +256,8 @@ def test_layers_nearer_to_the_image_learn_more_slowly(trained):
 
 
 def test_a_model_knows_how_its_pictures_are_made_ready():
-    chosen = dataclasses.replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.4, 0.2))
+    levels = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.2)}
+    chosen = dataclasses.replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, **levels)
     picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     expected = (picture / 255 - np.array(chosen.mean)) / np.array(chosen.std)
     np.testing.assert_allclose(preprocess(chosen.build(), picture)[0].permute(1, 2, 0), expected, atol=1e-6)

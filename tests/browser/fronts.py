@@ -82,7 +82,7 @@ class Front:
         raise AssertionError(f"{kind} did not answer within two minutes")
 
     def open(self, page, name: str):
-        """Open a notebook of the folder and run all its cells; returns when a widget is shown."""
+        """Open a notebook of the folder, run all its cells and wait for a widget."""
         page.set_default_timeout(PATIENCE)
         if self.kind == "voila":
             page.goto(f"{self.address}/voila/render/{name}?token={self.token}")
@@ -91,8 +91,9 @@ class Front:
             page.goto(f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab"))
             page.wait_for_function(READY)
             page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        page.wait_for_selector(".vitlens[data-answers]")
-        return page
+        failed = "[data-mime-type='application/vnd.jupyter.error']"
+        page.wait_for_selector(f".vitlens[data-answers], {failed}")
+        assert not page.locator(failed).count(), page.locator(failed).first.inner_text()
 
     def stop(self) -> None:
         """End the kernels and the server."""

@@ -1,0 +1,453 @@
+"""The explorer in a real browser, in JupyterLab, Notebook 7 and Voila: what a person does, and the pixels they see.
+
+The pixels are compared with a picture made here, from timm's unfused attention, Pillow and Matplotlib's colours. What
+was broken on purpose to see these tests fail is kept in MUTATIONS.md.
+"""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from test_capture import unfused_maps
+from timm.models import save_for_hf
+
+from browser.fronts import Front, chromium, notebook
+from vitlens import load_model
+from vitlens.images import samples
+from vitlens.preprocessing import preprocess
+
+MODEL = "vit"
+FRONTS = ("lab", "notebook", "voila")
+CELLS = (
+    "import vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
+    "explorer = widgets.explore(model)\nexplorer",
+)
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model with attention that differs from patch to patch, as a folder that the notebooks open."""
+    torch.manual_seed(0)
+    made = timm.create_model("vit_tiny_patch16_224", img_size=128, embed_dim=96, depth=4, num_heads=3, num_classes=10)
+    with torch.no_grad():
+        for block in made.blocks:
+            for parameter in block.parameters():
+                parameter.mul_(3.0)
+    made.pretrained_cfg = {**made.pretrained_cfg, "input_size": (3, 128, 128), "crop_pct": 1.0}
+    folder = tmp_path_factory.mktemp("pages") / MODEL
+    arguments = {"img_size": 128, "embed_dim": 96, "depth": 4, "num_heads": 3}
+    save_for_hf(
+        made,
+        folder,
+        model_config={"pretrained_cfg": made.pretrained_cfg},
+        model_args=arguments,
+        safe_serialization=True,
+    )
+    for name, cells in {"explorer": CELLS, "heads": (CELLS[0], "widgets.heads(model)")}.items():
+        (folder.parent / f"{name}.ipynb").write_text(notebook(*cells))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def playwright():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser(playwright):
+    try:
+        started = chromium(playwright)
+    except Exception as error:
+        pytest.fail(
+            "No browser could be started; run `make browser` to install one, set CHROMIUM to one that exists, or set "
+            f"NO_BROWSER=1 to leave these tests out ({str(error).splitlines()[0]})."
+        )
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module", params=FRONTS)
+def front(request, model):
+    started = Front(request.param, model.parent)
+    yield started
+    started.stop()
+
+
+class Page:
+    """What a person can do and see."""
+
+    def __init__(self, front, browser, name="explorer"):
+        self.page = browser.new_page(viewport={"width": 1400, "height": 1100})
+        self.errors = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        front.open(self.page, f"{name}.ipynb")
+        self.root = self.page.locator(".vitlens").first
+
+    def settle(self):
+        """Wait until everything that was asked for is shown."""
+        self.page.wait_for_function(
+            "() => { const { answers, sent } = document.querySelector('.vitlens').dataset; return answers === sent; }"
+        )
+
+    def act(self, what):
+        """Do something that asks the model, and wait for the answer."""
+        before = self.root.get_attribute("data-answers")
+        what()
+        self.page.wait_for_function(
+            "before => document.querySelector('.vitlens').dataset.answers !== before", arg=before
+        )
+        self.settle()
+
+    def click(self, row, col, rows=8, cols=8, panel="picture"):
+        canvas = self.page.locator(f"[data-panel={panel}] .picture")
+        box = canvas.bounding_box()
+        place = {"x": (col + 0.5) / cols * box["width"], "y": (row + 0.5) / rows * box["height"]}
+        self.act(lambda: canvas.click(position=place))
+
+    def choose(self, control, label):
+        self.act(lambda: self.page.locator(f"[data-control={control}] select").select_option(label=label))
+
+    def slide(self, control, value):
+        slider = self.page.locator(f"[data-control={control}] input")
+        self.act(
+            lambda: slider.evaluate(
+                "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
+            )
+        )
+
+    def pixels(self, panel="picture"):
+        """(H, W, 3) of the canvas itself."""
+        data = self.page.locator(f"[data-panel={panel}] .picture canvas").evaluate(
+            "node => node.toDataURL('image/png').split(',')[1]"
+        )
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+
+    def text(self, part):
+        return self.root.locator(part).first.inner_text()
+
+    def upload(self, path):
+        def choose():
+            with self.page.expect_file_chooser() as chooser:
+                self.page.locator(".vitlens .button", has_text="Upload").first.click()
+            chooser.value.set_files(path)
+
+        return choose
+
+
+@pytest.fixture(scope="module")
+def opened(front, browser):
+    page = Page(front, browser)
+    yield page
+    assert not page.errors
+    broken = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
+    assert page.page.locator(broken).count() == 0
+    page.page.close()
+
+
+@pytest.fixture
+def page(opened):
+    """The page as it is when it is opened."""
+    for control, value in {
+        "photograph": "astronaut", "view": "Attention from the query", "query": "read-out: class token",
+    }.items():  # fmt: skip
+        opened.choose(control, value)
+    for control, value in {"layer": 3, "head": 0, "strength": 0.65}.items():
+        opened.slide(control, value)
+    return opened
+
+
+def expected(folder, picture, layer, head, query, strength=0.65, smooth=True):
+    """The overlay as it has to be: attention by timm's unfused path over the grey picture, in viridis from 0."""
+    model = load_model(folder)
+    x = preprocess(model, picture)
+    maps = unfused_maps(model, x)[layer][0].numpy()
+    row = 0 if query is None else 1 + query[0] * 8 + query[1]
+    weights = (maps.mean(0) if head == "mean" else maps[head])[row, 1:].reshape(8, 8).astype(np.float32)
+    config = model.pretrained_cfg
+    seen = x[0].permute(1, 2, 0).numpy() * config["std"] + config["mean"]
+    side = 128 * 3
+    grey = Image.fromarray(np.rint(seen * 255).clip(0, 255).astype(np.uint8)).resize(
+        (side, side), Image.Resampling.BICUBIC
+    )
+    grey = np.asarray(grey.convert("L")).astype(float)[..., None]
+    method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+    large = np.asarray(Image.fromarray(weights).resize((side, side), method))
+    colour = mpl.colormaps["viridis"](large / weights.max())[..., :3] * 255
+    return np.rint(grey * (1 - strength) + colour * strength).astype(int)
+
+
+def assert_shows(page, wanted):
+    """Equal to one level; where rounding decides between two neighbouring colours of the table, to the next colour."""
+    found = page.pixels()
+    assert found.shape == wanted.shape
+    difference = np.abs(found - wanted).max(-1)
+    assert difference.max() <= 3 and (difference <= 1).mean() > 0.999
+
+
+PICTURE = samples()["astronaut"]
+
+
+def test_run_click_keys_and_sliders(page, model):
+    page.page.wait_for_selector(".vitlens .dots svg")
+    assert_shows(page, expected(model, PICTURE, 3, "mean", None))
+    page.click(2, 5)
+    assert_shows(page, expected(model, PICTURE, 3, "mean", (2, 5)))
+    assert "row 2, column 5" in page.text("figcaption") and page.text(".under").startswith("row 2, column 5: 0.")
+    page.slide("layer", 1)
+    assert_shows(page, expected(model, PICTURE, 1, "mean", (2, 5)))
+    page.slide("head", 2 + 1)  # after the mean and the largest
+    assert_shows(page, expected(model, PICTURE, 1, 1, (2, 5)))
+    page.page.locator("[data-panel=picture] .picture").focus()
+    page.act(lambda: page.page.keyboard.press("ArrowDown"))
+    page.act(lambda: page.page.keyboard.press("ArrowLeft"))
+    assert_shows(page, expected(model, PICTURE, 1, 1, (3, 4)))
+    page.act(lambda: page.page.get_by_label("Row", exact=True).fill("6") or page.page.keyboard.press("Enter"))
+    assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4)))
+    page.act(lambda: page.page.get_by_label("Smooth", exact=True).click())
+    assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4), smooth=False))
+    page.slide("strength", 0.3)
+    assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4), strength=0.3, smooth=False))
+    page.act(lambda: page.page.get_by_label("Smooth", exact=True).click())
+
+
+def test_keys_of_a_slider_reach_it_alone(page):
+    page.slide("layer", 1)
+    page.page.get_by_label("Layer", exact=True).focus()
+    page.act(lambda: page.page.keyboard.press("ArrowRight"))
+    assert "layer 2" in page.text("figcaption")
+    page.page.locator("[data-panel=picture] .picture").focus()
+    for key in ("b", "a", "x", "d", "d"):  # shortcuts of a notebook: insert, cut, delete
+        page.page.keyboard.press(key)
+    assert page.page.locator(".vitlens").count() == 1 and page.text("figcaption")
+
+
+def test_views_dots_and_hover(page):
+    for label, says in {
+        "Attention received": "mean over all queries",
+        "Rollout from the query": "Rollout from the read-out (class token) through all layers",
+        "Similarity of tokens to the query": "Cosine similarity",
+        "Principal components of tokens": "red, green and blue",
+        "Length of tokens": "the median is",
+    }.items():
+        page.choose("view", label)
+        assert says in page.text("figcaption")
+    assert page.page.get_by_label("Query", exact=True).is_disabled()
+    page.choose("view", "Attention from the query")
+    page.act(lambda: page.page.locator(".vitlens .dot").nth(4).click(force=True))
+    assert "layer 1, head 1" in page.text("figcaption")
+    page.page.locator(".vitlens .plot").focus()
+    page.act(lambda: page.page.keyboard.press("ArrowRight"))
+    assert "layer 2, head 1" in page.text("figcaption")
+    box = page.page.locator("[data-panel=picture] .picture canvas").bounding_box()
+    page.page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 0.01 * box["height"])
+    assert page.text(".under").startswith("row 0, column 7: ")
+
+
+def phone(path):
+    """A photograph of 40 megapixels that lies on its side, as telephones write them."""
+    rng = np.random.default_rng(0)
+    noise = Image.fromarray(rng.integers(0, 255, (55, 73, 3), dtype=np.uint8)).resize(
+        (7300, 5500), Image.Resampling.BICUBIC
+    )
+    exif = Image.Exif()
+    exif[274] = 6
+    noise.save(path, "JPEG", quality=92, exif=exif)
+    assert path.stat().st_size > 2**20  # so that the browser has to reduce it
+    return noise.rotate(-90, expand=True)
+
+
+def test_uploads(page, model, tmp_path):
+    other = samples()["coffee"].resize((300, 200))
+    for kind in ("png", "jpeg", "webp"):
+        other.save(path := tmp_path / f"cup.{kind}")
+        page.act(page.upload(path))
+        assert_shows(page, expected(model, path, 3, "mean", None))
+        assert page.text(".alert") == ""
+    upright = phone(tmp_path / "phone.jpg")
+    page.act(page.upload(tmp_path / "phone.jpg"))
+    shown, wanted = page.pixels(), expected(model, upright, 3, "mean", None)
+    assert np.abs(shown - wanted).mean() < 6  # reduced by another program, but upright and in its place
+    sideways = expected(model, upright.rotate(90, expand=True), 3, "mean", None)
+    assert np.abs(shown - sideways).mean() > 12
+
+
+def test_bad_uploads(page, tmp_path):
+    before, words = page.pixels(), page.text("figcaption")
+    whole = io.BytesIO()
+    samples()["china"].save(whole, "PNG")
+    large = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), dtype=np.uint8)).save(large, "PNG")
+    bomb = io.BytesIO()
+    Image.new("1", (30000, 30000)).save(bomb, "PNG")
+    bad = {
+        "text.png": (b"this is a text", "is a text file"),
+        "cut.png": (whole.getvalue()[:50000], "incomplete or damaged"),
+        "cut-large.png": (large.getvalue()[:2_000_000], "is incomplete"),
+        "empty.jpg": (b"", "is empty"),
+        "bomb.png": (bomb.getvalue(), "more pixels"),
+        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", "is an SVG drawing"),
+        "huge.jpg": (bytes(100 * 2**20), "(100.0 MB)"),
+    }
+    for name, (data, says) in bad.items():
+        (path := tmp_path / name).write_bytes(data)
+        page.upload(path)()
+        page.page.wait_for_function(
+            "name => document.querySelector('.vitlens .alert').textContent.includes(name)", arg=name
+        )
+        page.settle()
+        assert says in page.text(".alert")
+        assert np.array_equal(page.pixels(), before) and page.text("figcaption") == words
+    frames = [samples()["coffee"].resize((90, 60)), samples()["china"].resize((90, 60))]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    page.act(page.upload(tmp_path / "moving.gif"))
+    assert "holds 2 pictures; the first is shown" in page.text(".alert")
+    page.click(1, 1)
+    assert page.text(".alert") == "" and "row 1, column 1" in page.text("figcaption")
+
+
+def test_drop_and_save(page, model, tmp_path):
+    samples()["rocket"].resize((200, 160)).save(path := tmp_path / "rocket.png")
+    transfer = page.page.evaluate_handle(
+        """bytes => { const moved = new DataTransfer();
+           moved.items.add(new File([new Uint8Array(bytes)], 'rocket.png', { type: 'image/png' })); return moved; }""",
+        list(path.read_bytes()),
+    )
+    page.act(lambda: page.page.dispatch_event(".vitlens", "drop", {"dataTransfer": transfer}))
+    assert_shows(page, expected(model, path, 3, "mean", None))
+    saved = []
+    page.page.on("download", lambda download: saved.append(download))
+    page.act(lambda: page.root.get_by_role("button", name="Save").click())
+    page.page.wait_for_timeout(500)
+    names = sorted(download.suggested_filename for download in saved)
+    assert names == ["vitlens-attention-layer3.npz", "vitlens-attention-layer3.png"]
+    for download in saved:
+        download.save_as(tmp_path / download.suggested_filename)
+    kept = np.load(tmp_path / names[0])
+    maps = unfused_maps(load_model(model), preprocess(load_model(model), path))
+    np.testing.assert_allclose(kept["values"], maps[3][0].mean(0)[0, 1:].reshape(8, 8), atol=1e-6)
+    assert json.loads(str(kept["about"]))["query"] == "readout"
+    assert min(Image.open(tmp_path / names[1]).size) > 500
+
+
+def test_narrow_and_dark(page, front):
+    """Nothing is cut off at 400 pixels; text keeps a contrast of 4.5 on a dark page."""
+    page.page.set_viewport_size({"width": 400, "height": 900})
+    if front.kind == "lab":
+        page.page.evaluate("void window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.page.wait_for_timeout(300)
+    for name in (".picture", ".controls", ".bars", ".tools"):
+        box, outer = page.root.locator(name).first.bounding_box(), page.root.bounding_box()
+        assert box["x"] >= outer["x"] - 1 and box["x"] + box["width"] <= outer["x"] + outer["width"] + 1
+    over = f"e => e.getBoundingClientRect().right > {outer['x'] + outer['width'] + 1}"
+    assert page.root.evaluate(f"node => [...node.querySelectorAll('*')].filter({over}).map(e => e.outerHTML)") == []
+    page.page.set_viewport_size({"width": 1400, "height": 1100})
+    if front.kind == "lab":
+        page.page.evaluate(
+            "void window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
+        )
+        page.page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+        page.page.wait_for_timeout(500)
+        light = luminance(page.root.evaluate("node => getComputedStyle(node).color"))
+        behind = page.page.locator(".jp-Notebook").first
+        dark = luminance(behind.evaluate("node => getComputedStyle(node).backgroundColor"))
+        assert (light + 0.05) / (dark + 0.05) > 4.5
+        page.page.evaluate(
+            "void window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
+        )
+        page.page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+
+
+def luminance(css):
+    """Of a CSS colour (WCAG 2.1)."""
+    levels = np.array([float(n) for n in css[css.index("(") + 1 : -1].split(",")[:3]]) / 255
+    linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_every_control_has_a_name(page):
+    named = "each => each.labels?.length || each.ariaLabel || each.textContent"
+    assert page.root.evaluate(f"node => [...node.querySelectorAll('input, select, button')].every({named})")
+    assert page.root.evaluate("node => [...node.querySelectorAll('.picture, .plot')].every(e => e.tabIndex === 0)")
+
+
+def test_two_hundred_interactions(page):
+    """No error output, and the kernel answers to the end; memory is looked at in benchmarks/explorer.py."""
+    rng = np.random.default_rng(0)
+    views = ["Attention from the query", "Rollout from the query", "Similarity of tokens to the query"]
+    for _ in range(200):
+        kind = rng.integers(4)
+        if kind == 0:
+            page.click(*rng.integers(8, size=2))
+        elif kind == 1:
+            page.slide("layer", int(rng.integers(4)))
+        elif kind == 2:
+            page.choose(
+                "view",
+                str(rng.choice(views)),
+            )
+        else:
+            page.choose("photograph", str(rng.choice(["astronaut", "coffee", "rocket"])))
+    assert page.text(".alert") == "" and page.text("figcaption")
+
+
+def test_heads(front, browser, model):
+    heads = Page(front, browser, "heads")
+    with contextlib.closing(heads.page):
+        heads.click(1, 2, rows=3, cols=4, panel="heads")
+        assert_shows(heads, expected(model, PICTURE, 2, 1, None))
+        heads.click(7, 0)
+        assert_shows(heads, expected(model, PICTURE, 2, 1, (7, 0)))
+
+
+def test_the_app_wants_its_token(model, browser):
+    command = [sys.executable, "-m", "vitlens", "app", str(model), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
+        try:
+            address = app.stdout.readline().strip()
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
+            opened = browser.new_page()
+            opened.set_default_timeout(180_000)
+            opened.goto(address)
+            opened.wait_for_selector(".vitlens[data-answers]")
+            assert "Attention from the read-out" in opened.locator("figcaption").inner_text()
+            bare = urllib.request.urlopen(address.split("?")[0])
+            assert "login" in bare.geturl() and b"vitlens" not in bare.read()
+        finally:
+            app.send_signal(2)
+            app.wait(30)
+
+
+def test_a_browser_is_found_in_the_order_that_the_readme_says(monkeypatch, tmp_path):
+    class Recorder:
+        def __init__(self):
+            self.chromium = self
+
+        def launch(self, executable_path, args):
+            return executable_path
+
+    monkeypatch.setenv("CHROMIUM", "/somewhere/chromium")
+    assert chromium(Recorder()) == "/somewhere/chromium"
+    monkeypatch.delenv("CHROMIUM")
+    assert chromium(Recorder()) == shutil.which("chromium")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert chromium(Recorder()) is None  # Playwright's own
