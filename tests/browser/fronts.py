@@ -17,8 +17,8 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
 ]  # fmt: skip
-PATIENCE = 180_000
-"""Milliseconds until a page that does not answer counts as broken."""
+START, PATIENCE = 180_000, 60_000
+"""Milliseconds until a page that does not come up, or does not answer, counts as broken."""
 READY = """() => {
     const session = window.jupyterapp?.shell?.currentWidget?.sessionContext;
     return session?.isReady && session.session?.kernel?.connectionStatus === "connected"
@@ -83,7 +83,7 @@ class Front:
 
     def open(self, page, name: str):
         """Open a notebook of the folder, run all its cells and wait for a widget."""
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(START)
         if self.kind == "voila":
             page.goto(f"{self.address}/voila/render/{name}?token={self.token}")
         else:
@@ -94,6 +94,7 @@ class Front:
         failed = "[data-mime-type='application/vnd.jupyter.error']"
         page.wait_for_selector(f".vitlens[data-answers], {failed}")
         assert not page.locator(failed).count(), page.locator(failed).first.inner_text()
+        page.set_default_timeout(PATIENCE)
 
     def stop(self) -> None:
         """End the kernels and the server."""

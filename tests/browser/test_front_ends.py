@@ -98,9 +98,9 @@ class Page:
 
     def __init__(self, front, browser, name="explorer"):
         self.page = browser.new_page(viewport={"width": 1400, "height": 1100})
-        self.errors = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         front.open(self.page, f"{name}.ipynb")
+        self.errors = []  # from now on: an application may have some of its own while it starts
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.root = self.page.locator(".vitlens").first
 
     def settle(self):

@@ -12,6 +12,8 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
+  // Notebooks take the keys of whatever has the focus, unless that very element says otherwise.
+  if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
   node.append(...children);
   return node;
 }
@@ -350,7 +352,7 @@ function render({ model, el }) {
   const depth = make("section", { class: "dots" });
   const side = make("div", { class: "side" }, tools, controls, list, depth);
   const body = make("div", { class: "body" }, panels, side);
-  const root = make("div", { class: "vitlens", "data-lm-suppress-shortcuts": "true" }, alert, body);
+  const root = make("div", { class: "vitlens" }, alert, body);
   const made = { controls: new Map(), panels: new Map() };
   let sent = 0;
 
