@@ -8,6 +8,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import torchvision
+from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
@@ -220,6 +221,68 @@ def test_attention_pool(vit):
     assert attn.pool.q.shape == (2, 3, 1, 32)
     torch.testing.assert_close(attn.grid.readout, attn.pool.weights().mean(1)[:, 0])
     assert len(attn) == 3
+
+
+class Materialised(TorchFunctionMode):
+    """Attention in two steps, with the maps in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        (q, k, v), mask = args, (kwargs or {}).get("attn_mask")
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        self.maps.append((logits if mask is None else logits + mask).softmax(-1))
+        return self.maps[-1] @ v
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "name, kwargs, calls",
+    [
+        ("vit_tiny_patch16_224", {}, 1),
+        ("vit_small_patch16_18x2_224", {}, 2),
+        ("beit_base_patch16_224", {}, 1),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1),
+    ],
+)
+def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
+    model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
+    with Materialised() as there:
+        score = model(x)[:, 3].sum()
+    expected = torch.autograd.grad(score, there.maps)
+    model.requires_grad_(not frozen)
+    plain = model(x)
+    with capture(model, gradients=True) as attn:
+        logits = model(x)
+    assert torch.equal(logits, plain) and not attn[0].q.requires_grad
+    attn.differentiate(logits[:, 3].sum())
+    assert all(p.grad is None for p in model.parameters())
+    for i, layer in enumerate([*attn, *([attn.pool] if attn.pool else [])]):
+        gradient = torch.cat(expected[calls * i : calls * (i + 1)], 1)
+        torch.testing.assert_close(layer.weights_gradient(), gradient, rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(layer.weights_gradient([0]), gradient[:, :, :1], rtol=1e-9, atol=1e-15)
+        assert not layer.output.requires_grad
+
+
+def test_a_score_that_cannot_be_differentiated(vit):
+    model, x = vit(), images(1, 3, 64, 64)
+    with capture(model, values=True) as attn:
+        logits = model(x)
+    with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
+        attn.differentiate(logits.sum())
+    with torch.no_grad(), capture(model, gradients=True) as attn:
+        logits = model(x)
+    with pytest.raises(RuntimeError, match="does not lead back to the attention of vit_tiny"):
+        attn.differentiate(logits.sum())
+    with capture(model, gradients=True) as attn:
+        logits = model(x)
+    attn.differentiate(logits.sum())
+    with pytest.raises(RuntimeError, match="once"):
+        attn.differentiate(logits.sum())
 
 
 def test_weights_of_some_queries_and_rows(vit):

@@ -57,20 +57,49 @@ class Attention(Sequence):
             return [self[i] for i in range(*index.indices(len(self)))]
         return _join(self._calls[index])
 
+    def differentiate(self, score: Tensor | Sequence[Tensor]) -> None:
+        """Give every layer, and an attention pool, its `gradient`: ∂score/∂output. Nobody's `.grad` is touched.
+
+        score: one number made of the output of the forward that `capture(model, gradients=True)` recorded, such as
+        `logits[:, 3].sum()`; or one number for each layer. Autograd's graph is released: it can be done once. Raises
+        RuntimeError for a score that autograd cannot trace back to the attention.
+        """
+        scores = [score] if isinstance(score, Tensor) else list(score)
+        groups = [self._calls] if isinstance(score, Tensor) else [[calls] for calls in self._calls]
+        if not all(s.requires_grad for s in scores) or not (self.complete and self[-1].output.requires_grad):
+            raise RuntimeError(
+                f"The score does not lead back to the attention of {self.model_name}. Run the model with autograd on, "
+                "inside `with capture(model, gradients=True) as attn:`, and differentiate what it returned, once."
+            )
+        for number, group in zip(scores, groups, strict=True):
+            found = [call for calls in group for call in calls]
+            pool = [self.pool] if self.pool is not None and len(groups) == 1 else []
+            outputs = [call.output for call in found + pool]
+            gradients = torch.autograd.grad(number, outputs, allow_unused=True, materialize_grads=True)
+            done = iter(
+                replace(call, output=call.output.detach(), gradient=gradient)
+                for call, gradient in zip(found + pool, gradients, strict=True)
+            )
+            for calls in group:
+                calls[:] = [next(done) for _ in calls]
+            self.pool = next(done, self.pool)
+
     def __repr__(self) -> str:
         state = f"{self.grid}" if self.complete else "no forward yet"
         return f"Attention({self.model_name}, {len(self)} layers, {state})"
 
 
 @contextlib.contextmanager
-def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
+def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
     """Record the attention of one forward of a timm Vision Transformer.
 
         with capture(model) as attn:
             logits = model(images)          # bit for bit what it is without
         attn[0].weights()                   # (B, H, T, T)
 
-    values: keep v and the fused output of every layer too. Raises UnsupportedModelError for a model, or for a call,
+    values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
+    graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
+    first of the outputs. Raises UnsupportedModelError for a model, or for a call,
     that cannot be shown truthfully (see `vitlens.support`), and for a second forward in the same block. Compiled
     models run uncompiled meanwhile, in all threads. Works in several threads at once, each with its own block. Kept are
     q and k, so memory is linear in the tokens, except for models with dense attention biases (BEiT, relative
@@ -80,7 +109,7 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
     modules = attention_modules(model)
     attn = Attention(model, modules)
     _refuse_chance(model)
-    with _uncompiled(), _Recorder(model, modules, attn, values):
+    with _uncompiled(), _Recorder(model, modules, attn, values, gradients):
         yield attn
     if not attn.complete:
         fused = all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer)
@@ -96,9 +125,9 @@ def capture(model: nn.Module, *, values: bool = False) -> Iterator[Attention]:
 class _Recorder(TorchFunctionMode):
     """Sees every torch function; knows the layer by the parameters seen last, the image by the embedding's input."""
 
-    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool):
+    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
         super().__init__()
-        self.model, self.attn, self.values = model, attn, values
+        self.model, self.attn, self.values, self.gradients = model, attn, values or gradients, gradients
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
         self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
         self.owner |= {
@@ -154,15 +183,18 @@ class _Recorder(TorchFunctionMode):
         self.begun, self.image = True, None
         self.padded.clear()
         output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        if self.gradients and not output.requires_grad:
+            output.requires_grad_()
+        own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
         scale = kwargs.get("scale")
         layer = Layer(
             name,
-            _own(query),
-            _own(_all_heads(key, query)),
+            own(query),
+            own(_all_heads(key, query)),
             query.shape[-1] ** -0.5 if scale is None else float(scale),
             None if attn_mask is None else attn_mask.detach(),
-            _own(_all_heads(value, query)) if self.values else None,
-            _own(output) if self.values else None,
+            own(_all_heads(value, query)) if self.values else None,
+            output if self.gradients else own(output) if self.values else None,
         )
         if index == POOL:
             self.attn.pool = layer
@@ -240,7 +272,7 @@ def _join(calls: list[Layer]) -> Layer:
         raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
     cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
     name = " + ".join(c.name for c in calls)
-    return Layer(name, cat("q"), cat("k"), first.scale, None, cat("v"), cat("output"))
+    return Layer(name, cat("q"), cat("k"), first.scale, None, cat("v"), cat("output"), cat("gradient"))
 
 
 def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | None:

@@ -19,7 +19,8 @@ class Layer:
 
     name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
     latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
-    output, (B, H, T, K), are kept by `capture(model, values=True)` only.
+    output, (B, H, T, K), are kept by `capture(model, values=True)` only; gradient, ∂score/∂output, is there after
+    `attn.differentiate(score)`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Layer:
     mask: Tensor | None = None
     v: Tensor | None = None
     output: Tensor | None = None
+    gradient: Tensor | None = None
 
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
@@ -70,6 +72,11 @@ class Layer:
             result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
         return result
 
+    def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        return self.gradient[:, :, self._rows(queries)].to(wide) @ self.v.to(wide).mT
+
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis."""
         if queries is None:
@@ -91,6 +98,5 @@ class Layer:
     def images(self, chosen: slice) -> Layer:
         """The same layer for some images of the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
-        return replace(
-            self, q=self.q[chosen], k=self.k[chosen], mask=pick(self.mask), v=pick(self.v), output=pick(self.output)
-        )
+        parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
+        return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)
