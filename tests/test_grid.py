@@ -59,6 +59,16 @@ def readout(name, **kwargs):
     return token_grid(model, (224, 224)).readout
 
 
+def test_the_patch_of_each_pixel():
+    """Its centre is the nearest one, also of pixels that are cut off, and narrow last patches are patches."""
+    for grid in (TokenGrid(2, 3, (4, 5), 1), TokenGrid(2, 3, (4, 5), 1, (11, 16)), TokenGrid(2, 3, (4, 5), 1, (7, 12))):
+        found = grid.pixel_patches()
+        assert found.shape == grid.image
+        pixels = torch.cartesian_prod(torch.arange(grid.image[0]) + 0.5, torch.arange(grid.image[1]) + 0.5)
+        nearest = ((pixels[:, None] - grid.centers()).abs() / torch.tensor(grid.patch)).sum(-1).argmin(-1)
+        assert torch.equal(found.flatten(), nearest)
+
+
 def test_readouts():
     assert readout("vit_tiny_patch16_224").tolist() == [1.0] + [0.0] * 196
     assert readout("deit_tiny_distilled_patch16_224").tolist() == [0.5, 0.5] + [0.0] * 196

@@ -81,6 +81,12 @@ class TokenGrid:
         x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * self.patch[1]
         return torch.cartesian_prod(y, x)
 
+    def pixel_patches(self, device=None) -> Tensor:
+        """(height, width) the number row·cols + col of the patch that each input pixel lies in, or else is next to."""
+        y = (torch.arange(self.image[0], device=device) // self.patch[0]).clamp(max=self.rows - 1)
+        x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
+        return y[:, None] * self.cols + x
+
     def distances(self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None) -> Tensor:
         """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
         y, x = self.centers(dtype=dtype, device=device).T
