@@ -1,0 +1,406 @@
+"""Class-specific maps from the gradient of attention, against autograd through maps that are really there."""
+
+import copy
+import math
+import threading
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitlens import attention, attribution, capture
+from vitlens.attribution import attention_gradient, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution.forward import explaining
+
+GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
+SIZE, TARGET = (64, 96), [3, 7]
+FIRST, MEAN, POOL = "first token", "mean of patches", "attention pool"
+
+MODELS = {
+    "plain": ("vit_tiny_patch16_224", {}, FIRST),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}, "first two tokens"),
+    "registers": ("vit_tiny_patch16_224", dict(reg_tokens=4), FIRST),
+    "rope": ("eva02_tiny_patch14_224", dict(patch_size=16), MEAN),
+    "rope and register": ("vit_medium_patch16_rope_reg1_gap_256", {}, MEAN),
+    "mean": ("vit_tiny_patch16_224", dict(global_pool="avg", class_token=False, fc_norm=True), MEAN),
+    "pool": ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), POOL),
+    "pool beside a prefix": ("vit_tiny_patch16_224", dict(global_pool="map", reg_tokens=2), POOL),
+    "bias": ("beit_base_patch16_224", {}, MEAN),
+    "two attentions": ("vit_small_patch16_18x2_224", {}, FIRST),
+    "norm after": ("vit_relpos_base_patch16_cls_224", {}, FIRST),
+}  # fmt: skip
+
+
+def images(batch=2, size=SIZE, dtype=torch.float64, seed=0):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.fixture(params=MODELS)
+def case(request, vit):
+    name, kwargs, read = MODELS[request.param]
+    model = vit(name=name, dtype=torch.float64, img_size=SIZE, **kwargs)
+    with torch.no_grad():  # some heads are all but zero at first, and then the layers hardly meet
+        factor = 50 / model(images()).std()
+        model.head.weight.mul_(factor)
+        if hasattr(model, "head_dist"):
+            model.head_dist.weight.mul_(factor)
+    return model, read
+
+
+class Softmaxes(TorchFunctionMode):
+    """Every softmax that a model takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.softmax:
+            self.maps.append(result)
+        return result
+
+
+def materialised(model, x, target=TARGET):
+    """Maps and their gradients, layer by layer, and those of the pool, by timm's unfused path and autograd."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    with Softmaxes() as seen:
+        logits = model(x)
+    score = sum(logits[i, c] for i, c in enumerate(target))
+    gradients = torch.autograd.grad(score, seen.maps)
+    pairs = [(a.detach(), g) for a, g in zip(seen.maps, gradients, strict=True)]
+    pool = pairs.pop() if getattr(model, "attn_pool", None) is not None else None
+    each = len(pairs) // len(model.blocks)
+    layers = [
+        tuple(torch.cat([pair[k] for pair in pairs[i : i + each]], 1) for k in (0, 1))
+        for i in range(0, len(pairs), each)
+    ]
+    return layers, pool
+
+
+def starts(read, layers, pool):
+    """(B, T): a row on the tokens themselves, and a row that a pool gives."""
+    batch, _, tokens, _ = layers[0][0].shape
+    row, pooled = torch.zeros(2, batch, tokens, dtype=torch.float64)
+    patches = math.prod(n // 16 for n in SIZE)
+    if read == POOL:
+        product = (pool[0] * pool[1]).clamp(min=0).mean(1)[:, 0]
+        pooled[:, tokens - product.shape[-1] :] = product
+    elif read == MEAN:
+        row[:, -patches:] = 1 / patches
+    else:
+        first = {FIRST: 1, "first two tokens": 2}[read]
+        row[:, :first] = 1 / first
+    return row, pooled
+
+
+def rollout_of(layers, row, pooled, fusion="mean"):
+    eye = torch.eye(row.shape[-1], dtype=torch.float64)
+    whole, still = eye, eye
+    for a, g in layers:
+        fused = (a * g).mean(1).clamp(min=0) if fusion == "mean" else (a * g).clamp(min=0).mean(1)
+        total = (fused + eye).sum(-1, keepdim=True)
+        whole, still = (fused + eye) / total @ whole, eye / total @ still
+    pooled = pooled / pooled.sum(-1, keepdim=True).clamp(min=1e-300)
+    return (row[:, None] @ (whole - still) + pooled[:, None] @ whole)[:, 0]
+
+
+def relevance_of(layers, row, pooled):
+    eye = torch.eye(row.shape[-1], dtype=torch.float64)
+    whole = eye
+    for a, g in layers:
+        whole = whole + (a * g).clamp(min=0).mean(1) @ whole
+    return (row[:, None] @ (whole - eye) + pooled[:, None] @ whole)[:, 0]
+
+
+def agree(got, expected):
+    """Relative to 1e-6, of the largest number where one is nearly zero. expected: (B, T)."""
+    rows, cols = (n // 16 for n in SIZE)
+    expected = expected[:, -rows * cols :].reshape(-1, rows, cols)
+    assert expected.abs().max() > 0 and expected.std() > 0
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9 * expected.abs().max().item())
+
+
+def test_rollout_and_relevance_equal_the_whole_products(case):
+    model, read = case
+    x = images()
+    layers, pool = materialised(model, x)
+    row, pooled = starts(read, layers, pool)
+    agree(gradient_rollout(model, x, TARGET), rollout_of(layers, row, pooled))
+    agree(gradient_rollout(model, x, TARGET, head_fusion="positive"), rollout_of(layers, row, pooled, "positive"))
+    agree(relevance(model, x, TARGET), relevance_of(layers, row, pooled))
+
+
+def test_the_order_of_the_layers_would_show(vit):
+    """Nor would a layer paired with another one's gradient pass."""
+    layers, pool = materialised(vit(dtype=torch.float64, img_size=SIZE), images())
+    row, pooled = starts(FIRST, layers, pool)
+    crossed = [(a, g) for (a, _), (_, g) in zip(layers, layers[::-1], strict=True)]
+    for formula in (relevance_of, rollout_of):
+        right = formula(layers, row, pooled)
+        for wrong in (layers[::-1], crossed):
+            assert (formula(wrong, row, pooled) - right).abs().max() > 1e-4 * right.abs().max()
+
+
+def test_attention_gradient_equals_autograd(case):
+    model, read = case
+    x = images()
+    layers, pool = materialised(model, x)
+    row, pooled = starts(read, layers, pool)
+    product = [(a * g).clamp(min=0).mean(1) for a, g in layers]
+    last = pooled if read == POOL else (row[:, None] @ product[-1])[:, 0]
+    agree(attention_gradient(model, x, TARGET), last)
+    agree(attention_gradient(model, x, TARGET, layer=1), ((row + pooled)[:, None] @ product[1])[:, 0])
+
+
+def test_legrad_equals_models_cut_off_after_each_layer(case):
+    """The logit read at a layer is that of a model which ends there, and its map the last one of that model."""
+    model, _ = case
+    x = images()
+    found = []
+    for depth in (1, 2, 3):
+        cut = copy.deepcopy(model)
+        cut.blocks = cut.blocks[:depth]
+        layers, _ = materialised(cut, x)
+        found.append(layers[-1][1].clamp(min=0).mean((1, 2)))
+    agree(legrad(model, x, TARGET), torch.stack(found).mean(0))
+    agree(legrad(model, x, TARGET, first=-2), torch.stack(found[1:]).mean(0))
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_grad_cam_by_hand(case, layer):
+    model, _ = case
+    x = images()
+    kept = []
+    reference = copy.deepcopy(model)
+    block = reference.blocks[layer]
+    if hasattr(block, "attns"):
+        modules, inside = [branch.norm for branch in block.attns], 1
+    elif type(block).__name__ == "ResPostRelPosBlock":
+        modules, inside = [block.attn], 0
+    else:
+        modules, inside = [block.norm1], 1
+    for module in modules:
+        module.register_forward_hook(lambda m, args, out: kept.append(out if inside else args[0]))
+    logits = reference(x)
+    gradients = torch.autograd.grad(logits[0, 3] + logits[1, 7], kept)
+    patches = math.prod(n // 16 for n in SIZE)
+    a, g = (torch.cat(parts, -1)[:, -patches:].detach().numpy() for parts in (kept, gradients))
+    expected = np.maximum(np.einsum("bpc,bc->bp", a, g.mean(1)), 0)
+    agree(grad_cam(model, x, TARGET, layer=layer), torch.from_numpy(expected))
+
+
+def test_grad_cam_equals_pytorch_grad_cam(vit):
+    package = pytest.importorskip("pytorch_grad_cam", reason="pip install grad-cam, which brings OpenCV, to compare")
+    from pytorch_grad_cam.utils.image import scale_cam_image
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    grid = lambda t: t[:, 1:].reshape(len(t), 4, 6, -1).permute(0, 3, 1, 2)  # noqa: E731
+    with package.GradCAM(copy.deepcopy(model), [], reshape_transform=grid) as cam:
+        layers = [cam.model.blocks[-1].norm1]
+        theirs = package.GradCAM(cam.model, layers, reshape_transform=grid)(x, [*map(ClassifierOutputTarget, TARGET)])
+    ours = scale_cam_image(scale_cam_image(grad_cam(model, x, TARGET).numpy(), (96, 64)))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_start_from_a_patch(vit):
+    model, x = vit(dtype=torch.float64, img_size=SIZE), images()
+    layers, pool = materialised(model, x)
+    row, pooled = torch.zeros(2, 2, 25, dtype=torch.float64)
+    row[:, 1 + 2 * 6 + 5] = 1
+    agree(relevance(model, x, TARGET, query=(2, 5)), relevance_of(layers, row, pooled))
+    agree(gradient_rollout(model, x, TARGET, query=(2, 5)), rollout_of(layers, row, pooled))
+    product = (layers[0][0] * layers[0][1]).clamp(min=0).mean(1)
+    agree(attention_gradient(model, x, TARGET, query=(2, 5), layer=0), (row[:, None] @ product)[:, 0])
+
+
+def test_blocks_of_rows_and_images_make_no_difference(vit, monkeypatch):
+    for kwargs in ({}, dict(global_pool="avg"), dict(global_pool="map", class_token=False)):
+        model, x = vit(dtype=torch.float64, img_size=SIZE, **kwargs), images(3)
+        whole = [method(model, x, [3, 7, 0]) for method in GRADIENT]
+        monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # eight rows at a time
+        for method, expected in zip(GRADIENT, whole, strict=True):
+            for i, c in enumerate([3, 7, 0]):
+                torch.testing.assert_close(method(model, x[i : i + 1], c), expected[i : i + 1], rtol=1e-9, atol=1e-14)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("method", GRADIENT)
+def test_memory_stays_flat(vit, monkeypatch, method, name):
+    """No tensor of T × T numbers is made at 1,024 tokens, but the bias that such a model has."""
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple) else [result]:
+                if isinstance(tensor, torch.Tensor) and tensor.shape[-2:].numel() > 1024**2 / 2:
+                    self.numbers = max(self.numbers, tensor.numel())
+            return result
+
+    bias = "beit" in name
+    monkeypatch.setitem(attention.BLOCK, "cpu", 2**16)
+    model = vit(name=name, img_size=512, depth=2, global_pool="avg")
+    with Largest() as largest:
+        method(model, images(1, (512, 512), torch.float32), 3)
+    assert largest.numbers <= bias * 3 * 1056**2  # heads times the padded bias
+
+
+def test_leaves_everything_as_found(vit):
+    model, x = vit(drop_rate=0.5, drop_path_rate=0.1, img_size=SIZE), images(dtype=torch.float32)
+    model.train()
+    model.blocks[0].eval()
+    model.head.weight.requires_grad_(False)
+    model.head.bias.grad = torch.ones(10)
+    x.requires_grad_()
+    state = {
+        k: (id(v), v.detach().clone(), v.requires_grad, v.grad) for k, v in model.state_dict(keep_vars=True).items()
+    }
+    modes = [m.training for m in model.modules()]
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        expected = [method(model, x, TARGET) for method in GRADIENT]
+    for method, here in zip(GRADIENT, expected, strict=True):
+        with torch.inference_mode():
+            assert torch.equal(method(model, x.clone(), TARGET), here)
+        got = method(model, x, TARGET)
+        assert torch.equal(got, here) and not got.requires_grad
+        with pytest.raises(ValueError, match="class 10"):
+            method(model, x, 10)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert [m.training for m in model.modules()] == modes and torch.is_grad_enabled()
+    assert x.grad is None and torch.equal(torch.get_rng_state(), generator)
+    for k, v in model.state_dict(keep_vars=True).items():
+        identity, value, requires, grad = state[k]
+        assert id(v) == identity and torch.equal(v, value) and v.requires_grad == requires and v.grad is grad
+    assert (model.head.bias.grad == 1).all() and all(block.attn.fused_attn for block in model.blocks)
+
+
+def test_frozen_checkpointed_and_compiled_models_give_the_same(vit):
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    expected = [method(model, x, TARGET) for method in GRADIENT]
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    checkpointing = copy.deepcopy(model)
+    checkpointing.set_grad_checkpointing()
+    for other in (frozen, checkpointing, torch.compile(copy.deepcopy(model), backend="eager")):
+        assert all(torch.equal(method(other, x, TARGET), e) for method, e in zip(GRADIENT, expected, strict=True))
+    assert checkpointing.grad_checkpointing
+
+
+def test_what_is_explained_is_what_the_model_does(vit):
+    """Inside, parameters are constants and the logits are those of the model, to the bit."""
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    with torch.no_grad():
+        plain = model(x)
+    with explaining(model), capture(model, gradients=True) as attn:
+        logits = model(x)
+    assert torch.equal(logits, plain) and not attn[0].q.requires_grad and attn[0].output.grad_fn is None
+    assert torch.equal(relevance(model, x), relevance(model, x, plain.argmax(-1)))
+
+
+def test_half_precision(vit):
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    for method in GRADIENT:
+        exact = method(model, x, TARGET)
+        low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
+        assert low.dtype == torch.float32
+        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
+
+
+def test_several_threads_at_once(vit):
+    model, x = vit(img_size=SIZE), images(4, dtype=torch.float32)
+    expected = {(m, i): m(model, x[i : i + 1], i) for m in GRADIENT for i in range(4)}
+    found, barrier = {}, threading.Barrier(4)
+
+    def explain(i):
+        for method in GRADIENT:
+            barrier.wait()
+            found[method, i] = method(model, x[i : i + 1], i)
+
+    threads = [threading.Thread(target=explain, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
+
+
+def test_methods_can_be_gone_through():
+    assert list(attribution.METHODS) == [
+        "gradient_rollout", "relevance", "legrad", "attention_gradient", "grad_cam", "integrated_gradients",
+        "gradient_shap", "input_x_gradient", "occlusion", "feature_ablation", "kernel_shap",
+    ]  # fmt: skip
+    with pytest.raises(TypeError):
+        attribution.METHODS["mine"] = relevance
+
+
+def test_targets(vit):
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
+    three = relevance(model, x, 3)
+    for target in (3, np.int64(3), torch.tensor(3), [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
+        assert torch.equal(relevance(model, x, target), three)
+    with pytest.raises(ValueError, match="names of vit_tiny.* are unknown, so 'class 3'"):
+        relevance(model, x, "class 3")
+    assert torch.equal(relevance(model, x, "Class 3", names=names), three)
+    assert torch.equal(relevance(model, x, ["class 3", 3], names=names), three)
+    assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
+    assert torch.equal(relevance(model, x, "crane", names=names), relevance(model, x, 8))  # a whole name comes first
+    model.label_names = names
+    assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
+    for method in attribution.METHODS.values():
+        with pytest.raises(ValueError, match="no class called 'tabi'. Did you mean tabby"):
+            method(model, x, "tabi")
+    for target, match in [
+        (10, "10 classes, numbered from 0 to 9, but class 10"),
+        (-1, "but class -1"),
+        (True, "but class True"),
+        ([1, 2, 3], "each of the 2 images, but 3 came"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            relevance(model, x, target)
+    with pytest.raises(TypeError, match=r"but 1.5 \(float\) came"):
+        relevance(model, x, 1.5)
+    with pytest.raises(ValueError, match="10 classes, but 3 names"):
+        relevance(model, x, "a", names=["a", "b", "c"])
+    model.label_names = names[:8] + ["crane", "crane"]
+    with pytest.raises(ValueError, match=r"2 classes .* are called 'crane': 8 \(crane\), 9"):
+        relevance(model, x, "crane")
+
+
+def test_refusals(vit):
+    model, x = vit(img_size=SIZE), images(dtype=torch.float32)
+    headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
+    torch.nn.init.zeros_(untrained.head.weight)
+    for method in GRADIENT:
+        with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
+            method(headless, images(1, (64, 64), torch.float32))
+        with pytest.raises(ValueError, match="No gradient of class 3 reaches"):
+            method(untrained, x, 3)
+        for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
+            with pytest.raises(ValueError, match="Images are a floating-point tensor"):
+                method(model, wrong)
+        with pytest.raises(ValueError, match="vitlens cannot show the attention of resnet18"):
+            method(timm.create_model("resnet18"), x)
+    for method in (gradient_rollout, relevance, attention_gradient):
+        with pytest.raises(ValueError, match=r"no weighted sum of its tokens.*query=\(row, column\)"):
+            method(maximum, images(1, (64, 64), torch.float32))
+        with pytest.raises(IndexError, match="outside the 4 × 6 grid"):
+            method(model, x, query=(4, 0))
+    for layer in (3, -4):
+        for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
+            with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {layer}"):
+                method(model, x, **{option: layer})
+    with pytest.raises(ValueError, match='"mean" or "positive", but got .max'):
+        gradient_rollout(model, x, head_fusion="max")

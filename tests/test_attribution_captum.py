@@ -1,0 +1,184 @@
+"""captum's methods with patches as the features, against captum called by hand."""
+
+import sys
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+
+from vitlens.attribution import (
+    METHODS,
+    feature_ablation,
+    gradient_shap,
+    input_x_gradient,
+    integrated_gradients,
+    kernel_shap,
+    occlusion,
+)
+
+OPTIONS = {
+    "integrated_gradients": dict(n_steps=8),
+    "gradient_shap": dict(n_samples=5),
+    "kernel_shap": dict(n_samples=40),
+}
+CAPTUM = [integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap]
+
+
+def images(batch=2, size=(64, 96), seed=0):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def tiles(values, rows=4, cols=6):
+    """(C, H, W) → (rows, cols, numbers of a patch)."""
+    return values.detach().reshape(-1, rows, 16, cols, 16).permute(1, 3, 0, 2, 4).flatten(2)
+
+
+def patch_mask():
+    row, col = torch.meshgrid(torch.arange(64) // 16, torch.arange(96) // 16, indexing="ij")
+    return (row * 6 + col)[None, None]
+
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_gradients_along_a_path_by_hand(vit):
+    model, x = vit(img_size=(64, 96)), images()
+    blank = torch.full_like(x, 0.25)
+    whole = captum.attr.IntegratedGradients(model).attribute(x, blank, torch.tensor([3, 7]), n_steps=20)
+    got = integrated_gradients(model, x, [3, 7], baseline=0.25, n_steps=20, internal_batch_size=6)
+    close(got, torch.stack([tiles(v).sum(-1) for v in whole]))
+    whole = captum.attr.InputXGradient(model).attribute(x.requires_grad_(), torch.tensor([3, 7]))
+    close(input_x_gradient(model, x, [3, 7]), torch.stack([tiles(v).sum(-1) for v in whole]))
+
+
+def test_gradient_shap_by_hand(vit):
+    model, x = vit(img_size=(64, 96)), images()
+    got = gradient_shap(model, x, 3, n_samples=10, seed=5)
+    for i in range(2):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        values = captum.attr.GradientShap(model).attribute(
+            x[i : i + 1], torch.zeros(1, 3, 64, 96), n_samples=10, stdevs=0.1, target=3
+        )
+        close(got[i], tiles(values[0]).sum(-1))
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_covering_by_hand(vit, window):
+    model, x = vit(img_size=(64, 96)), images()
+    target, blank = torch.tensor([3, 7]), torch.full_like(x, -0.5)
+    whole = captum.attr.Occlusion(model).attribute(
+        x, (3, 16 * window, 16 * window), (3, 16, 16), blank, target, perturbations_per_eval=1
+    )
+    got = occlusion(model, x, target, baseline=-0.5, window=window)
+    close(got, torch.stack([tiles(v).mean(-1) for v in whole]))
+    ablated = captum.attr.FeatureAblation(model).attribute(x, blank, target, feature_mask=patch_mask())
+    single = feature_ablation(model, x, target, baseline=blank[:1])
+    close(single, torch.stack([tiles(v).mean(-1) for v in ablated]))
+    if window == 1:
+        close(got, single)
+
+
+def test_ablation_is_the_logit_lost(vit):
+    model, x = vit(img_size=(64, 96)), images(1)
+    covered = x.clone()
+    covered[:, :, 32:48, 80:96] = 0.5
+    with torch.no_grad():
+        lost = (model(x) - model(covered))[0, 3]
+    torch.testing.assert_close(feature_ablation(model, x, 3, baseline=0.5)[0, 2, 5], lost, rtol=1e-4, atol=1e-5)
+
+
+def test_kernel_shap_by_hand_and_its_sum(vit):
+    model, x = vit(img_size=(64, 96)), images()
+    got = kernel_shap(model, x, [3, 7], n_samples=200, seed=2)
+    for i, target in enumerate((3, 7)):
+        torch.manual_seed(2)
+        values = captum.attr.KernelShap(model).attribute(
+            x[i : i + 1],
+            torch.zeros(1, 3, 64, 96),
+            target,
+            feature_mask=patch_mask(),
+            n_samples=200,
+            perturbations_per_eval=16,
+        )
+        close(got[i], tiles(values[0]).mean(-1))
+    with torch.no_grad():
+        gain = (model(x) - model(torch.zeros_like(x)))[[0, 1], [3, 7]]
+    torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, kwargs",
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False)),
+    ],
+)
+def test_integrated_gradients_are_complete(vit, name, kwargs):
+    """They sum to what the logit gains over the baseline, within 1 %."""
+    model, x = vit(name=name, img_size=(64, 96), **kwargs), images()
+    with torch.no_grad():
+        model.head.weight.mul_(10)
+        gain = model(x) - model(torch.zeros_like(x))
+    target = gain.abs().argmax(-1)
+    got = integrated_gradients(model, x, target, n_steps=100).sum((1, 2))
+    torch.testing.assert_close(got, gain.gather(-1, target[:, None])[:, 0], rtol=0.01, atol=0)
+
+
+def test_pixels_that_are_cut_or_padded(vit):
+    """70 × 100 pixels: 4 × 6 patches and a rest that counts for nothing, or 5 × 7 patches, the last ones narrower."""
+    x = images(size=(70, 100))
+    cut, padded = vit(img_size=(70, 100)), vit(dynamic_img_size=True, dynamic_img_pad=True)
+    for method in CAPTUM:
+        options = OPTIONS.get(method.__name__, {})
+        if method is not gradient_shap:  # which draws noise for every pixel
+            close(method(cut, x, 3, **options), method(vit(img_size=(64, 96)), x[:, :, :64, :96], 3, **options))
+        assert method(padded, x, 3, **options).shape == (2, 5, 7)
+    with torch.no_grad():
+        gain = padded(x) - padded(torch.zeros_like(x))
+    shares = kernel_shap(padded, x, 3, n_samples=100).sum((1, 2))
+    torch.testing.assert_close(shares, gain[:, 3], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
+    model, x = vit(img_size=(64, 96)).train(), images(3)
+    parameters = [(p.grad, p.requires_grad) for p in model.parameters()]
+    options = OPTIONS.get(method.__name__, {})
+    torch.manual_seed(0)
+    np.random.seed(0)
+    state, other_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    got = method(model, x, [3, 7, 0], **options)
+    assert got.shape == (3, 4, 6) and got.dtype == torch.float32 and not got.requires_grad
+    assert torch.equal(got, method(model, x, [3, 7, 0], **options))
+    for i, target in enumerate((3, 7, 0)):
+        torch.testing.assert_close(method(model, x[i : i + 1], target, **options)[0], got[i], rtol=1e-3, atol=1e-6)
+    predicted = method(model, x, **options)
+    with torch.no_grad():
+        model.eval()
+        close(predicted, method(model, x, model(x).argmax(-1), **options))
+        model.train()
+    assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == other_state).all()
+    assert [(p.grad, p.requires_grad) for p in model.parameters()] == parameters
+    assert x.grad is None and not x.requires_grad
+    if "seed" in method.__kwdefaults__:
+        assert not torch.allclose(method(model, x, [3, 7, 0], **options, seed=1), got, rtol=1e-2)
+
+
+def test_refusals(vit, monkeypatch):
+    model, x = vit(img_size=(64, 96)), images()
+    with pytest.raises(ValueError, match="num_classes=0"):
+        occlusion(vit(num_classes=0), images(size=(64, 64)))
+    with pytest.raises(ValueError, match=r"fits images of shape \(2, 3, 64, 96\), but one of shape \(3, 64, 64\)"):
+        occlusion(model, x, baseline=torch.zeros(3, 64, 64))
+    with pytest.raises(ValueError, match="at least 1, but 0 came"):
+        occlusion(model, x, window=0)
+    assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    for method in CAPTUM:
+        with pytest.raises(ImportError, match="made by captum, which is not installed. Install it"):
+            method(model, x)

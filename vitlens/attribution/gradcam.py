@@ -1,0 +1,65 @@
+"""Grad-CAM on tokens: the channels of one layer, weighed by what the class gains from each."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.attribution.forward import checked, explaining, require_gradient, score
+from vitlens.attribution.rows import layer_number
+from vitlens.attribution.target import classes
+from vitlens.capture import capture
+from vitlens.support import attention_modules
+
+
+def grad_cam(
+    model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None, layer: int = -1
+) -> Tensor:
+    """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
+
+    The activation a_pc of patch p is what the attention reads: the output of the block's `norm1`, where
+    pytorch-grad-cam puts its hook on a ViT. The map is (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc
+    and y the target's logit; prefix tokens are dropped, nothing is rescaled. After the last attention a class token has
+    read all it will, and the gradient of every patch is zero: hence here. Blocks with two attentions side by side have
+    the channels of both.
+
+    layer: its number, −1 for the last. target, names: see `vitlens.attribution`.
+    """
+    model, images = checked(model, images)
+    layers = attention_modules(model)
+    modules = [module for _, module in layers[layer_number(len(layers), layer)]]
+    with explaining(model):
+        with capture(model) as attn, _inputs(modules) as found:
+            logits = model(images)
+        chosen = classes(model, logits, target, names)
+        gradients = torch.autograd.grad(score(logits, chosen), found)
+    require_gradient(model, chosen, list(gradients))
+    wide = torch.promote_types(images.dtype, torch.float32)
+    activation, gradient = (
+        torch.cat(parts, -1)[:, attn.grid.prefix :].to(wide) for parts in ([f.detach() for f in found], gradients)
+    )
+    values = (activation * gradient.mean(1, keepdim=True)).sum(-1).clamp_(min=0)
+    return values.unflatten(-1, (attn.grid.rows, attn.grid.cols))
+
+
+@contextlib.contextmanager
+def _inputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """What the modules are given, in this thread; autograd's graph begins there."""
+    found, thread = [], threading.get_ident()
+
+    def keep(module, args):
+        if threading.get_ident() != thread:
+            return args
+        found.append(args[0].detach().requires_grad_())
+        return (found[-1], *args[1:])
+
+    handles = [module.register_forward_pre_hook(keep) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

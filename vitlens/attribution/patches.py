@@ -1,0 +1,86 @@
+"""captum's methods on patches: one image at a time, what it gives for pixels gathered by patch.
+
+One image at a time, so that a batch gives what its images give alone, and `internal_batch_size` alone bounds the number
+of images in one forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens.attribution.forward import checked, explaining
+from vitlens.attribution.target import classes
+from vitlens.capture import capture
+from vitlens.grid import TokenGrid
+
+
+def captum():
+    """captum.attr, which is imported when the first of its methods is asked for."""
+    try:
+        import captum.attr
+    except ImportError as error:
+        raise ImportError(
+            "This map is made by captum, which is not installed. Install it (`pip install captum`), or use a method "
+            "that needs only the model, such as relevance."
+        ) from error
+    return captum.attr
+
+
+def per_image(
+    model: nn.Module,
+    images: Tensor,
+    target,
+    names: Sequence[str] | None,
+    baseline: float | Tensor,
+    attribute: Callable[[nn.Module, Tensor, Tensor, int, TokenGrid], Tensor],
+) -> Tensor:
+    """(B, rows, cols): attribute(model, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image."""
+    model, images = checked(model, images)
+    try:
+        baselines = torch.as_tensor(baseline).detach().to(images).expand_as(images)
+    except RuntimeError:
+        raise ValueError(
+            f"A baseline is a number or a tensor that fits images of shape {tuple(images.shape)}, but one of shape "
+            f"{tuple(baseline.shape)} came."
+        ) from None
+    captum()
+    with explaining(model):
+        with torch.no_grad(), capture(model) as attn:
+            logits = model(images)
+        chosen = classes(model, logits, target, names).tolist()
+        ones = zip(images.split(1), baselines.split(1), chosen, strict=True)
+        maps = [attribute(model, image, blank, number, attn.grid).detach() for image, blank, number in ones]
+    wide = torch.promote_types(images.dtype, torch.float32)
+    return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))
+
+
+def patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:
+    """(B, C, H, W) values of pixels → (B, P), summed over the channels and pixels of each patch."""
+    pixels, patches = values.sum(1).flatten(1), grid.pixel_patches(values.device).flatten()
+    return pixels.new_zeros(len(pixels), grid.patches).index_add_(1, patches, pixels)
+
+
+def patch_values(values: Tensor, grid: TokenGrid) -> Tensor:
+    """(B, C, H, W) values that are the same all over a patch → (B, P), that of its first pixel."""
+    return values[:, 0, :: grid.patch[0], :: grid.patch[1]][:, : grid.rows, : grid.cols].flatten(1)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The global generators that captum draws from, begun at `seed`; afterwards they are where they were."""
+    state = np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)

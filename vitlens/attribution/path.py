@@ -1,0 +1,80 @@
+"""Gradients of the logit by the pixels, along a path from a baseline or at the image itself: captum's, over patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from vitlens.attribution.patches import captum, patch_sums, per_image, seeded
+
+
+def integrated_gradients(
+    model: nn.Module,
+    images: Tensor,
+    target=None,
+    *,
+    names: Sequence[str] | None = None,
+    baseline: float | Tensor = 0.0,
+    n_steps: int = 50,
+    internal_batch_size: int = 16,
+) -> Tensor:
+    """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
+
+    The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
+    multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows.
+
+    baseline: a number or tensor in normalised units; 0 is the mean colour. n_steps: points on the line, by the rule of
+    Gauss and Legendre. internal_batch_size: images in one forward. target, names: see `vitlens.attribution`.
+    """
+
+    def attribute(model, image, blank, number, grid):
+        method = captum().IntegratedGradients(model)
+        values = method.attribute(image, blank, number, n_steps=n_steps, internal_batch_size=internal_batch_size)
+        return patch_sums(values, grid)
+
+    return per_image(model, images, target, names, baseline, attribute)
+
+
+def gradient_shap(
+    model: nn.Module,
+    images: Tensor,
+    target=None,
+    *,
+    names: Sequence[str] | None = None,
+    baseline: float | Tensor = 0.0,
+    n_samples: int = 50,
+    stdevs: float = 0.1,
+    seed: int = 0,
+    internal_batch_size: int = 16,
+) -> Tensor:
+    """(B, rows, cols) Gradient SHAP (Lundberg and Lee 2017; Erion et al. 2021), summed over each patch.
+
+    The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two.
+
+    stdevs: standard deviation of the noise on the image, in normalised units. seed: where captum's random numbers
+    begin, the same for every image; the global generators are left as they were. internal_batch_size: images in one
+    forward; which numbers are drawn depends on it. baseline, target, names: as in `integrated_gradients`.
+    """
+
+    def attribute(model, image, blank, number, grid):
+        method, total = captum().GradientShap(model), 0
+        with seeded(seed, image.device):
+            for start in range(0, n_samples, internal_batch_size):
+                count = min(internal_batch_size, n_samples - start)
+                total = total + count * method.attribute(image, blank, count, stdevs, number)
+        return patch_sums(total / n_samples, grid)
+
+    return per_image(model, images, target, names, baseline, attribute)
+
+
+def input_x_gradient(model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None) -> Tensor:
+    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalised units, summed over each patch.
+
+    target, names: see `vitlens.attribution`.
+    """
+
+    def attribute(model, image, blank, number, grid):
+        return patch_sums(captum().InputXGradient(model).attribute(image.clone().requires_grad_(), number), grid)
+
+    return per_image(model, images, target, names, 0.0, attribute)

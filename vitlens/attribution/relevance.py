@@ -1,0 +1,69 @@
+"""Relevance: Chefer's rule for self-attention, and the attention × gradient of a single layer it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.attribution.forward import differentiated
+from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
+from vitlens.layer import Layer
+
+
+def relevance(
+    model: nn.Module,
+    images: Tensor,
+    target=None,
+    *,
+    names: Sequence[str] | None = None,
+    query: tuple[int, int] | None = None,
+) -> Tensor:
+    """(B, rows, cols) relevance of each patch to what the head reads, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
+
+    R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
+    of the target's logit. The map is the read-out's row of R − I, R = (I + Ā_L) ⋯ (I + Ā_1), without its prefix tokens
+    and not rescaled; it is pulled back from the top, r ← r + r·Ā, so R is never formed. Without I, because under a mean
+    over patches the read-out lies on the patches themselves; for a class token nothing changes. An attention pool is
+    one more layer: its map takes part like any other's.
+
+    target, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head reads.
+    """
+    attn = differentiated(model, images, target, names)
+    read, moved = readout(attn, query)
+    for layer in reversed(attn):
+        moved = moved + _pulled(layer, read + moved)
+    return attn.grid.image_map(moved)
+
+
+def attention_gradient(
+    model: nn.Module,
+    images: Tensor,
+    target=None,
+    *,
+    names: Sequence[str] | None = None,
+    layer: int | None = None,
+    query: tuple[int, int] | None = None,
+) -> Tensor:
+    """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
+
+    The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
+    layer: its number, −1 for the last block; by default the last attention on the way to the head, which is the pool's
+    in a model with an attention pool. target, names: see `vitlens.attribution`. query: (row, column) of a patch instead
+    of what the head reads.
+    """
+    attn = differentiated(model, images, target, names)
+    read, pooled = readout(attn, query)
+    if layer is None and query is None and attn.pool is not None:
+        return attn.grid.image_map(pooled)
+    number = layer_number(len(attn), -1 if layer is None else layer)
+    return attn.grid.image_map(_pulled(attn[number], read + pooled))
+
+
+def _pulled(layer: Layer, row: Tensor) -> Tensor:
+    """(B, T) row · mean over heads of (A ⊙ ∇A)⁺."""
+    pulled = torch.zeros_like(row)
+    for queries, product in attention_times_gradient(layer, row):
+        pulled += torch.einsum("bq,bqk->bk", row[:, queries], product.clamp_(min=0).mean(1))
+    return pulled

@@ -1,0 +1,86 @@
+"""Which class is explained: a number, a name, one of either for each image, or the one the model predicts."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.models import label_names
+from vitlens.support import model_name
+
+
+def require_classes(model: nn.Module) -> None:
+    """Raise ValueError for a model without a classifier."""
+    if not getattr(model, "num_classes", 0):
+        raise ValueError(
+            f"A class-specific map needs a model with classes, but {model_name(model)} has none (num_classes=0): its "
+            "output is features. Open it with its classifier, or create it with num_classes=… and train one."
+        )
+
+
+def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] | None = None) -> Tensor:
+    """(B,) class numbers for (B, classes) logits.
+
+    target: None for the predicted class, one class for all images or a sequence (or 1-D tensor) of one for each; a
+    class is a number or a name. names: the names of all classes in their order; by default the model's own
+    (`vitlens.models.label_names`). One of a name's synonyms, divided by commas as in ImageNet's names, is enough, and
+    case does not matter. Raises ValueError for what is no class of the model, and TypeError for other types.
+    """
+    count, total = logits.shape
+    if target is None:
+        return logits.argmax(-1)
+    if hasattr(target, "tolist"):  # tensors, NumPy's arrays and its numbers
+        target = target.tolist()
+    each = list(target) if isinstance(target, list | tuple) else [target] * count
+    if len(each) != count:
+        raise ValueError(
+            f"A target is one class, or one class for each of the {count} images, but {len(each)} came. Give one or "
+            f"{count}."
+        )
+    numbers = [_by_name(model, t, names, total) if isinstance(t, str) else _by_number(model, t, total) for t in each]
+    return torch.tensor(numbers, device=logits.device)
+
+
+def _by_number(model: nn.Module, target, total: int) -> int:
+    try:
+        number = operator.index(target)
+    except TypeError:
+        raise TypeError(
+            f"A target is a class number, a class name, one of these for each image, or None for the predicted class, "
+            f"but {target!r} ({type(target).__name__}) came."
+        ) from None
+    if isinstance(target, bool) or not 0 <= number < total:
+        raise ValueError(
+            f"{model_name(model)} has {total} classes, numbered from 0 to {total - 1}, but class {target} was asked "
+            "for; give one of these."
+        )
+    return number
+
+
+def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
+    names = label_names(model) if names is None else names
+    if names is None:
+        raise ValueError(
+            f"The names of {model_name(model)}'s classes are unknown, so {target!r} cannot be found among them. Give "
+            "the class as a number, or all names in order (`names=[…]`)."
+        )
+    if len(names) != total:
+        raise ValueError(f"{model_name(model)} has {total} classes, but {len(names)} names came; give one for each.")
+    wanted = target.strip().lower()
+    synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names]
+    found = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]
+    found = found or [i for i, parts in enumerate(synonyms) if wanted in parts]
+    if len(found) > 1:
+        raise ValueError(
+            f"{len(found)} classes of {model_name(model)} are called {target!r}: "
+            f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
+        )
+    if not found:
+        close = difflib.get_close_matches(wanted, [part for parts in synonyms for part in parts[1:]], n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(close)}?" if close else " Give the class as a number instead."
+        raise ValueError(f"{model_name(model)} has no class called {target!r}.{hint}")
+    return found[0]
