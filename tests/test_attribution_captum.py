@@ -49,6 +49,8 @@ def test_gradients_along_a_path_by_hand(vit):
     whole = captum.attr.IntegratedGradients(model).attribute(x, blank, torch.tensor([3, 7]), n_steps=20)
     got = integrated_gradients(model, x, [3, 7], baseline=0.25, n_steps=20, internal_batch_size=6)
     close(got, torch.stack([tiles(v).sum(-1) for v in whole]))
+    with torch.inference_mode():
+        assert torch.equal(input_x_gradient(model, x.clone(), [3, 7]), input_x_gradient(model, x, [3, 7]))
     whole = captum.attr.InputXGradient(model).attribute(x.requires_grad_(), torch.tensor([3, 7]))
     close(input_x_gradient(model, x, [3, 7]), torch.stack([tiles(v).sum(-1) for v in whole]))
 
@@ -166,6 +168,18 @@ def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
     assert x.grad is None and not x.requires_grad
     if "seed" in method.__kwdefaults__:
         assert not torch.allclose(method(model, x, [3, 7, 0], **options, seed=1), got, rtol=1e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_gpu_gives_the_same(vit, method):
+    model, x = vit(img_size=(64, 96)), images()
+    model.set_grad_checkpointing()
+    options = OPTIONS.get(method.__name__, {}) | (dict(stdevs=0.0) if method is gradient_shap else {})
+    expected = method(model, x, [3, 7], **options)
+    got = method(model.cuda(), x, [3, 7], **options)
+    assert got.is_cuda
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item())
 
 
 def test_refusals(vit, monkeypatch):

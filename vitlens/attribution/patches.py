@@ -41,19 +41,20 @@ def per_image(
 ) -> Tensor:
     """(B, rows, cols): attribute(model, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image."""
     model, images = checked(model, images)
+    blanks = torch.as_tensor(baseline).detach().to(images)
     try:
-        baselines = torch.as_tensor(baseline).detach().to(images).expand_as(images)
+        blanks = blanks.expand_as(images)
     except RuntimeError:
         raise ValueError(
             f"A baseline is a number or a tensor that fits images of shape {tuple(images.shape)}, but one of shape "
-            f"{tuple(baseline.shape)} came."
+            f"{tuple(blanks.shape)} came."
         ) from None
     captum()
     with explaining(model):
         with torch.no_grad(), capture(model) as attn:
             logits = model(images)
         chosen = classes(model, logits, target, names).tolist()
-        ones = zip(images.split(1), baselines.split(1), chosen, strict=True)
+        ones = zip(images.split(1), blanks.split(1), chosen, strict=True)
         maps = [attribute(model, image, blank, number, attn.grid).detach() for image, blank, number in ones]
     wide = torch.promote_types(images.dtype, torch.float32)
     return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))

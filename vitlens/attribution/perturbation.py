@@ -32,15 +32,14 @@ def occlusion(
         raise ValueError(f"A window is a whole number of patches, at least 1, but {window!r} came.")
 
     def attribute(model, image, blank, number, grid):
-        below, right = grid.cut
-        seen = lambda t: t[:, :, : grid.image[0] - below, : grid.image[1] - right]  # noqa: E731 no square on the rest
+        below, right = grid.cut  # pixels that no patch sees; squares that reach into them would be too small
+        height, width = grid.image[0] - below, grid.image[1] - right
+        image, blank = image[..., :height, :width], blank[..., :height, :width]
         method = captum().Occlusion(lambda x: model(F.pad(x, (0, right, 0, below))))
-        sides = zip(seen(image).shape[2:], grid.patch, (grid.rows, grid.cols), strict=True)
+        sides = zip((height, width), grid.patch, (grid.rows, grid.cols), strict=True)
         sizes = [(min(pixels, min(window, count) * side), min(pixels, side)) for pixels, side, count in sides]
         square, step = ((image.shape[1], *lengths) for lengths in zip(*sizes, strict=True))
-        values = method.attribute(
-            seen(image), square, step, seen(blank), number, perturbations_per_eval=internal_batch_size
-        )
+        values = method.attribute(image, square, step, blank, number, perturbations_per_eval=internal_batch_size)
         return patch_values(values, grid)
 
     return per_image(model, images, target, names, baseline, attribute)

@@ -1,0 +1,171 @@
+"""How class-specific maps are asked for, what they refuse, and that they leave everything as they found it."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vitlens import attribution, capture
+from vitlens.attribution import attention_gradient, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution.forward import explaining
+
+GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
+SIZE, TARGET = (64, 96), [3, 7]
+
+
+def images(batch=2, size=SIZE, seed=0):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def test_leaves_everything_as_found(vit):
+    model, x = vit(drop_rate=0.5, drop_path_rate=0.1, img_size=SIZE), images()
+    model.train()
+    model.blocks[0].eval()
+    model.head.weight.requires_grad_(False)
+    model.head.bias.grad = torch.ones(10)
+    x.requires_grad_()
+    state = {
+        k: (id(v), v.detach().clone(), v.requires_grad, v.grad) for k, v in model.state_dict(keep_vars=True).items()
+    }
+    modes = [m.training for m in model.modules()]
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        expected = [method(model, x, TARGET) for method in GRADIENT]
+    for method, here in zip(GRADIENT, expected, strict=True):
+        with torch.inference_mode():
+            assert torch.equal(method(model, x.clone(), TARGET), here)
+        got = method(model, x, TARGET)
+        assert torch.equal(got, here) and not got.requires_grad
+        with pytest.raises(ValueError, match="class 10"):
+            method(model, x, 10)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert [m.training for m in model.modules()] == modes and torch.is_grad_enabled()
+    assert x.grad is None and torch.equal(torch.get_rng_state(), generator)
+    for k, v in model.state_dict(keep_vars=True).items():
+        identity, value, requires, grad = state[k]
+        assert id(v) == identity and torch.equal(v, value) and v.requires_grad == requires and v.grad is grad
+    assert (model.head.bias.grad == 1).all() and all(block.attn.fused_attn for block in model.blocks)
+
+
+def test_frozen_checkpointed_and_compiled_models_give_the_same(vit):
+    model, x = vit(img_size=SIZE), images()
+    expected = [method(model, x, TARGET) for method in GRADIENT]
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    checkpointing = copy.deepcopy(model)
+    checkpointing.set_grad_checkpointing()
+    for other in (frozen, checkpointing, torch.compile(copy.deepcopy(model), backend="eager")):
+        assert all(torch.equal(method(other, x, TARGET), e) for method, e in zip(GRADIENT, expected, strict=True))
+    assert checkpointing.grad_checkpointing
+
+
+def test_what_is_explained_is_what_the_model_does(vit):
+    """Inside, parameters are constants and the logits are those of the model, to the bit."""
+    model, x = vit(img_size=SIZE), images()
+    with torch.no_grad():
+        plain = model(x)
+    with explaining(model), capture(model, gradients=True) as attn:
+        logits = model(x)
+    assert torch.equal(logits, plain) and not attn[0].q.requires_grad and attn[0].output.grad_fn is None
+    assert torch.equal(relevance(model, x), relevance(model, x, plain.argmax(-1)))
+
+
+def test_half_precision(vit):
+    model, x = vit(img_size=SIZE), images()
+    for method in GRADIENT:
+        exact = method(model, x, TARGET)
+        low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
+        assert low.dtype == torch.float32
+        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
+
+
+def test_several_threads_at_once(vit):
+    model, x = vit(img_size=SIZE), images(4)
+    expected = {(m, i): m(model, x[i : i + 1], i) for m in GRADIENT for i in range(4)}
+    found, barrier = {}, threading.Barrier(4, timeout=60)
+
+    def explain(i):
+        for method in GRADIENT:
+            barrier.wait()
+            found[method, i] = method(model, x[i : i + 1], i)
+
+    threads = [threading.Thread(target=explain, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
+
+
+def test_methods_can_be_gone_through():
+    assert list(attribution.METHODS) == [
+        "gradient_rollout", "relevance", "legrad", "attention_gradient", "grad_cam", "integrated_gradients",
+        "gradient_shap", "input_x_gradient", "occlusion", "feature_ablation", "kernel_shap",
+    ]  # fmt: skip
+    with pytest.raises(TypeError):
+        attribution.METHODS["mine"] = relevance
+
+
+def test_targets(vit):
+    model, x = vit(img_size=SIZE), images()
+    names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
+    three = relevance(model, x, 3)
+    for target in (3, np.int64(3), torch.tensor(3), [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
+        assert torch.equal(relevance(model, x, target), three)
+    with pytest.raises(ValueError, match="names of vit_tiny.* are unknown, so 'class 3'"):
+        relevance(model, x, "class 3")
+    assert torch.equal(relevance(model, x, "Class 3", names=names), three)
+    assert torch.equal(relevance(model, x, ["class 3", 3], names=names), three)
+    assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
+    assert torch.equal(relevance(model, x, "crane", names=names), relevance(model, x, 8))  # a whole name comes first
+    model.label_names = names
+    assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
+    for method in attribution.METHODS.values():
+        with pytest.raises(ValueError, match="no class called 'tabi'. Did you mean tabby"):
+            method(model, x, "tabi")
+    for target, match in [
+        (10, "10 classes, numbered from 0 to 9, but class 10"),
+        (-1, "but class -1"),
+        (True, "but class True"),
+        ([1, 2, 3], "each of the 2 images, but 3 came"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            relevance(model, x, target)
+    with pytest.raises(TypeError, match=r"but 1.5 \(float\) came"):
+        relevance(model, x, 1.5)
+    with pytest.raises(ValueError, match="10 classes, but 3 names"):
+        relevance(model, x, "a", names=["a", "b", "c"])
+    model.label_names = names[:8] + ["crane", "crane"]
+    with pytest.raises(ValueError, match=r"2 classes .* are called 'crane': 8 \(crane\), 9"):
+        relevance(model, x, "crane")
+
+
+def test_refusals(vit):
+    model, x = vit(img_size=SIZE), images()
+    headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
+    torch.nn.init.zeros_(untrained.head.weight)
+    for method in GRADIENT:
+        with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
+            method(headless, images(1, (64, 64)))
+        with pytest.raises(ValueError, match="No gradient of class 3 reaches"):
+            method(untrained, x, 3)
+        for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
+            with pytest.raises(ValueError, match="Images are a floating-point tensor"):
+                method(model, wrong)
+        with pytest.raises(ValueError, match="vitlens cannot show the attention of resnet18"):
+            method(timm.create_model("resnet18"), x)
+    for method in (gradient_rollout, relevance, attention_gradient):
+        with pytest.raises(ValueError, match=r"no weighted sum of its tokens.*query=\(row, column\)"):
+            method(maximum, images(1, (64, 64)))
+        with pytest.raises(IndexError, match="outside the 4 × 6 grid"):
+            method(model, x, query=(4, 0))
+    for layer in (3, -4):
+        for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
+            with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {layer}"):
+                method(model, x, **{option: layer})
+    with pytest.raises(ValueError, match='"mean" or "positive", but got .max'):
+        gradient_rollout(model, x, head_fusion="max")
