@@ -3,11 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?= data/checkpoints/vit_tiny_patch8_64
 READY := .venv/.ready
+COLAB := .venv/colab
+# What Colab's runtime has: the widgets must work with it too.
+COLABS := ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
+SITE := import site; print(site.getsitepackages()[0])
 
-.PHONY: figures lab notebooks test test-slow test-all lint
+.PHONY: figures app lab notebooks browser test test-colab test-slow test-all lint
 
 figures: $(READY)  ## the inspection figures of MODEL (IMAGES="a.jpg b.png" for your own photographs)
 	$(BIN)/vitlens inspect $(MODEL) $(IMAGES) --out figures
+
+app: $(READY)  ## the explorer of MODEL as a page in the browser (IMAGES="a.jpg" for your own photograph)
+	$(BIN)/vitlens app $(MODEL) $(IMAGES)
 
 lab: $(READY)  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=notebooks
@@ -15,8 +22,15 @@ lab: $(READY)  ## JupyterLab on the notebooks
 notebooks: $(READY)  ## run all notebooks in clean kernels and write them back with their figures
 	$(BIN)/python notebooks/execute.py
 
-test: $(READY)  ## every test but the sweep over all of timm
-	$(BIN)/python -m pytest -n auto
+browser: $(READY)  ## a browser for the tests, where there is none yet
+	$(BIN)/python tests/browser/install.py
+
+test: browser  ## every test but the sweep over all of timm (NO_BROWSER=1 leaves the browser out)
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(MAKE) test-colab
+
+test-colab: $(COLAB)/.ready  ## the widgets with the versions of Colab
+	$(COLAB)/bin/python -m pytest -q tests/test_explorer.py tests/test_widgets.py
 
 test-slow: $(READY)  ## the sweep over all of timm
 	$(BIN)/python -m pytest -n auto -m slow
@@ -29,4 +43,10 @@ lint: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable ".[notebooks,dev]"
+	touch $@
+
+$(COLAB)/.ready: $(READY) Makefile
+	$(PYTHON) -m venv $(COLAB)
+	$(BIN)/python -c "$(SITE)" > "$$($(COLAB)/bin/python -c "$(SITE)")/workstation.pth"
+	$(COLAB)/bin/python -m pip install --quiet $(COLABS)
 	touch $@

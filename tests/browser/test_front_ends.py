@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from test_capture import unfused_maps
 from timm.models import save_for_hf
 
@@ -263,17 +263,15 @@ def test_views_dots_and_hover(page):
     assert page.text(".under").startswith("row 0, column 7: ")
 
 
-def phone(path):
-    """A photograph of 40 megapixels that lies on its side, as telephones write them."""
+def phone(path, width, height):
+    """A photograph that lies on its side, as telephones write them."""
     rng = np.random.default_rng(0)
-    noise = Image.fromarray(rng.integers(0, 255, (55, 73, 3), dtype=np.uint8)).resize(
-        (7300, 5500), Image.Resampling.BICUBIC
-    )
+    noise = Image.fromarray(rng.integers(0, 255, (height // 100, width // 100, 3), dtype=np.uint8))
+    noise = noise.resize((width, height), Image.Resampling.BICUBIC)
     exif = Image.Exif()
     exif[274] = 6
     noise.save(path, "JPEG", quality=92, exif=exif)
-    assert path.stat().st_size > 2**20  # so that the browser has to reduce it
-    return noise.rotate(-90, expand=True)
+    return path
 
 
 def test_uploads(page, model, tmp_path):
@@ -283,10 +281,14 @@ def test_uploads(page, model, tmp_path):
         page.act(page.upload(path))
         assert_shows(page, expected(model, path, 3, "mean", None))
         assert page.text(".alert") == ""
-    upright = phone(tmp_path / "phone.jpg")
-    page.act(page.upload(tmp_path / "phone.jpg"))
-    shown, wanted = page.pixels(), expected(model, upright, 3, "mean", None)
-    assert np.abs(shown - wanted).mean() < 6  # reduced by another program, but upright and in its place
+    small = phone(tmp_path / "small.jpg", 1600, 1200)
+    page.act(page.upload(small))  # sent as it is
+    assert_shows(page, expected(model, ImageOps.exif_transpose(Image.open(small)), 3, "mean", None))
+    large = phone(tmp_path / "phone.jpg", 7300, 5500)
+    assert small.stat().st_size < 2**20 < large.stat().st_size  # the browser has to reduce it
+    page.act(page.upload(large))
+    shown, upright = page.pixels(), ImageOps.exif_transpose(Image.open(large))
+    assert np.abs(shown - expected(model, upright, 3, "mean", None)).mean() < 6  # by another program, but in its place
     sideways = expected(model, upright.rotate(90, expand=True), 3, "mean", None)
     assert np.abs(shown - sideways).mean() > 12
 

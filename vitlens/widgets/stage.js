@@ -254,7 +254,7 @@ function bars(list) {
 // Every head's value over depth; a click or an arrow key goes to a head.
 function dots(described, send) {
   const { values, uniform, layer, head, title, picks } = described;
-  const [width, height, left, bottom] = [320, 170, 30, 26];
+  const [width, height, left, bottom] = [320, 176, 30, 34];
   const most = 1.08 * Math.max(uniform, ...values.flat());
   const x = (k) => left + ((k + 0.5) / values.length) * (width - left - 6);
   const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
@@ -266,8 +266,8 @@ function dots(described, send) {
     plot.append(make("text", { x: left - 5, y: y(value) + 3.5, "text-anchor": "end" }, shown(value)));
   }
   const each = Math.ceil(values.length / 12);
-  values.forEach((_, k) => k % each || plot.append(make("text", { x: x(k), y: height - 12, "text-anchor": "middle" }, k)));
-  plot.append(make("text", { x: (width + left) / 2, y: height - 1, "text-anchor": "middle" }, "layer"));
+  values.forEach((_, k) => k % each || plot.append(make("text", { x: x(k), y: height - 19, "text-anchor": "middle" }, k)));
+  plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "layer"));
   plot.append(make("line", { class: "even", x1: left, x2: width - 6, y1: y(uniform), y2: y(uniform) }));
   values.forEach((heads, k) =>
     heads.forEach((value, h) => {

@@ -1,0 +1,186 @@
+"""The explorer's latency, seen from a browser: from a click to new pixels, and from an upload to the first map.
+
+    python benchmarks/explorer.py --out data/results/explorer.csv
+
+JupyterLab and Chromium run on this machine. A click counts from the pointer's event to the frame in which the canvas
+was painted anew, in the browser's own clock; an upload from the choice of the file. Every number is a median. ViT-Ti/16
+at 224 pixels and ViT-B/16 at 1024 (random weights: they cost the same), the second beside one plain forward of the
+same model in the same kernel. Memory is the resident size of the kernel before, after 50 and after 200 interactions.
+"""
+
+import argparse
+import base64
+import csv
+import datetime
+import io
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
+
+from vitlens.images import samples
+from vitlens.runs import hardware, versions
+from vitlens.train import World
+
+CELL = """
+import json, os, time, timm, torch
+from vitlens import widgets
+from vitlens.preprocessing import preprocess
+from vitlens.images import samples
+model = timm.create_model({name!r}, img_size={size}, num_classes=1000).eval()
+explorer = widgets.explore(model)
+explorer
+"""
+FORWARD = """
+x = preprocess(model, samples()["astronaut"], size=({size}, {size}))
+def once():
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model(x)
+    return time.perf_counter() - start
+once(); taken = sorted(once() for _ in range(5))[2]
+open("forward.json", "w").write(json.dumps([taken, os.getpid()]))
+"""
+CHANGED = """
+    const root = document.querySelector(".vitlens"), before = root.dataset.answers;
+    const changed = new Promise((done) => new MutationObserver((_, observer) => {
+        if (root.dataset.answers === before) return;
+        observer.disconnect();
+        requestAnimationFrame(() => done(performance.now()));
+    }).observe(root, { attributes: true }));
+"""
+CLICK = f"""async ([row, col, rows, cols]) => {{ {CHANGED}
+    const canvas = root.querySelector(".picture canvas"), box = canvas.getBoundingClientRect();
+    const x = box.left + ((col + 0.5) / cols) * box.width, y = box.top + ((row + 0.5) / rows) * box.height;
+    const start = performance.now();
+    canvas.dispatchEvent(
+        new PointerEvent("pointerdown", {{ clientX: x, clientY: y, button: 0, buttons: 1, bubbles: true }}));
+    return (await changed) - start;
+}}"""
+CHOOSE = f"""async ([control, index]) => {{ {CHANGED}
+    const input = root.querySelector(`[data-control=${{control}}] select`);
+    if (input.selectedIndex === index) return 0;
+    input.selectedIndex = index;
+    const start = performance.now();
+    input.dispatchEvent(new Event("change", {{ bubbles: true }}));
+    return (await changed) - start;
+}}"""
+SLIDE = f"""async (layer) => {{ {CHANGED}
+    const input = root.querySelector("[data-control=layer] input");
+    input.value = layer;
+    const start = performance.now();
+    input.dispatchEvent(new Event("input"));
+    return (await changed) - start;
+}}"""
+UPLOAD = f"""async (bytes) => {{ {CHANGED}
+    const moved = new DataTransfer();
+    const data = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));
+    moved.items.add(new File([data], "photo.jpg", {{ type: "image/jpeg" }}));
+    const start = performance.now();
+    root.dispatchEvent(new DragEvent("drop", {{ dataTransfer: moved, bubbles: true, cancelable: true }}));
+    return (await changed) - start;
+}}"""
+VIEWS = {"attention": 0, "received": 1, "rollout": 2, "similarity": 3, "components": 4, "norms": 5}
+CASES = {"vit_tiny_patch16_224": (224, 30, 5), "vit_base_patch16_224": (1024, 7, 1)}  # pixels, clicks, uploads
+
+
+def clicks(page: Page, rng: np.random.Generator, side: int, count: int) -> list[float]:
+    """Seconds from a click on a random patch to the new picture."""
+    return [page.evaluate(CLICK, [*map(int, rng.integers(side, size=2)), side, side]) / 1000 for _ in range(count)]
+
+
+def photographs(count: int) -> list[str]:
+    """Pictures of 4 megapixels, each another, as base64."""
+    found = []
+    for k, image in enumerate(list(samples().values())[:count]):
+        image.resize((2400 + k, 1700)).save(file := io.BytesIO(), "JPEG", quality=85)
+        found.append(base64.b64encode(file.getvalue()).decode())
+    return found
+
+
+def measured(name: str, front: Front, page: Page) -> list[dict]:
+    """One row for each thing that was timed."""
+    size, count, uploads = CASES[name]
+    side, rng, rows = size // 16, np.random.default_rng(0), []
+    front.open(page, f"{name}.ipynb")
+    page.set_default_timeout(600_000)
+    page.wait_for_selector(".vitlens .dots svg")
+    while not (front.folder / "forward.json").exists():
+        page.wait_for_timeout(200)
+    page.wait_for_timeout(500)
+    forward, pid = json.loads((front.folder / "forward.json").read_text())
+    (front.folder / "forward.json").unlink()
+
+    def row(what: str, seconds: list[float]) -> None:
+        middle = statistics.median(seconds)
+        rows.append({"model": name, "pixels": size, "what": what, "seconds": round(middle, 3), "of_a_forward":
+                     round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds)})  # fmt: skip
+        print(rows[-1], flush=True)
+
+    row("forward", [forward])
+    for view in ("attention", "similarity", "rollout"):
+        page.evaluate(CHOOSE, ["view", VIEWS[view]])
+        row(f"click, {view}", clicks(page, rng, side, count))
+    page.evaluate(CHOOSE, ["view", VIEWS["received"]])
+    row("another layer, received", [page.evaluate(SLIDE, k) / 1000 for k in range(10)])
+    page.evaluate(CHOOSE, ["view", VIEWS["attention"]])
+    row("upload", [page.evaluate(UPLOAD, each) / 1000 for each in photographs(uploads)])
+    if size == 224:
+        memory, kernel = {0: psutil.Process(pid).memory_info().rss}, psutil.Process(pid)
+        for k in range(1, 201):
+            if k % 5 == 0:
+                page.evaluate(CHOOSE, ["view", int(rng.integers(6))])
+            elif k % 7 == 0:
+                page.evaluate(SLIDE, int(rng.integers(12)))
+            elif page.locator(".vitlens .picture.picks").count():
+                clicks(page, rng, side, 1)
+            memory[k] = kernel.memory_info().rss
+        for k in (0, 50, 200):
+            rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions (MiB)",
+                         "seconds": round(memory[k] / 2**20, 1)})  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--model", choices=list(CASES), action="append", help="one of them only")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        for name in options.model or CASES:
+            size = CASES[name][0]
+            cells = CELL.format(name=name, size=size), FORWARD.format(size=size)
+            Path(folder, f"{name}.ipynb").write_text(notebook(*cells))
+        front, browser = Front("lab", Path(folder)), chromium(playwright)
+        try:
+            for name in options.model or CASES:
+                page = browser.new_page(viewport={"width": 1400, "height": 1000})
+                rows += measured(name, front, page)
+                page.close()
+        finally:
+            browser.close()
+            front.stop()
+    about = {
+        "device": hardware(World(device=torch.device("cpu"))), **versions(), "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/explorer.py",
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out, "w", newline="") as file:
+        table = csv.DictWriter(file, [*rows[0], *about])
+        table.writeheader()
+        table.writerows(row | about for row in rows)
+
+
+if __name__ == "__main__":
+    main()
