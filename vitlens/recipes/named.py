@@ -74,8 +74,8 @@ SMALL = (
     Recipe(
         name="finetune-small",
         continues=True,
-        image_size=224, resize=256, squash=True,  # 384 of 448 in the paper: the same share is cut off
-        epochs=12, batch_size=32,  # the paper's batch of 512 would be more than there is
+        image_size=224, resize=256,  # 384 of 448 in the paper: the same share is cut off
+        epochs=10, batch_size=32,  # the paper's batch of 512 would be more than there is
         optimizer="sgd", momentum=0.9, lr=0.01, weight_decay=0.0,
         warmup=0.1, schedule="cosine", clip=1.0,
         augment=Augment(flip=0.5),

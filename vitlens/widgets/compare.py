@@ -64,7 +64,7 @@ class Compare(Pictured):
         for side, each in self.subjects.items():
             found.append(self.layer_control(each, f"layer_{side}", f"Layer, {side}"))
             found.append(self.head_control(each, view, f"head_{side}", f"Head, {side}"))
-        return [*found, *self.query_controls(self.subjects["left"], view not in HAS_QUERY), *self.paint_controls()]
+        return [*found, *self.query_controls(self.subjects["left"], view not in HAS_QUERY), *self.paint_controls(view)]
 
     def _query_of(self, each: Subject) -> str | int | tuple[int, int]:
         """The query in a model's own grid."""

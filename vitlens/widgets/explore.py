@@ -93,7 +93,7 @@ class Explorer(Pictured):
             self.layer_control(self.subject),
             self.head_control(self.subject, view),
             *self.query_controls(self.subject, disabled=view not in HAS_QUERY),
-            *self.paint_controls(),
+            *self.paint_controls(view),
         ]
 
     def _dots(self) -> dict | None:

@@ -94,12 +94,13 @@ class Pictured(Stage):
             choices, value = choices[:2], value if value == MAX else MEAN
         return Control(name, label, "range", value, choices, disabled=view not in ("attention", "received", "rollout"))
 
-    def paint_controls(self) -> list[Control]:
-        state = self.state
+    def paint_controls(self, view: str = "") -> list[Control]:
+        state, plain = self.state, view == "components"  # whose values are colours themselves
+        maps = (("automatic", ""), *((name, name) for name in MAPS))
         return [
             Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
-            Control("colours", "Colours", "select", state["colours"], (("automatic", ""), *((m, m) for m in MAPS))),
-            Control("stretch", "Colours from the least value", "check", state["stretch"]),
+            Control("colours", "Colours", "select", state["colours"], maps, disabled=plain),
+            Control("stretch", "Colours from the least value", "check", state["stretch"], disabled=plain),
             Control("smooth", "Smooth", "check", state["smooth"]),
             Control("lines", "Patch grid", "check", state["lines"]),
         ]
