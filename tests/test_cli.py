@@ -1,8 +1,10 @@
 """The command line as a user meets it: files written, sentences on standard error, exit codes."""
 
+import ast
 import contextlib
 import io
 import json
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, capture, cli, filters, load_model, positions
+from vitlens import app, attention, capture, cli, filters, load_model, positions
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 
@@ -178,3 +180,34 @@ def test_train_and_inspect_what_was_trained(tmp_path):
     vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "figures")
     summary = json.loads((tmp_path / "figures" / "summary.json").read_text())
     assert summary["grid"]["rows"] == 4 and summary["layers"] == 2
+
+
+def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
+    (text := tmp_path / "notes.png").write_text("no picture")
+    save_for_hf(timm.create_model("resnet10t", num_classes=2), tmp_path / "resnet", safe_serialization=True)
+    assert "is a text file" in vitlens("app", model_folder, text, expect=2).stderr
+    assert "no model called nonsense" in vitlens("app", "nonsense", expect=2).stderr
+    assert "vitlens cannot show the attention" in vitlens("app", tmp_path / "resnet", expect=2).stderr
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        message = vitlens("app", model_folder, "--port", port, expect=2).stderr
+        assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
+    monkeypatch.setattr("vitlens.app.find_spec", lambda name: None)
+    assert "pip install voila" in vitlens("app", model_folder, expect=2).stderr
+
+
+def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkeypatch):
+    """Paths with quotes and brackets are paths, not code; the page is run as Voila would run it."""
+    (folder := tmp_path / "a'b{c}").mkdir()
+    samples()["coffee"].save(folder / "cup.png")
+    monkeypatch.chdir(tmp_path)
+    book = json.loads(app.notebook(str(model_folder), "a'b{c}/cup.png"))
+    (cell,) = book["cells"]
+    *rest, last = ast.parse(cell["source"]).body
+    space = {}
+    monkeypatch.chdir("/")
+    exec(compile(ast.Module(rest, []), "cell", "exec"), space)
+    explorer = eval(compile(ast.Expression(last.value), "cell", "eval"), space)
+    assert explorer.photograph.size == samples()["coffee"].size and len(explorer.frame["bars"]) == 5

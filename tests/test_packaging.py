@@ -37,6 +37,14 @@ def test_what_the_user_asked_for_is_installed():
         assert re.search(rf"(^| ){name}>=", every), name
 
 
+def test_what_is_no_python_is_packed_too():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for path in (ROOT / "vitlens").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            assert any(path.match(pattern) for pattern in declared.get(package, ())), path
+
+
 def test_readme_commands_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", readme)):
