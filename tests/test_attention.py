@@ -154,6 +154,26 @@ def test_rollout_against_the_whole_product(fusion, discard):
     torch.testing.assert_close(query, grid.image_map(expected), rtol=1e-9, atol=1e-12)
 
 
+def test_rollout_from_any_token():
+    maps = random_maps(WIDE)
+    attn = Maps(maps, WIDE)
+    for query, position in ((3, 3), (0, 0), ((2, 7), WIDE.index(2, 7))):
+        expected = naive_rollout(maps, one_hot(WIDE, position))
+        torch.testing.assert_close(attention.rollout(attn, query), WIDE.image_map(expected))
+
+
+@pytest.mark.parametrize("block", [3, 1000])
+def test_what_a_query_reads_of_several_tokens(vit, block):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    row = torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0)
+    whole = torch.einsum("bq,bhqk->bhk", row, attn[1].weights())
+    torch.testing.assert_close(attn[1].read(row, block), whole)
+    torch.testing.assert_close(attn[1].read(row[0], block)[0], whole[0])
+    torch.testing.assert_close(attn[1].read(one_hot(attn.grid, 5)), attn[1].weights(5)[:, :, 0])
+
+
 def test_rollout_that_depends_on_the_image():
     maps = random_maps(TokenGrid(4, 6, (16, 16), 1))
     start = torch.rand(2, 25, generator=torch.Generator().manual_seed(1)).softmax(-1)

@@ -7,7 +7,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid
-from vitlens.grid import token_grid
+from vitlens.grid import prefix_names, token_grid
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,30 @@ def test_index_and_image_map():
             grid.index(*outside)
     with pytest.raises(ValueError, match="at least one row"):
         TokenGrid(0, 3, (16, 16))
+
+
+def test_positions_of_tokens_and_of_patches():
+    grid = TokenGrid(2, 3, (16, 16), prefix=2)
+    assert [grid.position(query) for query in (0, 7, (0, 0), (1, 2), [1, 0])] == [0, 7, 2, 7, 5]
+    for outside in (8, -1, (2, 0)):
+        with pytest.raises(IndexError, match="outside"):
+            grid.position(outside)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "names"),
+    [
+        ("vit_tiny_patch16_224", {}, ["class token"]),
+        ("vit_tiny_patch16_224", {"reg_tokens": 2}, ["class token", "register 1", "register 2"]),
+        ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}, []),
+        ("vit_medium_patch16_reg1_gap_256", {"num_heads": 3}, ["register 1"]),
+        ("deit_tiny_distilled_patch16_224", {}, ["class token", "distillation token"]),
+        ("naflexvit_base_patch16_map", {"num_heads": 3, "class_token": True}, ["class token", "register 1"]),
+    ],
+)
+def test_names_of_prefix_tokens(name, kwargs, names):
+    model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
+    assert prefix_names(model)[: len(names)] == names and len(prefix_names(model)) == model.num_prefix_tokens
 
 
 def test_borders():

@@ -644,6 +644,14 @@ def test_preprocess_feeds_a_model():
         assert model(preprocess(model, [RAMP, Image.fromarray(RAMP)])).shape == (2, 1000)
 
 
+def test_preprocess_of_the_whole_picture_squeezes_it_and_cuts_nothing_off():
+    model = timm.create_model("vit_tiny_patch16_224", embed_dim=48, depth=1)
+    picture = samples()["chelsea"]
+    squeezed = np.asarray(picture.resize((80, 48), Image.Resampling.BICUBIC)) / 127.5 - 1
+    batch = preprocess(model, picture, size=(48, 80), whole=True)
+    np.testing.assert_allclose(batch[0].permute(1, 2, 0), squeezed, atol=1e-5)
+
+
 def test_preprocess_without_a_configuration_takes_timms_defaults():
     transform = create_transform((3, 224, 224), interpolation="bicubic", crop_pct=0.875)
     assert torch.equal(preprocess(nn.Identity(), RAMP)[0], transform(Image.fromarray(RAMP)))
