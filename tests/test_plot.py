@@ -123,6 +123,16 @@ PAGES = {
     "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
 }
 PAGES |= {
+    "overlays 1": lambda: plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT),
+    "overlays 5": lambda: plot.overlays(
+        picture(), {f"map no. {k}": attention(1, 14, 20)[0] - k / 2 for k in range(5)}, grid=CUT, query=(13, 19)
+    ),
+    "all heads 6": lambda: plot.all_heads(attention(36, 8, 8).reshape(6, 6, 8, 8), query=(7, 0)),
+    "all heads 12 × 3": lambda: plot.all_heads(attention(36, 14, 20).reshape(12, 3, 14, 20), scale="shared"),
+    "all heads 24 × 16": lambda: plot.all_heads(attention(384, 16, 16).reshape(24, 16, 16, 16) / 100, query=(0, 9)),
+    "all heads 2 × 1": lambda: plot.all_heads(attention(2, 20, 4).reshape(2, 1, 20, 4)),
+}
+PAGES |= {
     "training, empty": lambda: plot.training([]),
     "training": lambda: plot.training(history(90)),
     "snapshot": lambda: plot.snapshot(snapshots(3)),
@@ -315,7 +325,7 @@ def test_bilinear_is_exact_on_a_ramp_and_stays_in_range_where_lanczos_overshoots
 
 
 def test_mask_has_least_0_and_largest_1_and_agrees_with_the_authors_8_bit_rendering():
-    values = RNG.uniform(size=(14, 20)) ** 3
+    values = np.random.default_rng(2).uniform(size=(14, 20)) ** 3
     grid = TokenGrid(14, 20, (16, 16))
     shown = plot.mask(values, grid)
     assert shown.shape == (224, 320) and shown.min() == 0 and shown.max() == 1
@@ -545,6 +555,52 @@ def test_tiles_keep_their_shape_and_fit_a_page(count, rows, cols):
         assert box.height / box.width == pytest.approx(rows / cols, abs=0.01)
 
 
+def test_overlays_are_the_maps_over_one_picture():
+    maps = {"one": attention(1, 14, 20)[0], "two": RNG.normal(size=(14, 20)), "paint": RNG.uniform(size=(14, 20, 3))}
+    figure = plot.overlays(picture(), maps, grid=CUT, query=(3, 17), limits={"two": (-9, 9)}, smooth=False)
+    beside, one, two, paint = [ax for ax in figure.axes if ax.images]
+    assert np.array_equal(beside.images[0].get_array(), picture())
+    for ax, values in zip((one, two, paint), maps.values(), strict=True):
+        heat = ax.images[1]
+        assert np.allclose(heat.get_array(), values.repeat(16, 0).repeat(16, 1)) and heat.get_alpha() == 0.65
+        assert heat.get_extent() == [0, 320, 224, 0]
+    assert one.images[1].get_clim() == (0, maps["one"].max()) and two.images[1].get_clim() == (-9, 9)
+    assert [text.get_text() for text in figure.texts] == ["Input", *maps]
+    labels = [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes if not ax.images]
+    assert labels == [["0", f"{maps['one'].max():.2g}"], ["−9", "0", "9"]], "colours have no bar"
+    figure = plot.overlays(picture(), maps, grid=CUT, limits={"one": (0.25, 0.5)})
+    bar = next(ax for ax in figure.axes if not ax.images)
+    assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0.25", "0.5"], "no zero outside"
+    for ax in (beside, one, two, paint):
+        (frame,) = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
+        assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17 * 16, 3 * 16, 16, 16)
+        width, height = ax.get_window_extent().size
+        assert width / height == pytest.approx(330 / 230, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", ["each", "shared"])
+def test_all_heads_lie_in_the_column_of_their_layer_and_the_row_of_their_head(scale):
+    weights = attention(6, 4, 5).reshape(3, 2, 4, 5)
+    figure = plot.all_heads(weights, query=(3, 1), scale=scale)
+    (ax,) = figure.axes
+    found = tiles_of(ax)
+    xs, ys = sorted({x for x, _ in found}), sorted({y for _, y in found})
+    assert (len(xs), len(ys)) == (3, 2)
+    frames = {frame.get_xy() for frame in ax.patches if isinstance(frame, Rectangle)}
+    words = [text.get_text() for text in ax.texts]
+    for layer, head in np.ndindex(3, 2):
+        image, weight = found[xs[layer], ys[head]], weights[layer, head]
+        left, right, bottom, top = image.get_extent()
+        assert np.array_equal(image.get_array(), weight)
+        assert image.get_clim() == (0, (weight if scale == "each" else weights).max())
+        assert any(np.allclose(f, (left + (right - left) / 5, top + (bottom - top) * 3 / 4)) for f in frames)
+        assert f"{100 * weight.max():.3g}" in words
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["head 0", "head 1"]
+    note = figure.texts[-1].get_text()
+    assert ("own largest" if scale == "each" else f"one scale, 0 to {100 * weights.max():.3g} %") in note
+
+
 # What is refused
 
 
@@ -569,6 +625,9 @@ def test_tiles_keep_their_shape_and_fit_a_page(count, rows, cols):
         (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
         (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="jet"), "jet"),
         (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), mode="heat"), "smooth=False"),
+        (lambda: plot.overlay(picture(), np.ones((14, 20, 3))), r"\(rows, cols\) was .* \(14, 20, 3\)"),
+        (lambda: plot.overlay(picture(), np.ones((14, 20, 4)), mode="heat"), r"\(14, 20, 4\)"),
+        (lambda: plot.overlay(picture(), 2 * np.ones((14, 20, 3)), mode="heat"), "from 2 to 2"),
         (lambda: plot.rollouts([picture()], attention(2, 14, 20)), "maps .* 2 and 1 came"),
         (lambda: plot.rollouts([picture()], attention(1, 14, 20), captions=["a", "b"]), "captions .* 2 and 1 came"),
         (lambda: plot.rollouts([], []), "at least one"),
@@ -577,6 +636,10 @@ def test_tiles_keep_their_shape_and_fit_a_page(count, rows, cols):
         (lambda: plot.heads(np.ones((3, 14, 14)), scale="log"), "log"),
         (lambda: plot.tiles({}), "Between 1 and 6 maps .* 0 came"),
         (lambda: plot.tiles({"a": np.ones((3, 8, 8))}), r"\(3, 8, 8\)"),
+        (lambda: plot.overlays(picture(), {}, grid=CUT), "Between 1 and 5 maps .* 0 came"),
+        (lambda: plot.overlays(picture(), {"a": np.ones((4, 4))}, grid=CUT), "14 × 20 patches"),
+        (lambda: plot.all_heads(np.ones((3, 8, 8))), r"\(3, 8, 8\)"),
+        (lambda: plot.all_heads(np.ones((2, 3, 8, 8)), scale="log"), "log"),
     ],
 )
 def test_wrong_input_is_refused_in_one_sentence(draw, words):
@@ -591,3 +654,7 @@ def test_wrong_input_is_refused_in_one_sentence(draw, words):
 def test_a_query_outside_the_grid_is_refused():
     with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
         plot.heads(attention(3, 14, 20), query=(14, 0))
+    with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
+        plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT, query=(0, 20))
+    with pytest.raises(IndexError, match="outside the 4 × 5 grid"):
+        plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0))

@@ -80,5 +80,10 @@ def test_too_few_tokens_are_refused():
         tokens.components(torch.zeros(2, 8))
 
 
+def test_colours_stretch_every_component_on_its_own():
+    scores = torch.tensor([[-1.0, 10, 5], [1, 30, 5], [0, 20, 5]])
+    assert tokens.colours(scores).tolist() == [[0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]]
+
+
 def test_norms():
     assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]

@@ -63,6 +63,13 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (variances.flip(0)[:k] / total).float()
 
 
+def colours(scores: Tensor) -> Tensor:
+    """(P, k) scores of components, each stretched from its least, 0, to its largest, 1: red, green and blue for k = 3
+    (as DINOv2 is shown, Oquab et al. 2024). What is stretched says nothing about which component is large."""
+    low, high = scores.amin(0), scores.amax(0)
+    return (scores - low) / (high - low).clamp_min(1e-12)
+
+
 def norms(tokens: Tensor) -> Tensor:
     """(…, T) Euclidean length of every token (…, T, D). Some large models store other things in a few patches of plain
     background, which are then several times as long as the rest (Darcet et al. 2024, "Vision Transformers Need

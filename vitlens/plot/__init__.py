@@ -14,17 +14,19 @@ from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
 from vitlens.plot.patches import patches
 from vitlens.plot.style import STYLE
-from vitlens.plot.tiles import tiles
+from vitlens.plot.tiles import all_heads, overlays, tiles
 from vitlens.plot.weights import attention_distance, filters, position_similarity
 
 __all__ = [
     "STYLE",
+    "all_heads",
     "attention_distance",
     "film_strip",
     "filters",
     "heads",
     "mask",
     "overlay",
+    "overlays",
     "patches",
     "position_similarity",
     "rollouts",

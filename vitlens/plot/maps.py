@@ -75,14 +75,21 @@ def overlay(
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
     are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
     0…1. mode "heat": the map's own values in colours of opacity `alpha` over the picture in grey, from 0 to its largest
-    (from −max to max if some are negative) or between `limits`, with a colour bar, NaN grey. smooth: False shows exact
-    patches.
+    (from −max to max if some are negative) or between `limits`, with a colour bar, NaN grey; a map of shape
+    (rows, cols, 3) holds the colours themselves, red, green and blue from 0 to 1. smooth: False shows exact patches.
     """
-    values = array(map, 2, "A map of shape (rows, cols)", "give one map at a time")
-    picture = load_image(image)
-    grid = _grid(values.shape, picture, grid)
     if mode not in ("paper", "heat"):
         raise ValueError(f'A mode "paper" or "heat" was wanted, but {mode!r} came; choose one of them.')
+    ndim = 2 if mode == "paper" else (2, 3)
+    values = array(map, ndim, f"A map of shape (rows, cols){' or (rows, cols, 3)' * (mode == 'heat')}", "give one map")
+    painted = values.ndim == 3
+    if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
+        raise ValueError(
+            f"Three colours from 0 to 1 for every patch were wanted, but an array of shape {values.shape} from "
+            f"{values.min():.3g} to {values.max():.3g} came; vitlens.tokens.colours makes them of components."
+        )
+    picture = load_image(image)
+    grid = _grid(values.shape[:2], picture, grid)
     if mode == "heat" and smooth and not np.isfinite(values).all():
         raise ValueError("A map of finite numbers was wanted, but some are not; draw it with smooth=False.")
     height, width = grid.image
@@ -96,11 +103,15 @@ def overlay(
             ax.imshow(lit.round().astype(np.uint8), extent=(0, width, height, 0))
         else:
             ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
-            large = upsample(values, _covered(grid), method="bilinear" if smooth else "nearest")[:height, :width]
+            channels = [
+                upsample(each, _covered(grid), method="bilinear" if smooth else "nearest")[:height, :width]
+                for each in np.atleast_3d(values).transpose(2, 0, 1)
+            ]
+            large = np.stack(channels, -1).clip(0, 1) if painted else channels[0]  # rounding may leave 0…1
             box = (0, large.shape[1], large.shape[0], 0)
             scale = colours(values, cmap) | (dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {})
-            heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **scale)
-            if colorbar:
+            heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **({} if painted else scale))
+            if colorbar and not painted:
                 ax.figure.colorbar(heat, ax=ax, fraction=0.046, pad=0.03).outline.set_visible(False)
         ax.set(xlim=(0, width), ylim=(height, 0))
         ax.axis("off")
@@ -228,10 +239,12 @@ def heads(
     return figure
 
 
-def mark(ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float]) -> None:
-    """A white frame with a dark rim, which shows on any colour, around the patch that asks."""
+def mark(
+    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], origin: tuple[float, float] = (0, 0)
+) -> None:
+    """A white frame with a dark rim, which shows on any colour, around the patch that asks. origin: of the map."""
     if query is not None:
-        corner = (query[1] * patch[1], query[0] * patch[0])
+        corner = (origin[0] + query[1] * patch[1], origin[1] + query[0] * patch[0])
         frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)
         frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
         ax.add_patch(frame)

@@ -7,7 +7,6 @@ import textwrap
 
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image
 
 from vitlens import plot
 from vitlens.plot.maps import mark
@@ -25,16 +24,12 @@ def captioned(subject: Subject, panel: Panel) -> bytes:
     wide, tall = across - bar - 0.1, (across - bar - 0.1) * height / width
     figure = Figure(figsize=(across, tall + foot + head), dpi=DPI)
     ax = figure.add_axes((0.1 / across, foot / (tall + foot + head), wide / across, tall / (tall + foot + head)))
-    if panel.scale is None:
-        ax.imshow(Image.fromarray(subject.pixels).convert("L"), cmap="gray", vmin=0, vmax=255, alpha=1)
-        box = (0, panel.cols * panel.cell[1] * width, panel.rows * panel.cell[0] * height, 0)
-        method = "bilinear" if panel.smooth else "nearest"
-        ax.imshow(panel.values, extent=box, alpha=panel.strength, interpolation=method)
-    else:
-        plot.overlay(
-            subject.pixels, panel.values, grid=subject.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
-            alpha=panel.strength, cmap=panel.scale.cmap, limits=(panel.scale.low, panel.scale.high),
-        )  # fmt: skip
+    scale = panel.scale and {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
+    plot.overlay(
+        subject.pixels, panel.values, grid=subject.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
+        alpha=panel.strength, **(scale or {}),
+    )  # fmt: skip
+    if scale:
         beside = (1 - (bar - 0.12) / across, foot / (tall + foot + head), 0.14 / across, tall / (tall + foot + head))
         figure.colorbar(ax.images[-1], cax=figure.add_axes(beside)).outline.set_visible(False)
     mark(ax, panel.selected, subject.grid.patch)

@@ -133,8 +133,7 @@ def _similarity(subject: Subject, choice: Choice, wanted) -> View:
 def _components(subject: Subject, choice: Choice, wanted) -> View:
     patches = subject.tokens[choice.layer][0, subject.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
-    low, high = scores.amin(0), scores.amax(0)
-    values = ((scores - low) / (high - low).clamp_min(1e-12)).unflatten(0, _shape(subject))
+    values = tokens.colours(scores).unflatten(0, _shape(subject))
     shares = ", ".join(map(percent, variance))
     words = (
         f"First three principal components of the patch tokens after layer {choice.layer} as red, green and blue, each "
