@@ -3,6 +3,8 @@
 import gc
 import io
 import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -375,6 +377,22 @@ def test_many_messages_at_once_end_at_the_last(vit):
         explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": k % 3, "number": k}, [])
     assert explorer.wait(60)
     assert explorer.frame["answers"] == 59 and explorer.frame["panels"][0]["selected"] == (3, 2)
+
+
+def test_a_process_may_end_while_a_page_works():
+    code = (
+        "import threading, torch\n"
+        "from vitlens.widgets.worker import ask\n"
+        "class Page:\n"
+        "    def draw(self):\n"
+        "        started.set()\n"
+        "        for _ in range(5000): torch.ones(64, 64) @ torch.ones(64, 64)\n"
+        "started, page = threading.Event(), Page()\n"
+        "ask(page.draw)\n"
+        "started.wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_error_that_nobody_foresaw_keeps_the_page(vit, monkeypatch):

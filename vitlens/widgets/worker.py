@@ -3,6 +3,7 @@ threads, and what was asked for comes before what can wait."""
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
@@ -14,6 +15,7 @@ RUNNING = threading.RLock()
 _asked: deque[Callable] = deque()
 _later: deque[Callable] = deque()
 _something = threading.Condition()
+_over = threading.Event()
 _thread: threading.Thread | None = None
 
 
@@ -30,15 +32,27 @@ def ask(method: Callable[[], None], *, later: bool = False) -> None:
 
 def idle() -> bool:
     """Whether nothing is asked for, but what can wait."""
-    return not _asked
+    return not _asked and not _over.is_set()
 
 
 def _work() -> None:
     while True:
         with _something:
-            _something.wait_for(lambda: _asked or _later)
+            _something.wait_for(lambda: _asked or _later or _over.is_set())
+            if _over.is_set():
+                return
             reference = (_asked or _later).popleft()
         if (method := reference()) is not None:
             with RUNNING:
                 method()
         method = None  # nothing is kept alive by waiting
+
+
+@atexit.register
+def _end() -> None:
+    """Let the work at hand end before the interpreter does: a thread killed inside PyTorch aborts the process."""
+    with _something:
+        _over.set()
+        _something.notify()
+    if _thread is not None:
+        _thread.join(10)  # seconds
