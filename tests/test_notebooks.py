@@ -16,6 +16,7 @@ import timm
 import torch
 from PIL import Image
 from scipy.ndimage import uniform_filter
+from test_explorer import values
 from timm.models import save_for_hf
 
 from vitlens import load_model, positions
@@ -184,6 +185,34 @@ def test_index_links_lead_somewhere():
         assert (FOLDER / target).exists(), f"{target} does not exist"
 
 
+def test_pages_of_the_explorer_show_what_was_drawn_before_them(monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setenv("VITLENS_TINY", "1")
+    (path,), told, pages = FOLDER.glob("10_*.ipynb"), {}, []
+    with torch.no_grad():  # the notebook switches gradients off
+        for source in sources(path, "code")[1:]:
+            exec(source, told)
+            pages += [told["page"]] if source.endswith("\npage") else []
+    asking, silent, heads, pair = pages
+    for view, each in zip(("attention", "rollout", "similarity"), told["asked"].values(), strict=True):
+        asking.set(view=view)
+        np.testing.assert_allclose(values(asking), each, atol=1e-6)
+    for view, each in zip(("components", "norms", "received"), told["shown"].values(), strict=True):
+        silent.set(view=view)
+        np.testing.assert_allclose(values(silent), each, rtol=1e-5, atol=1e-5)
+    for name, each in told["strip"].items():
+        silent.set(view="components", layer=int(name.split()[-1]))
+        np.testing.assert_allclose(values(silent), each, atol=1e-5)
+    np.testing.assert_allclose(values(heads, "heads"), told["everything"].amax((2, 3)).T, atol=1e-6)
+    np.testing.assert_allclose(values(heads), told["everything"][-1, 0], atol=1e-6)
+    for side, each in zip(("left", "right"), told["pair"].values(), strict=True):
+        np.testing.assert_allclose(values(pair, side), each, atol=1e-5)
+    pair.set(view="attention", stretch=True)
+    np.testing.assert_allclose(values(pair, "right"), told["even"], atol=1e-6)
+    scale = pair.frame["panels"][1]["scale"]
+    assert (scale["low"], scale["high"]) == pytest.approx(tuple(map(float, *told["least"].values())))
+
+
 def test_figures_of_another_model(tmp_path):
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
     model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
@@ -245,7 +274,7 @@ def test_files_of_pictures_are_small_and_nobody_sees_it():
 def test_committed_figures_of_deit_tiny():
     """What `data/README.md` says was kept of the run on DeiT-Tiny; the weights are asked in test_real.py."""
     figures = sorted(DEIT.glob("*.png"))
-    assert {p.name[:2] for p in figures} == {p.name[:2] for p in NOTEBOOKS[:6]}
+    assert {p.name[:2] for p in figures} == {p.name[:2] for p in NOTEBOOKS} - {*SUBJECTS}
     assert sum(p.stat().st_size for p in DEIT.iterdir()) <= 2_000_000
     for png in figures:
         check_fits_a_page(png.read_bytes())
