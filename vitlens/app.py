@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -47,10 +50,12 @@ def serve(
         page = Path(folder, "explorer.ipynb")
         page.write_text(notebook(model, image), encoding="utf-8")
         command = [
-            sys.executable, "-m", "voila", str(page), f"--port={port}", f"--token={token}", "--Voila.ip=127.0.0.1",
-            "--show_tracebacks=True", "--Voila.log_level=WARN", *([] if browser else ["--no-browser"]),
+            sys.executable, "-m", "voila", str(page), f"--port={port}", "--Voila.port_retries=0",
+            "--Voila.ip=127.0.0.1", "--Voila.auto_token=True", "--show_tracebacks=True", "--Voila.log_level=WARN",
+            *([] if browser else ["--no-browser"]),
         ]  # fmt: skip
-        with subprocess.Popen(command) as server:
+        # In the environment, not among the arguments, which every user of the machine can read.
+        with _interruptible(), subprocess.Popen(command, env=os.environ | {"JUPYTER_TOKEN": token}) as server:
             try:
                 while server.poll() is None and not _answers(port):
                     time.sleep(0.1)
@@ -59,7 +64,25 @@ def serve(
                 return server.wait()
             except KeyboardInterrupt:
                 server.terminate()
-                return server.wait() and 0
+                server.wait()
+                return 0
+
+
+@contextlib.contextmanager
+def _interruptible():
+    """A scheduler's SIGTERM ends the page as Ctrl-C does."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _answers(port: int) -> bool:
@@ -69,6 +92,7 @@ def _answers(port: int) -> bool:
 
 def notebook(model: str, image: str | os.PathLike | None) -> str:
     """An .ipynb file of one cell, the explorer. Paths are made absolute: the server runs elsewhere."""
+    model = model.removeprefix("local-dir:")
     model = str(Path(model).resolve()) if Path(model).exists() else model
     picture = "" if image is None else f", {str(Path(image).resolve())!r}"
     cell = {

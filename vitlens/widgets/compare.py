@@ -14,8 +14,8 @@ SIDES = ("left", "right")
 
 
 def compare(model_a: nn.Module, model_b: nn.Module, image=None) -> Compare:
-    """Two models beside each other with one picture and one query: a patch is the same place in both, whatever their
-    grids. Layers and heads are chosen for each.
+    """Two models beside each other with one picture and one query: a patch is the same place, as a share of what each
+    model saw of the picture, whatever their grids. Layers and heads are chosen for each.
 
     image: what `load_image` takes; without it a sample photograph. Raises UnsupportedModelError for models that
     `capture` refuses, ImageError for what is no picture.
@@ -30,12 +30,14 @@ class Compare(Pictured):
         self.models = dict(zip(SIDES, (model_a, model_b), strict=True))
         layers = [len(attention_modules(unwrap(model))) for model in self.models.values()]
         state = {f"layer_{side}": count - 1 for side, count in zip(SIDES, layers, strict=True)}
-        super().__init__(model_a, image, view="attention", **state, head_left=MEAN, head_right=MEAN, **PAINT)
+        self._right: tuple[int, int] | None = None  # a patch that was picked on the right, in its own grid
+        super().__init__(model_a, image, model_b, view="attention", **state, head_left=MEAN, head_right=MEAN, **PAINT)
 
     def take(self, content, buffers):
         if "pick" not in content:
             return super().take(content, buffers)
         place = (int(content["row"]), int(content["col"]))
+        self._right = place if content["pick"] == "right" else None
         self.look_from(*moved(place, self.subjects[content["pick"]], self.subjects["left"]))
         return ""
 
@@ -64,12 +66,17 @@ class Compare(Pictured):
         for side, each in self.subjects.items():
             found.append(self.layer_control(each, f"layer_{side}", f"Layer, {side}"))
             found.append(self.head_control(each, view, f"head_{side}", f"Head, {side}"))
-        return [*found, *self.query_controls(self.subjects["left"], view not in HAS_QUERY), *self.paint_controls(view)]
+        shown = self.subjects
+        readable = shown["right"].grid.readout is not None
+        queries = self.query_controls(shown["left"], view not in HAS_QUERY, readable)
+        return [*found, *queries, *self.paint_controls(view)]
 
     def _query_of(self, each: Subject) -> str | int | tuple[int, int]:
         """The query in a model's own grid."""
         query, left = self.query, self.subjects["left"]
         if isinstance(query, tuple):
+            if each is not left and self._right and moved(self._right, each, left) == query:
+                return self._right
             return moved(query, left, each)
         if isinstance(query, int) and each is not left:
             if left.prefix[query] not in each.prefix:

@@ -13,7 +13,7 @@ from vitlens.widgets.pictured import PAINT, Pictured
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, size_for, subject
-from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number
+from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MAX, MEAN, VIEWS, Choice, View, number
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
@@ -39,7 +39,7 @@ class Explorer(Pictured):
         if "pick" in content:
             self.look_from(content["row"], content["col"])
         elif content.get("press") == "save":
-            self._save()
+            self._save(content.get("number", 0))
         else:
             return super().take(content, buffers)
         return ""
@@ -99,26 +99,32 @@ class Explorer(Pictured):
     def _dots(self) -> dict | None:
         if not self.subject.has("distance"):
             return None
-        head = self.state["head"]
+        head, goes = self.state["head"], self.state["view"] in HAS_HEAD and self.state["view"] != "rollout"
         return {
             "title": "Mean attention distance (pixels)",
             "values": self.subject.mean_distance().tolist(),
             "uniform": self.subject.grid.uniform_distance(),
             "layer": self.state["layer"],
-            "head": head if isinstance(head, int) else None,
-            "picks": self.state["view"] in HAS_HEAD and self.state["view"] != "rollout",
+            "head": head if goes and isinstance(head, int) else None,
+            "picks": goes,
         }
 
-    def _save(self) -> None:
-        """Send the picture with its words as a PNG, and all numbers as .npz, for the browser to save."""
+    def _save(self, asked: int) -> None:
+        """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
         shown = panel(self.subject, self.state["view"], self.choice, self.view(), self.state)
         name = f"vitlens-{self.state['view']}-layer{self.state['layer']}"
         about = {"model": self.subject.name, "words": shown.words, **self.state}
+        if self.state["view"] not in HAS_HEAD:
+            del about["head"]
+        elif self.state["view"] == "rollout" and about["head"] != MAX:
+            about["head"] = MEAN
+        if self.state["view"] not in HAS_QUERY:
+            del about["query"], about["row"], about["column"]
         files = {
             f"{name}.png": captioned(self.subject, shown),
             f"{name}.npz": numbers(values=shown.values, pixels=self.subject.pixels, about=json.dumps(about)),
         }
-        self.send({"download": list(files)}, list(files.values()))
+        self.send({"download": list(files), "asked": asked}, list(files.values()))
 
 
 def view_control(view: str) -> Control:
@@ -134,8 +140,10 @@ def panel(
         scale = scale_of(values, cmap=state["colours"], stretch=state["stretch"], limit=shown.limit)
         words += f" Patches have {number(values.min())} to {number(values.max())}."
     words += f" The model saw {grid.image[0]} × {grid.image[1]} pixels."
-    if any(grid.cut):
-        words += f" No patch sees the last {grid.cut[0]} rows and {grid.cut[1]} columns of pixels."
+    for count, where in zip(grid.cut, ("at the bottom", "at the right"), strict=True):
+        words += f" No patch covers the last {count} pixels {where}." if count else ""
+    for count, where in zip(grid.padded, ("at the bottom", "at the right"), strict=True):
+        words += f" The last patches {where} reach {count} pixels beyond the picture." if count else ""
     asks = view in HAS_QUERY
     return Panel(
         name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 from PIL import Image
 from torch import nn
@@ -11,7 +12,7 @@ from vitlens.images import load_image, samples
 from vitlens.widgets.paint import MAPS
 from vitlens.widgets.stage import Control, Stage
 from vitlens.widgets.subject import Photograph, Subject, subject
-from vitlens.widgets.views import MAX, MEAN, READOUT, readout_words
+from vitlens.widgets.views import HAS_HEAD, MAX, MEAN, READOUT, readout_words
 
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
@@ -19,15 +20,19 @@ PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lin
 
 
 class Pictured(Stage):
-    """A stage with photographs and a query. Its state has `photograph`, `query`, `row` and `column`."""
+    """A stage with photographs and a query. Its state has `photograph`, `query`, `row` and `column`.
 
-    def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None = None, **state):
+    others: models that are shown beside the first."""
+
+    keeps = ("state", "photographs")
+
+    def __init__(self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None, **state):
         self.photographs = {name: Photograph(each) for name, each in samples().items()}
         if image is not None:
             self.photographs = {GIVEN: Photograph(load_image(image)), **self.photographs}
         name = next(iter(self.photographs))
-        grid = subject(model, self.photographs[name], size=size).grid
-        query = PATCH if grid.readout is None else READOUT
+        grids = [subject(each, self.photographs[name], size=size).grid for each in (model, *others)]
+        grid, query = grids[0], PATCH if any(each.readout is None for each in grids) else READOUT
         super().__init__(photograph=name, query=query, row=grid.rows // 2, column=grid.cols // 2, **state)
 
     @property
@@ -39,7 +44,8 @@ class Pictured(Stage):
         if "upload" in content:
             return self.upload(str(content["upload"]), bytes(buffers[0]))
         said = super().take(content, buffers)
-        if {"row", "column"} & content.get("set", {}).keys():
+        asked = content.get("set", {}).keys()
+        if {"row", "column"} & asked and "query" not in asked:
             self.state = self.state | {"query": PATCH}
         return said
 
@@ -47,8 +53,9 @@ class Pictured(Stage):
         """Show the picture in a file; returns what there is to say about it. Raises ImageError where it is none."""
         (file := io.BytesIO(data)).name = name
         uploaded = Photograph(load_image(file))
-        with Image.open(file) as opened:
-            frames = getattr(opened, "n_frames", 1)
+        frames = 1
+        with suppress(Exception), Image.open(file) as opened:  # the picture is there, whatever else the file holds
+            frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # telephones' previews
         others = {name: each for name, each in self.photographs.items() if name != UPLOADED}
         self.photographs = {UPLOADED: uploaded, **others}
         self.state = self.state | {"photograph": UPLOADED}
@@ -73,10 +80,11 @@ class Pictured(Stage):
         names = tuple((name, name) for name in self.photographs)
         return Control("photograph", "Photograph", "select", self.state["photograph"], names)
 
-    def query_controls(self, subject: Subject, disabled: bool = False) -> list[Control]:
+    def query_controls(self, subject: Subject, disabled: bool = False, readable: bool = True) -> list[Control]:
         grid, state = subject.grid, self.state
-        queries = [] if grid.readout is None else [(f"read-out: {readout_words(subject)}", READOUT)]
-        queries += [(name, i) for i, name in enumerate(subject.prefix) if name != readout_words(subject)]
+        readable = readable and grid.readout is not None
+        queries = [(f"read-out: {readout_words(subject)}", READOUT)] if readable else []
+        queries += [(n, i) for i, n in enumerate(subject.prefix) if not (readable and n == readout_words(subject))]
         return [
             Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), disabled=disabled),
             Control("row", "Row", "number", state["row"], high=grid.rows - 1, disabled=disabled),
@@ -92,7 +100,7 @@ class Pictured(Stage):
         value = self.state[name]
         if view == "rollout":  # goes through all heads
             choices, value = choices[:2], value if value == MAX else MEAN
-        return Control(name, label, "range", value, choices, disabled=view not in ("attention", "received", "rollout"))
+        return Control(name, label, "range", value, choices, disabled=view not in HAS_HEAD)
 
     def paint_controls(self, view: str = "") -> list[Control]:
         state, plain = self.state, view == "components"  # whose values are colours themselves

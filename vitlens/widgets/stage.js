@@ -1,6 +1,6 @@
 // Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colours.
 
-const RAW = 2 ** 20; // bytes of a file that are sent as they are: every front end lets such messages pass
+const RAW = 700_000; // bytes of a file that are sent as they are: every front end lets such messages pass
 const SIDE = 2048; // pixels along the longer side of what larger files are reduced to
 const MOST = 200e6; // pixels that a browser is asked to decode
 let number = Date.now(); // of messages, over all widgets of the page and later visits
@@ -146,13 +146,14 @@ function panelOf(name, send) {
   let wanted = 0;
 
   const cell = (event) => {
+    if (!panel) return null;
     const box = canvas.getBoundingClientRect();
     const row = Math.floor((event.clientY - box.top) / box.height / panel.cell[0]);
     const col = Math.floor((event.clientX - box.left) / box.width / panel.cell[1]);
     return row >= 0 && row < panel.rows && col >= 0 && col < panel.cols ? [row, col] : null;
   };
   const tell = () => {
-    const place = hovered || panel.selected;
+    const place = panel && (hovered || panel.selected);
     if (!place) return (under.textContent = "\u00a0");
     const [row, col] = place;
     const channels = values.length / (panel.rows * panel.cols);
@@ -175,7 +176,7 @@ function panelOf(name, send) {
     }
   };
   const pick = (place) => {
-    if (!panel.picks || !place || same(place, asked)) return;
+    if (!place || !panel.picks || same(place, asked)) return;
     asked = place;
     panel = { ...panel, selected: place }; // at once; the answer follows
     mark();
@@ -197,7 +198,7 @@ function panelOf(name, send) {
   });
   picture.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step || !panel.picks) return;
+    if (!step || !panel || !panel.picks) return;
     event.preventDefault();
     asked = hovered = null;
     const [row, col] = panel.selected || [Math.floor(panel.rows / 2), Math.floor(panel.cols / 2)];
@@ -299,8 +300,12 @@ async function reduced(file) {
   const refuse = (why) => {
     throw new Error(`A picture was wanted, but ${file.name} (${size}) ${why}`);
   };
-  const tail = new Uint8Array(await file.slice(-65536).arrayBuffer());
-  const has = (...code) => tail.some((_, i) => code.every((byte, k) => tail[i + k] === byte));
+  const rest = new Uint8Array(await file.slice(2 ** 17).arrayBuffer()); // behind the preview that some files begin with
+  const has = (...code) => {
+    let i = rest.lastIndexOf(code[0]);
+    while (i >= 0 && !code.every((byte, k) => rest[i + k] === byte)) i = i ? rest.lastIndexOf(code[0], i - 1) : -1;
+    return i >= 0;
+  };
   const complete = { "image/jpeg": [0xff, 0xd9], "image/png": [0x49, 0x45, 0x4e, 0x44] }[file.type];
   if (complete && !has(...complete)) refuse("is incomplete; download or export it again.");
   const address = URL.createObjectURL(file);
@@ -322,7 +327,8 @@ async function reduced(file) {
       context.imageSmoothingQuality = "high";
       context.drawImage(image, 0, 0, canvas.width, canvas.height);
       const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
-      if (blob.size <= RAW) return blob;
+      if (blob && blob.size <= RAW) return blob;
+      if (side < 16) refuse("cannot be reduced by this browser; make it smaller.");
     }
   } finally {
     URL.revokeObjectURL(address);
@@ -330,7 +336,8 @@ async function reduced(file) {
 }
 
 function save(names, buffers) {
-  names.forEach((name, i) => {
+  names.forEach(async (name, i) => {
+    await new Promise((done) => setTimeout(done, 400 * i)); // browsers drop the second of two at once
     const address = URL.createObjectURL(new Blob([bytesOf(buffers[i])]));
     const link = make("a", { href: address, download: name });
     document.body.append(link);
@@ -355,6 +362,8 @@ function render({ model, el }) {
   const root = make("div", { class: "vitlens" }, alert, body);
   const made = { controls: new Map(), panels: new Map() };
   let sent = 0;
+  let saving = 0;
+  let turns = 0;
 
   const waiting = () => sent > model.get("frame").answers;
   const send = (content, buffers = []) => {
@@ -379,7 +388,10 @@ function render({ model, el }) {
     file.value = "";
   } });
   const uploader = make("label", { class: "button" }, "Upload a picture", file);
-  const saver = make("button", { type: "button", class: "button", onclick: () => send({ press: "save" }) }, "Save");
+  const saver = make("button", { type: "button", class: "button", onclick: () => {
+    send({ press: "save" });
+    saving = sent;
+  } }, "Save");
   tools.append(uploader, saver, busy);
   root.addEventListener("keydown", (event) => event.stopPropagation()); // a notebook has shortcuts of its own
   root.addEventListener("dragover", (event) => {
@@ -414,6 +426,7 @@ function render({ model, el }) {
   };
 
   const draw = async () => {
+    const turn = (turns += 1);
     const frame = model.get("frame");
     const pictures = model.get("pictures");
     const late = waiting(); // more was asked since: what a person holds stays where it is
@@ -431,12 +444,13 @@ function render({ model, el }) {
     uploader.hidden = !frame.uploads;
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures)));
+    if (turn !== turns) return; // a later one was quicker
     alert.textContent = frame.message;
     if (!waiting()) busy.textContent = "";
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };
-  const custom = (content, buffers) => content.download && save(content.download, buffers);
+  const custom = (content, buffers) => content.download && content.asked === saving && save(content.download, buffers);
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);

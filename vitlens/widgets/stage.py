@@ -20,8 +20,7 @@ import traitlets
 from vitlens.images import ImageError
 from vitlens.support import out_of_memory
 from vitlens.widgets.paint import Scale
-from vitlens.widgets.subject import Superseded
-from vitlens.widgets.worker import RUNNING, ask, idle
+from vitlens.widgets.worker import RUNNING, Superseded, ask, idle, working
 
 HERE = Path(__file__).parent
 
@@ -43,7 +42,7 @@ class Control:
     def check(self, value: object) -> None:
         """Raise ValueError unless it can stand at a value."""
         choices = [choice for _, choice in self.options]
-        if choices and value not in choices:
+        if choices and not any(value == choice and type(value) is type(choice) for choice in choices):
             raise ValueError(f"{self.label!r} is one of {', '.join(map(repr, choices))}, but {value!r} came.")
         if self.kind == "check" and not isinstance(value, bool):
             raise ValueError(f"{self.label!r} is True or False, but {value!r} came.")
@@ -89,23 +88,33 @@ class Panel:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"values": values, "scale": scale}
 
 
+class Ticket:
+    """What became of one message."""
+
+    error = ""
+
+
 class Stage(anywidget.AnyWidget):
     """A widget as a state and a page made of it. Subclasses give `state` and `draw`; `afterwards` adds slower parts."""
 
     _esm = HERE / "stage.js"
     _css = HERE / "stage.css"
+    keeps = ("state",)
+    """What is put back after an error; replaced and never changed in place."""
     pictures = traitlets.Dict().tag(sync=True)
     frame = traitlets.Dict().tag(sync=True)
 
     def __init__(self, **state):
         super().__init__()
         self.state = state
-        self._inbox: deque[tuple[dict, list]] = deque()
+        self._inbox: deque[tuple[dict, list, Ticket]] = deque()
+        self._open: list[Ticket] = []  # taken, and not yet drawn
+        self._said: list[str] = []
         self._stale, self._seen, self._message = True, 0, ""
-        self._drawn = threading.Event()
+        self._asked = self._answered = 0
+        self._turn = threading.Condition()
         with RUNNING:
             self._show(lambda: True)
-        self._drawn.set()
         self.on_msg(self._receive)
         ask(self._finish, later=True)
 
@@ -146,61 +155,85 @@ class Stage(anywidget.AnyWidget):
     def set(self, **values) -> None:
         """Move controls from code, as in `set(layer=3, head="mean")`, and wait for the picture. Raises ValueError with
         the sentence that the page would show."""
-        self._receive(self, {"set": values}, [])
+        ticket = self._post({"set": values}, [])
         self.wait()
-        if self._message:
-            raise ValueError(self._message)
+        if ticket.error:
+            raise ValueError(ticket.error)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until everything asked for is drawn; False if that took longer than `timeout` seconds."""
-        return self._drawn.wait(timeout)
+        if working():  # a callback of a widget: nobody else will answer
+            self._answer()
+        with self._turn:
+            asked = self._asked
+            return self._turn.wait_for(lambda: self._answered >= asked, timeout)
 
     def _receive(self, _, content: dict, buffers: list) -> None:
-        self._drawn.clear()
-        self._inbox.append((content, buffers))
+        self._post(content, buffers)
+
+    def _post(self, content: dict, buffers: list) -> Ticket:
+        ticket = Ticket()
+        with self._turn:
+            self._asked += 1
+            self._inbox.append((content, buffers, ticket))
         ask(self._answer)
+        return ticket
 
     def _answer(self) -> None:
         """Take what has come, draw once, and send."""
-        before = self.state
         while self._inbox:
-            content, buffers = self._inbox.popleft()
-            self._stale, self._message = True, ""
+            content, buffers, ticket = self._inbox.popleft()
+            self._open.append(ticket)
+            self._stale = True
             self._seen = max(self._seen, content.get("number", 0))
             try:
-                self._message = self.take(content, buffers)
+                self._said.append(self.take(content, buffers))
             except Exception as error:  # it is for the person at the browser
-                self._message = sentence(error)
-        if self._attempt(lambda: self._stale, before):
-            self._drawn.set()
-            if self._inbox:  # came just now, and will be answered
-                self._drawn.clear()
+                ticket.error = sentence(error)
+                self._said.append(ticket.error)
+        if self._attempt(lambda: self._stale):
             ask(self._finish, later=True)
 
     def _finish(self) -> None:
         """Make the slower parts of the page, unless somebody asks for something meanwhile."""
-        if not self._attempt(lambda: self.afterwards(idle), self.state):
+        if not self._attempt(lambda: self.afterwards(idle)):
             ask(self._finish, later=True)
 
-    def _attempt(self, needed: Callable[[], bool], before: dict) -> bool:
-        """Draw if needed; False if that was superseded. After an error the last good state and picture stay."""
+    def _attempt(self, needed: Callable[[], bool]) -> bool:
+        """Draw if needed; False if that was superseded. After an error the last good page stays."""
+        error = ""
         try:
             if needed():
                 self._show(lambda: not self._inbox)
         except Superseded:
             return False
-        except Exception as error:  # a worker has nobody else to tell
-            self.state, self._message, self._stale = before, sentence(error), False
-            self.frame = {**self.frame, "answers": self._seen, "message": self._message}
+        except Exception as problem:  # a worker has nobody else to tell
+            error = sentence(problem)
+        try:
+            if error:
+                self._stale, self._said, self._message = False, [], error
+                for name, value in self._good.items():
+                    setattr(self, name, value)
+                self.frame = {**self.frame, "answers": self._seen, "message": error}
+        finally:
+            with self._turn:
+                for ticket in self._open:
+                    ticket.error = ticket.error or error
+                self._answered += len(self._open)
+                self._open = []
+                self._turn.notify_all()
         return True
 
     def _show(self, wanted: Callable[[], bool]) -> None:
         drawn = self.draw(wanted)
+        if self._said:
+            self._message = " ".join(filter(None, dict.fromkeys(self._said)))
         drawn["controls"] = [asdict(control) for control in self.controls()]
         drawn["panels"] = [panel.message() for panel in drawn["panels"]]
         self.pictures = drawn.pop("pictures")  # sent only if they are others
+        self._stale, self._said = False, []
+        self._good = {name: getattr(self, name) for name in self.keeps}
         self.frame = {**drawn, "answers": self._seen, "message": self._message}
-        self._stale = False
 
 
 def sentence(error: Exception) -> str:

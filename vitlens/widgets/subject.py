@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,20 +16,17 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.capture import Attention, capture
-from vitlens.grid import TokenGrid, patch_embedding, prefix_names
+from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
 from vitlens.models import top_classes
 from vitlens.preprocessing import preprocess, restore
 from vitlens.support import evaluating, model_name, unwrap
 from vitlens.widgets.paint import enlarged
+from vitlens.widgets.worker import RUNNING, Superseded
 
 CACHE = 2**30
 """Bytes of captures that are kept in all; the one just made is always kept."""
 _ELONGATION = 4  # of a grid for a whole picture
-
-
-class Superseded(Exception):
-    """What was being computed is no longer wanted."""
 
 
 class Layers(Sequence):
@@ -66,12 +63,15 @@ class Subject:
     numbers = itertools.count()
 
     def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
-        built = getattr(patch_embedding(unwrap(model)), "img_size", None)  # which a configuration need not know
+        built = getattr(patch_embedding(model), "img_size", None)  # which a configuration need not know
         batch = preprocess(model, image, size=size or (built and tuple(built)), whole=whole)
         self.pixels = restore(model, batch)[0]
         parameter = next(model.parameters())
         with evaluating(model), torch.inference_mode(), capture(model) as attn:
-            self.tokens, logits = tokens.features(model, batch.to(parameter.device, parameter.dtype))
+            try:
+                self.tokens, logits = tokens.features(model, batch.to(parameter.device, parameter.dtype))
+            except AssertionError as error:  # timm's word for sizes
+                raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
         if not logits.isfinite().all():
             raise ValueError(
                 "The model's outputs for this picture are not finite numbers, so its attention means nothing; its "
@@ -79,7 +79,7 @@ class Subject:
             )
         self.attn, self.grid = attn, attn.grid
         self.top5 = top_classes(model, logits)[0] if model.num_classes else []
-        self.prefix = prefix_names(unwrap(model))
+        self.prefix = prefix_names(model)
         self.name = model_name(model).split(" (")[0]
         self.number = next(self.numbers)
         self._made: dict[tuple, Tensor] = {}
@@ -132,32 +132,37 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
     if not (getattr(inner, "dynamic_img_size", False) or hasattr(inner, "embeds")):
         return None
     height, width = getattr(embed, "img_size", None) or inner.pretrained_cfg["input_size"][1:]
-    patch = TokenGrid(1, 1, tuple(embed.patch_size)).patch
+    patch = tuple(embed.patch_size)
     shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
     area = (height * width) ** 0.5
     return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
 
 
 _subjects: OrderedDict[tuple, Subject] = OrderedDict()
+_forgotten: deque[int] = deque()  # models that are gone
 
 
 def subject(
     model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
 ) -> Subject:
     """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept; weights
-    that were changed in place, as training does, are seen and make it anew."""
-    key = (id(model), sum(p._version for p in model.parameters()), photograph.key, size, whole)
-    if key not in _subjects:
-        made = Subject(model, photograph.image, size, whole)
-        if not any(known[0] == id(model) for known in _subjects):
-            weakref.finalize(model, _forget, id(model))
-        _subjects[key] = made
-        while len(_subjects) > 1 and sum(each.bytes for each in _subjects.values()) > CACHE:
-            _subjects.popitem(last=False)
-    _subjects.move_to_end(key)
-    return _subjects[key]
-
-
-def _forget(model: int) -> None:
-    for key in [key for key in _subjects if key[0] == model]:
-        del _subjects[key]
+    that were changed in place, as training does, are seen and make it anew. One thread at a time."""
+    model = unwrap(model)
+    version = sum(0 if p.is_inference() else p._version for p in model.parameters())
+    key = (id(model), version, photograph.key, size, whole)
+    with RUNNING:
+        while _forgotten:
+            gone = _forgotten.popleft()
+            for known in [known for known in _subjects if known[0] == gone]:
+                del _subjects[known]
+        if key not in _subjects:
+            made = Subject(model, photograph.image, size, whole)
+            for known in [known for known in _subjects if (known[0], *known[2:]) == (key[0], *key[2:])]:
+                del _subjects[known]  # of weights that are gone
+            if not any(known[0] == id(model) for known in _subjects):
+                weakref.finalize(model, _forgotten.append, id(model))
+            _subjects[key] = made
+            while len(_subjects) > 1 and sum(each.bytes for each in _subjects.values()) > CACHE:
+                _subjects.popitem(last=False)
+        _subjects.move_to_end(key)
+        return _subjects[key]

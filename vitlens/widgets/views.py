@@ -96,11 +96,22 @@ def _attention(subject: Subject, choice: Choice, wanted) -> View:
     layer = subject.attn[choice.layer]
     weights = _fused(layer.read(query_row(subject, choice.query))[0], choice.head).cpu()
     values = subject.grid.image_map(weights)
-    words = f"Attention from {query_words(subject, choice.query)}, layer {choice.layer}, {_head_words(choice.head)}"
+    row = query_row(subject, choice.query)
+    source = query_words(subject, choice.query)
+    if row.count_nonzero() > 1:
+        source = f"what {source} reads, averaged as it is read"
+    words = f"Attention from {source}, layer {choice.layer}, {_head_words(choice.head)}"
     if subject.grid.prefix and choice.head != MAX:
         rest = weights[: subject.grid.prefix].sum()
         words += f". {percent(rest)} goes to {_prefix_words(subject)}; the rest is not renormalised"
-    return View(values.numpy(), words)
+    elif subject.grid.prefix:
+        words += "; not renormalised"
+    return View(values.numpy(), words + _gate_words(subject))
+
+
+def _gate_words(subject: Subject) -> str:
+    """What happens to attention afterwards and is in no map."""
+    return ". A learned gate on the output of attention is not part of it" if subject.attn.gated else ""
 
 
 def _prefix_words(subject: Subject) -> str:
@@ -110,7 +121,7 @@ def _prefix_words(subject: Subject) -> str:
 def _received(subject: Subject, choice: Choice, wanted) -> View:
     values = _fused(subject.received(choice.layer, wanted), choice.head).unflatten(0, _shape(subject))
     words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
-    return View(values.numpy(), words + "; not renormalised" * bool(subject.grid.prefix))
+    return View(values.numpy(), words + "; not renormalised" * bool(subject.grid.prefix) + _gate_words(subject))
 
 
 def _rollout(subject: Subject, choice: Choice, wanted) -> View:
@@ -121,7 +132,7 @@ def _rollout(subject: Subject, choice: Choice, wanted) -> View:
     through = "all layers" if choice.layer == len(subject.attn) - 1 else f"layers 0 to {choice.layer}"
     words = f"Rollout from {query_words(subject, choice.query)} through {through}, {_head_words(fusion)}"
     rest = f". {percent(1 - values.sum())} stays with {_prefix_words(subject)}" if subject.grid.prefix else ""
-    return View(values.numpy(), words + rest + ("; the rest is not renormalised" if rest else ""))
+    return View(values.numpy(), words + rest + "; the rest is not renormalised" * bool(rest) + _gate_words(subject))
 
 
 def _similarity(subject: Subject, choice: Choice, wanted) -> View:

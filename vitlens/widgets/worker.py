@@ -4,6 +4,7 @@ threads, and what was asked for comes before what can wait."""
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections import deque
@@ -17,6 +18,10 @@ _later: deque[Callable] = deque()
 _something = threading.Condition()
 _over = threading.Event()
 _thread: threading.Thread | None = None
+
+
+class Superseded(Exception):
+    """What was being computed is no longer wanted."""
 
 
 def ask(method: Callable[[], None], *, later: bool = False) -> None:
@@ -35,6 +40,11 @@ def idle() -> bool:
     return not _asked and not _over.is_set()
 
 
+def working() -> bool:
+    """Whether this is the thread that works."""
+    return threading.current_thread() is _thread
+
+
 def _work() -> None:
     while True:
         with _something:
@@ -43,8 +53,11 @@ def _work() -> None:
                 return
             reference = (_asked or _later).popleft()
         if (method := reference()) is not None:
-            with RUNNING:
-                method()
+            try:
+                with RUNNING:
+                    method()
+            except Exception:  # of a callback of the user's: the other widgets go on
+                logging.getLogger(__name__).exception("A callback of a widget failed.")
         method = None  # nothing is kept alive by waiting
 
 
