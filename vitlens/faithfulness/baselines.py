@@ -1,0 +1,47 @@
+"""What stands in the place of a covered patch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitlens.grid import TokenGrid
+
+BASELINES = ("mean", "blur", "zero")
+
+
+def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
+    """(B, C, H, W) what is left of the images when all patches are covered.
+
+    baseline: "mean", the mean colour of each image, per channel; "blur", the image blurred by a Gaussian whose standard
+    deviation is the longer side of a patch, so that nothing smaller than a patch survives; "zero", zero in the model's
+    own input space, which is the mean colour of its training set where it normalises by that; or a tensor that fits the
+    images, such as `blurred(images, sigma)`. Raises ValueError for anything else.
+    """
+    if isinstance(baseline, Tensor):
+        try:
+            return baseline.detach().to(images).expand_as(images)
+        except RuntimeError:
+            raise ValueError(
+                f"A baseline that is a tensor fits images of shape {tuple(images.shape)}, but one of shape "
+                f"{tuple(baseline.shape)} came."
+            ) from None
+    if baseline == "mean":
+        return images.mean((2, 3), keepdim=True).expand_as(images)
+    if baseline == "blur":
+        return blurred(images, max(grid.patch))
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    raise ValueError(
+        f"A baseline is one of {', '.join(BASELINES)}, or a tensor that fits the images, but {baseline!r} came."
+    )
+
+
+def blurred(images: Tensor, sigma: float) -> Tensor:
+    """(B, C, H, W) images under a Gaussian of deviation sigma pixels, cut off at 4 sigma, mirrored at edges."""
+    from scipy.ndimage import gaussian_filter
+
+    if not sigma > 0:
+        raise ValueError(f"The standard deviation of a blur is a positive number of pixels, but {sigma!r} came.")
+    smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
+    return torch.from_numpy(smooth).to(images)

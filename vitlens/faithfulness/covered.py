@@ -1,0 +1,156 @@
+"""Images of which the model sees some patches only, and what it then says of a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.faithfulness.baselines import blank
+from vitlens.grid import TokenGrid, token_grid
+from vitlens.support import MODELS, evaluating, model_name, qualified_name, unwrap
+
+SCORES = ("probability", "logit")
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A model, images (B, C, H, W) on its device, what covers them, and the class (B,) whose score is read."""
+
+    model: nn.Module
+    images: Tensor
+    blanks: Tensor
+    grid: TokenGrid
+    target: Tensor
+    score: str
+    internal_batch_size: int
+
+    def scores(self, total: int, shown: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        """(total,) scores of pictures that exist only while the model looks at them, float32 or wider.
+
+        shown: (N,) numbers of pictures → (N,) numbers of their images and (N, P) how much of each patch is seen, 0 … 1.
+        """
+        device = self.images.device
+        patches = self.grid.pixel_patches(device)
+        found = self.images.new_empty(total, dtype=torch.promote_types(self.images.dtype, torch.float32))
+        with evaluating(self.model), torch.no_grad():
+            for start in range(0, total, self.internal_batch_size):
+                numbers = torch.arange(start, min(start + self.internal_batch_size, total), device=device)
+                image, seen = shown(numbers)
+                seen = seen.to(self.images.dtype)[:, None, patches]
+                logits = self.model(seen * self.images[image] + (1 - seen) * self.blanks[image]).to(found.dtype)
+                values = logits.softmax(-1) if self.score == "probability" else logits
+                found[numbers] = values.gather(-1, self.target[image, None])[:, 0]
+        return found
+
+    def whole(self, seen: float = 1.0) -> Tensor:
+        """(B,) scores of the images with every patch seen, or with none (0)."""
+        patches = self.images.new_full((1, self.grid.patches), seen)
+        return self.scores(len(self.images), lambda numbers: (numbers, patches.expand(len(numbers), -1)))
+
+
+def covered(
+    model: nn.Module,
+    images: Tensor,
+    target: int | Sequence[int] | Tensor | None,
+    *,
+    baseline: str | Tensor,
+    score: str,
+    grid: TokenGrid | None,
+    internal_batch_size: int,
+) -> Covered:
+    """Everything checked, on the model's device and in its dtype. Raises ValueError for what cannot be scored."""
+    if score not in SCORES:
+        raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
+    if internal_batch_size < 1:
+        raise ValueError(f"A batch holds at least one picture, but internal_batch_size={internal_batch_size} came.")
+    grid, target = patch_grid(model, images, grid), classes(model, images, target, internal_batch_size)
+    images = on_model(model, images)
+    return Covered(
+        model, images, blank(images, baseline, grid), grid, target.to(images.device), score, internal_batch_size
+    )
+
+
+def on_model(model: nn.Module, images: Tensor) -> Tensor:
+    """The images where the model's parameters are, in their dtype."""
+    return images.detach().to(next(model.parameters(), images))
+
+
+def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) -> TokenGrid:
+    """The patches of the images: those of a supported timm model, or the grid that is given."""
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
+        came = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(
+            f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
+            f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
+        )
+    size = tuple(images.shape[-2:])
+    if grid is None:
+        bare = unwrap(model)
+        if qualified_name(bare) not in MODELS:
+            raise ValueError(
+                f"vitlens does not know the patches of {model_name(bare)}; tell them, as in "
+                "`grid=TokenGrid(rows, cols, patch=(height, width), prefix=0)`."
+            )
+        return token_grid(bare, size)
+    if tuple(grid.image) != size:
+        raise ValueError(f"A grid for images of {size} pixels was wanted, but one for {tuple(grid.image)} came.")
+    return grid
+
+
+def classes(
+    model: nn.Module, images: Tensor, target: int | Sequence[int] | Tensor | None, internal_batch_size: int
+) -> Tensor:
+    """(B,) class numbers: those that are given, or the predicted ones. The model sees each image once."""
+    bare = unwrap(model)
+    with evaluating(model), torch.no_grad():
+        parts = on_model(model, images).split(internal_batch_size)
+        logits = [model(part) for part in parts] if getattr(bare, "num_classes", None) != 0 else []
+    if not logits or not all(isinstance(part, Tensor) and part.dim() == 2 for part in logits):
+        raise ValueError(
+            f"The score of a map is a class's, but {model_name(bare)} gives no (B, classes) logits; open it with its "
+            "classifier, or create it with num_classes=… and train one."
+        )
+    logits = torch.cat(logits)
+    if target is None:
+        return logits.argmax(-1)
+    count, total = logits.shape
+    try:
+        chosen = torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError):
+        chosen = None
+    if chosen is None or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
+        raise TypeError(
+            f"A target is a class number, one for each image, or None for the predicted class, but {target!r} came. "
+            "The number of a name is its place among the model's names (`vitlens.models.label_names`)."
+        )
+    if chosen.shape not in ((), (count,)):
+        raise ValueError(
+            f"A target is one class, or one for each of the {count} images, but a shape of {tuple(chosen.shape)} came."
+        )
+    if outside := [number for number in chosen.reshape(-1).tolist() if not 0 <= number < total]:
+        raise ValueError(
+            f"{model_name(bare)} has {total} classes, numbered from 0 to {total - 1}, but class {outside[0]} was asked "
+            "for; give one of these."
+        )
+    return chosen.long().expand(count)
+
+
+def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:
+    """(…, B, rows, cols) the maps, detached. Raises ValueError for another shape or values that are no numbers."""
+    wanted = f"(…, {'B' if batch is None else batch}, {grid.rows}, {grid.cols})"
+    if not isinstance(maps, Tensor):
+        raise ValueError(f"{name} is a tensor of shape {wanted}, but {type(maps).__name__} came.")
+    if maps.dim() < 3 or maps.shape[-2:] != (grid.rows, grid.cols) or batch not in (None, maps.shape[-3]):
+        raise ValueError(
+            f"{name} has one value for each patch of each image, shape {wanted}, but shape {tuple(maps.shape)} came; "
+            "give the map as its method returns it, not resized."
+        )
+    if not maps.isfinite().all():
+        raise ValueError(
+            f"{name} ranks the patches by finite numbers, but {int((~maps.isfinite()).sum())} of its "
+            f"{maps.numel()} values are not finite; look for a division by zero or an overflow where it was made."
+        )
+    return maps.detach()

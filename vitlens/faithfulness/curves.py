@@ -1,0 +1,88 @@
+"""Insertion and deletion: the class's score as patches appear or vanish in the order in which a map names them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.faithfulness.covered import checked_maps, covered
+from vitlens.faithfulness.orders import ranks
+from vitlens.grid import TokenGrid
+
+STEPS = 32  # at most, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Curves:
+    """(…, B, S) scores of deletion and insertion, where counts, (S,) from 0 to P, patches are covered or shown."""
+
+    counts: Tensor
+    deletion: Tensor
+    insertion: Tensor
+
+    @property
+    def deletion_area(self) -> Tensor:
+        """(…, B) area under the deletion curve over the share of patches, by the trapezoidal rule; low is good."""
+        return self._area(self.deletion)
+
+    @property
+    def insertion_area(self) -> Tensor:
+        """(…, B) area under the insertion curve; high is good."""
+        return self._area(self.insertion)
+
+    def _area(self, curve: Tensor) -> Tensor:
+        return torch.trapezoid(curve, self.counts.to(curve) / self.counts[-1])
+
+
+def curves(
+    model: nn.Module,
+    images: Tensor,
+    maps: Tensor,
+    target: int | Sequence[int] | Tensor | None = None,
+    *,
+    baseline: str | Tensor = "mean",
+    step: int | None = None,
+    score: str = "probability",
+    seed: int = 0,
+    grid: TokenGrid | None = None,
+    internal_batch_size: int = 32,
+) -> Curves:
+    """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
+
+    Deletion covers the patches of the image with the baseline, highest value first; insertion uncovers them in the same
+    order. Scores are read after 0, step, 2·step … P patches. Both use one baseline, so one's end is the other's start;
+    Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
+
+    baseline: "mean" (each image's own mean colour), "blur" (standard deviation: a patch's longer side), "zero" (in the
+    model's input space) or a tensor; see `vitlens.faithfulness.baselines`. step: patches at a time; by default as
+    many as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit". seed: the order among
+    patches of the same value, the same for all maps and images. internal_batch_size: pictures in one forward, whichever
+    images and maps they are of; no more than these are held. model, images, target, grid: see `vitlens.faithfulness`.
+
+    Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, and a model
+    without classes.
+    """
+    case = covered(
+        model, images, target, baseline=baseline, score=score, grid=grid, internal_batch_size=internal_batch_size
+    )
+    batch, patches = len(case.images), case.grid.patches
+    maps = checked_maps(maps, case.grid, batch)
+    step = math.ceil(patches / STEPS) if step is None else step
+    if not 1 <= step <= patches:
+        raise ValueError(f"A step is a number of patches from 1 to {patches}, but {step!r} came.")
+    counts = torch.tensor([*range(0, patches, step), patches], device=case.images.device)
+    rank, inner = ranks(maps, seed).flatten(0, -2).to(counts.device), counts[1:-1]
+
+    def shown(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        row, place = numbers // (2 * len(inner)), numbers % (2 * len(inner))
+        named = rank[row] < inner[place % len(inner), None]
+        return row % batch, named == (place >= len(inner))[:, None]  # deletion first, then insertion
+
+    between = case.scores(len(rank) * 2 * len(inner), shown).reshape(*maps.shape[:-2], 2, len(inner))
+    full, empty = (case.whole(seen).expand(maps.shape[:-2])[..., None] for seen in (1.0, 0.0))
+    deletion = torch.cat([full, between[..., 0, :], empty], -1)
+    return Curves(counts, deletion, torch.cat([empty, between[..., 1, :], full], -1))
