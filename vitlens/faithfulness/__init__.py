@@ -12,6 +12,7 @@ image, or None for the predicted class. The model runs in eval mode without auto
 * `curves`: insertion and deletion, with their areas. `random_maps`: the control. `table`: both, for many maps at once.
 * `confidence`: drop and increase in confidence when only what the map names is seen.
 * `pointing`, `energy_in_box`: where it is known where the object is.
+* `randomisation`: whether the map changes at all when the model's weights are replaced by random ones.
 
 No score says that a map is right: each measures one consequence that a right map would have, and covering patches shows
 the model pictures of a kind it never saw. Compare maps by the same score, the same baseline and the same step.
@@ -22,9 +23,10 @@ from vitlens.faithfulness.boxes import energy_in_box, pointing
 from vitlens.faithfulness.confidence import Confidence, confidence
 from vitlens.faithfulness.curves import Curves, curves
 from vitlens.faithfulness.orders import random_maps
+from vitlens.faithfulness.randomisation import Randomisation, randomisation
 from vitlens.faithfulness.table import table
 
 __all__ = [
-    "BASELINES", "Confidence", "Curves", "blurred", "confidence", "curves", "energy_in_box",
-    "pointing", "random_maps", "table",
+    "BASELINES", "Confidence", "Curves", "Randomisation", "blurred", "confidence", "curves", "energy_in_box",
+    "pointing", "random_maps", "randomisation", "table",
 ]  # fmt: skip
