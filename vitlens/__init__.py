@@ -6,7 +6,7 @@ C channels. Distances in input pixels. Layers and heads count from 0.
 
 import importlib
 
-from vitlens import attention, attribution, filters, positions
+from vitlens import attention, attribution, faithfulness, filters, positions
 from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
@@ -16,8 +16,8 @@ from vitlens.support import UnsupportedModelError
 __version__ = "0.1.0"
 
 __all__ = [
-    "ImageError", "TokenGrid", "UnsupportedModelError", "attention", "attribution", "capture", "filters", "load_image",
-    "load_model", "plot", "positions",
+    "ImageError", "TokenGrid", "UnsupportedModelError", "attention", "attribution", "capture", "faithfulness",
+    "filters", "load_image", "load_model", "plot", "positions",
 ]  # fmt: skip
 
 
