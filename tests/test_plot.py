@@ -122,6 +122,18 @@ PAGES = {
     "patches 37": lambda: plot.patches(picture(518, 518), grid=TokenGrid(37, 37, (14, 14), prefix=5)),
     "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
 }
+NAMES = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
+PAGES |= {
+    f"explained {count}": lambda count=count: plot.explained(
+        picture(),
+        dict(zip(NAMES, attention(count, 14, 20), strict=False)),
+        grid=CUT,
+        title="Why “bull mastiff” (41.4 %)? deit_tiny_patch16_224",
+        captions=dict.fromkeys(NAMES[:count], "rank 1, +3.9 σ from random\ndeletion 0.017, insertion 0.332"),
+        note="Areas under the probability of the class.\nRandom orders: 0.111 ± 0.037.",
+    )
+    for count in (1, 6)
+}
 PAGES |= {
     "overlays 1": lambda: plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT),
     "overlays 5": lambda: plot.overlays(
@@ -658,3 +670,18 @@ def test_a_query_outside_the_grid_is_refused():
         plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT, query=(0, 20))
     with pytest.raises(IndexError, match="outside the 4 × 5 grid"):
         plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0))
+
+
+def test_explained_shows_every_map_with_its_caption():
+    maps = {"first": RNG.uniform(size=(14, 20)), "second": RNG.normal(size=(14, 20)), "third": np.zeros((14, 20))}
+    captions = {"first": "rank 1\ndeletion 0.1", "third": "rank 3"}
+    figure = plot.explained(
+        picture(), maps, grid=CUT, title="Why?", captions=captions, note="What\nit means", smooth=False
+    )
+    texts = [text.get_text() for text in figure.texts]
+    assert texts == ["Why?", "Input", "first", "rank 1", "deletion 0.1", "second", "third", "rank 3", "What\nit means"]
+    shown = [ax.images[-1] for ax in figure.axes]
+    assert len(shown) == 4 and shown[2].get_clim() == (-np.abs(maps["second"]).max(), np.abs(maps["second"]).max())
+    assert np.allclose(shown[1].get_array(), np.kron(maps["first"], np.ones((16, 16))))
+    with pytest.raises(ValueError, match="none came"):
+        plot.explained(picture(), {}, grid=CUT, title="Why?")

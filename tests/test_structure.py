@@ -15,7 +15,7 @@ LEVELS = {
     "capture": 1, "plot": 1, "augment": 0, "changes": 1,
     "attention": 2, "tokens": 2, "faithfulness": 2, "recipes": 2,
     "attribution": 3, "train": 3, "evaluate": 3, "compute": 3,
-    "inspection": 4, "snapshots": 4, "studies": 4, "widgets": 4, "runs": 5, "app": 5,
+    "inspection": 4, "explanation": 4, "snapshots": 4, "studies": 4, "widgets": 4, "runs": 5, "app": 5,
     "cli": 6, "__main__": 7, "__init__": 7,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The same functions from a shell: `vitlens inspect`, `vitlens train`, `vitlens app`.
+"""The same functions from a shell: `vitlens inspect`, `train`, `explain`, `app`.
 
 A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
 rest is done and the exit code is 1.
@@ -111,6 +111,43 @@ def train(
     )  # fmt: skip
     if account["stopped_by"]:
         raise SystemExit(128 + account["stopped_by"])
+
+
+@app.command()
+def explain(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
+    target: Annotated[str, typer.Option(help="A class number or name; by default what is predicted.")] = "",
+    methods: Annotated[str, typer.Option(help="Names, divided by commas; by default the quick ones.")] = "",
+    out: Annotated[Path, typer.Option(help="Where the figures and scores.csv go.")] = Path("explanations"),
+    baseline: Annotated[str, typer.Option(help="What covers a patch: mean, blur or zero.")] = "mean",
+    orders: Annotated[int, typer.Option(help="Random orders that the maps are compared with.")] = 10,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
+    from vitlens import explanation
+    from vitlens.images import samples
+    from vitlens.models import load_model
+
+    failures: list[str] = []
+
+    def complain(sentence: str) -> None:
+        failures.append(sentence)
+        print(f"vitlens: {sentence}", file=sys.stderr)
+
+    pictures = [(_name(p, images), p) for p in images] if images else list(samples().items())
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+    names = [name.strip() for name in methods.split(",")] if methods else explanation.QUICK
+    vit = load_model(model).to(_device(device))
+    found = explanation.explain(
+        vit, pictures, int(target) if target.isdecimal() else target or None, names=names, baseline=baseline,
+        orders=orders, on_error=complain if len(pictures) > 1 else None,
+    )  # fmt: skip
+    for path in explanation.write(found, vit, out):
+        print(path)
+    if failures:
+        raise SystemExit(1)
 
 
 @app.command(name="app")

@@ -13,6 +13,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
@@ -95,6 +97,11 @@ class Front:
         page.wait_for_selector(f".vitlens[data-answers], {failed}")
         assert not page.locator(failed).count(), page.locator(failed).first.inner_text()
         page.set_default_timeout(PATIENCE)
+
+    def memory(self) -> int:
+        """Bytes that the kernels hold."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return sum(each.memory_info().rss for each in family if "ipykernel" in " ".join(each.cmdline()))
 
     def stop(self) -> None:
         """End the kernels and the server."""

@@ -17,10 +17,12 @@ import urllib.request
 
 import matplotlib as mpl
 import numpy as np
+import psutil
 import pytest
 import timm
 import torch
 from PIL import Image, ImageOps
+from playwright.sync_api import sync_playwright
 from test_capture import unfused_maps
 from timm.models import save_for_hf
 
@@ -68,8 +70,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def playwright():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as started:
+    with sync_playwright() as started:
         yield started
 
 
@@ -392,13 +393,15 @@ def test_every_control_has_a_name(page):
     assert page.root.evaluate("node => [...node.querySelectorAll('.picture, .plot')].every(e => e.tabIndex === 0)")
 
 
-def test_two_hundred_interactions(page):
-    """No error output, and the kernel answers to the end; memory is looked at in benchmarks/explorer.py."""
-    rng = np.random.default_rng(0)
-    views = ["Attention from the query", "Rollout from the query", "Similarity of tokens to the query"]
-    for _ in range(200):
+def test_two_hundred_interactions(page, front):
+    """No error output, the kernel answers to the end, and its memory stays within 5 % after the first 50."""
+    rng, memory = np.random.default_rng(0), {}
+    views = page.page.locator("[data-control=view] option").all_inner_texts()
+    assert len(views) == 6
+    for count in range(200):
+        memory[count] = front.memory()
         kind = rng.integers(4)
-        if kind == 0:
+        if kind == 0 and page.page.locator(".picture.picks").count():
             page.click(*rng.integers(8, size=2))
         elif kind == 1:
             page.slide("layer", int(rng.integers(4)))
@@ -410,6 +413,7 @@ def test_two_hundred_interactions(page):
         else:
             page.choose("photograph", str(rng.choice(["astronaut", "coffee", "rocket"])))
     assert page.text(".alert") == "" and page.text("figcaption")
+    assert front.memory() == pytest.approx(memory[50], rel=0.05)
 
 
 def test_heads(front, browser, model):
@@ -434,9 +438,13 @@ def test_the_app_wants_its_token(model, browser):
             assert "Attention from the read-out" in opened.locator("figcaption").inner_text()
             bare = urllib.request.urlopen(address.split("?")[0])
             assert "login" in bare.geturl() and b"vitlens" not in bare.read()
+            family = psutil.Process(app.pid).children(recursive=True)
+            token = address.split("=")[1]
+            assert family and not any(token in " ".join(each.cmdline()) for each in family)
         finally:
-            app.send_signal(2)
+            app.terminate()
             app.wait(30)
+        assert app.returncode == 0 and not psutil.wait_procs(family, 20)[1]
 
 
 def test_a_browser_is_found_in_the_order_that_the_readme_says(monkeypatch, tmp_path):

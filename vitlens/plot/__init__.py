@@ -10,6 +10,7 @@ keeps the style it was made with (`with plt.style.context(STYLE)` makes it match
 """
 
 from vitlens.plot.curves import training
+from vitlens.plot.explained import explained
 from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
 from vitlens.plot.patches import patches
@@ -21,6 +22,7 @@ __all__ = [
     "STYLE",
     "all_heads",
     "attention_distance",
+    "explained",
     "film_strip",
     "filters",
     "heads",

@@ -1,0 +1,88 @@
+"""Explanations as a user meets them: the command, its figures and its table."""
+
+import csv
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from test_cli import saved, vitlens
+
+from vitlens import explanation, load_model
+from vitlens.attribution import METHODS
+from vitlens.images import samples
+from vitlens.preprocessing import preprocess
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = saved(tmp_path_factory.mktemp("model"))
+    return path
+
+
+def pictures(*names):
+    return [(name, samples()[name]) for name in names]
+
+
+def test_maps_and_scores_are_those_of_the_methods(folder):
+    model = load_model(folder)
+    (first, second) = explanation.explain(
+        model, pictures("chelsea", "coffee"), 3, names=("relevance", "legrad"), orders=3
+    )
+    x = preprocess(model, samples()["coffee"])
+    torch.testing.assert_close(second.maps["relevance"], METHODS["relevance"](model, x, 3)[0])
+    torch.testing.assert_close(second.maps["legrad"], METHODS["legrad"](model, x, 3)[0])
+    assert second.target == "3" and second.probability == pytest.approx(model(x).softmax(-1)[0, 3].item())
+    assert list(first.scores["method"]) == ["relevance", "legrad", "random mean", "random std"]
+    assert sorted(first.scores["rank"].dropna()) in ([1, 2], [1, 1])
+    # Deletion of the best map by hand: the class's probability with the patches covered one after the other.
+    order = second.maps["legrad"].flatten().argsort(descending=True)
+    covered, scores = x.clone(), [second.probability]
+    for patch in order.tolist():
+        row, col = divmod(patch, 4)
+        mean = x.mean((2, 3))[0, :, None, None]
+        covered[0, :, 8 * row : 8 * row + 8, 8 * col : 8 * col + 8] = mean
+        with torch.no_grad():
+            scores.append(model(covered).softmax(-1)[0, 3].item())
+    area = second.scores.set_index("method").deletion["legrad"]
+    assert area == pytest.approx(np.trapezoid(scores, dx=1 / 16), abs=1e-6)
+
+
+def test_the_command_writes_figures_and_a_table(folder, tmp_path):
+    for name in ("chelsea", "coffee"):
+        samples()[name].save(tmp_path / f"{name}.png")
+    (tmp_path / "broken.png").write_text("no picture")
+    files = [tmp_path / f"{name}.png" for name in ("chelsea", "broken", "coffee")]
+    out = tmp_path / "out"
+    done = vitlens("explain", folder, *files, "--methods", "relevance, rollout", "--orders", 2, "--out", out, expect=1)
+    assert "broken.png" in done.stderr and "is a text file" in done.stderr
+    assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
+    assert Image.open(out / "00-chelsea.png").width > 900
+    rows = list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == 2 * ["relevance", "rollout", "random mean", "random std"]
+    assert {row["image"] for row in rows} == {"chelsea.png", "coffee.png"} and float(rows[0]["deletion"]) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--methods", "relevanz"], "There is no method 'relevanz'; there are rollout, gradient_rollout"),
+        (["--target", "10"], "has 10 classes, numbered from 0 to 9, but class 10 was asked for"),
+        (["--target", "tabby"], "names of"),
+        (["--baseline", "grey"], "A baseline is one of mean, blur, zero"),
+        (["--orders", "1"], "at least 2 random orders"),
+    ],
+)
+def test_bad_options_are_one_sentence(folder, tmp_path, options, sentence):
+    samples()["coffee"].save(tmp_path / "cup.png")
+    message = vitlens("explain", folder, tmp_path / "cup.png", *options, "--out", tmp_path / "out", expect=2).stderr
+    assert sentence in message and not (tmp_path / "out").exists()
+
+
+def test_names_are_understood_and_nearest_ones_offered():
+    model = timm.create_model("vit_tiny_patch16_224", patch_size=32, embed_dim=48, depth=1, num_heads=3)
+    (found,) = explanation.explain(model, pictures("chelsea"), "tabby", names=("relevance",), orders=2)
+    assert "tabby" in found.target
+    with pytest.raises(ValueError, match="no class called 'taby'. Did you mean tabby"):
+        explanation.explain(model, pictures("chelsea"), "taby", names=("relevance",), orders=2)

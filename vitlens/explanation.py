@@ -1,0 +1,129 @@
+"""Why a class: the maps of several methods for each picture, and how far each is to be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pandas import DataFrame, Series, concat
+from torch import Tensor, nn
+
+from vitlens import attention, faithfulness
+from vitlens.attribution import METHODS
+from vitlens.attribution.target import classes
+from vitlens.capture import capture
+from vitlens.grid import TokenGrid
+from vitlens.images import ImageError
+from vitlens.models import label_names
+from vitlens.preprocessing import preprocess, restore
+from vitlens.support import evaluating, model_name
+
+QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
+"""What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One picture. pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class and what the model
+    gives it. maps: (rows, cols) by method. scores: what `faithfulness.table` says of them."""
+
+    name: str
+    pixels: np.ndarray
+    grid: TokenGrid
+    target: str
+    probability: float
+    maps: dict[str, Tensor]
+    scores: DataFrame
+
+
+def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
+    """Methods by name: those of `vitlens.attribution`, and "rollout", which knows no class. Raises ValueError for other
+    names."""
+    known = {"rollout": rollout, **METHODS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"There is no method {name!r}; there are {', '.join(known)}.")
+    return {name: known[name] for name in names}
+
+
+def rollout(model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None) -> Tensor:
+    """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
+    with torch.no_grad(), evaluating(model), capture(model) as attn:
+        model(images)
+    return attention.rollout(attn)
+
+
+def explain(
+    model: nn.Module,
+    images: Iterable[tuple[str, object]],
+    target: int | str | None = None,
+    *,
+    names: Sequence[str] = QUICK,
+    on_error: Callable[[str], None] | None = None,
+    **options,
+) -> list[Explanation]:
+    """Explain why a model gives a class to pictures, by several methods, each scored by insertion and deletion.
+
+    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
+    for what is predicted. names: of the methods. on_error: called with a sentence for a picture that cannot be read,
+    which is left out; without it the ImageError is raised. options: those of `faithfulness.table` (orders, baseline,
+    step, score). Raises what `vitlens.attribution` raises, and ImageError if no picture can be read.
+    """
+    chosen, found = methods(names), []
+    known = label_names(model)
+    for name, source in images:
+        try:
+            x = preprocess(model, source).to(next(model.parameters()))
+        except ImageError as error:
+            if on_error is None:
+                raise
+            on_error(str(error))
+            continue
+        with torch.no_grad(), evaluating(model), capture(model) as attn:
+            logits = model(x)
+        (number,) = classes(model, logits, target).tolist()
+        maps = {label: method(model, x, number) for label, method in chosen.items()}
+        scores = faithfulness.table(model, x, maps, number, **options).drop(columns="image")
+        share = logits.softmax(-1)[0, number].item()
+        label = known[number] if known else str(number)
+        maps = {method: values[0].float().cpu() for method, values in maps.items()}
+        found.append(Explanation(name, restore(model, x)[0], attn.grid, label, share, maps, scores))
+    if not found:
+        raise ImageError("None of the images given could be read, so there is nothing to explain.")
+    return found
+
+
+def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> list[Path]:
+    """Write a figure for each picture and `scores.csv` with all of them; returns the paths."""
+    from vitlens import plot
+
+    out.mkdir(parents=True, exist_ok=True)
+    written, tables = [], []
+    for k, each in enumerate(explanations):
+        rows = each.scores.set_index("method")
+        captions = {name: _caption(rows.loc[name]) for name in each.maps}
+        mean, spread = rows.loc["random mean"], rows.loc["random std"]
+        note = (
+            "Areas under the probability of the class while patches are covered (deletion, low is good) or shown "
+            "(insertion, high is good).\n"
+            f"Random orders: deletion {mean.deletion:.3f} ± {spread.deletion:.3f}, insertion {mean.insertion:.3f} ± "
+            f"{spread.insertion:.3f}. σ: spreads by which insertion − deletion lies above theirs."
+        )
+        title = f"Why “{each.target}” ({each.probability:.1%})? {model_name(model).split(' (')[0]}"
+        figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
+        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
+        written.append(out / f"{k:02d}-{stem}.png")
+        figure.savefig(written[-1], dpi=130)
+        tables.append(each.scores.assign(image=each.name, target=each.target))
+    concat(tables)[["image", "target", *tables[0].columns[:-2]]].to_csv(
+        out / "scores.csv", index=False, float_format="%.6g"
+    )
+    return [*written, out / "scores.csv"]
+
+
+def _caption(row: Series) -> str:
+    sigmas = f"{row.difference_sigmas:+.1f}".replace("-", "−")
+    return f"rank {row['rank']:.0f}, {sigmas} σ from random\ndeletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
