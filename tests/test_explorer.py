@@ -15,7 +15,8 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from test_capture import unfused_maps
 
-from vitlens import UnsupportedModelError, widgets
+from vitlens import UnsupportedModelError, capture, widgets
+from vitlens.attention import rollout
 from vitlens.grid import prefix_names
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -600,3 +601,38 @@ def test_compare_without_a_readout_on_the_right(vit):
     assert [panel["selected"] for panel in page.frame["panels"]] == [(2, 2), (2, 2)]
     query = next(control for control in page.frame["controls"] if control["name"] == "query")
     assert query["options"] == (("class token", 0), ("patch", "patch"))
+
+
+FAMILIES = {
+    "vit_base_patch16_siglip_224": {},  # an attention pool, whose read-out depends on the image
+    "deit_tiny_distilled_patch16_224": {},
+    "eva02_tiny_patch14_224": {"patch_size": 16},
+    "beit_base_patch16_224": {},
+    "vit_relpos_small_patch16_224": {},
+    "naflexvit_base_patch16_gap": {"img_size": None},
+    "vit_small_patch16_18x2_224": {},  # parallel attentions
+    "vit_tiny_patch16_224": {"in_chans": 1},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_shown_as_its_capture_says(name):
+    torch.manual_seed(0)
+    sizes = {"img_size": 64, "embed_dim": 96, "depth": 2, "num_heads": 3, "num_classes": 10} | FAMILIES[name]
+    model = timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
+    explorer = widgets.explore(model, PICTURE, size=(64, 64))
+    x = preprocess(model, PICTURE, size=(64, 64))
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    read = attn.grid.readout.reshape(-1, attn.grid.tokens)[0]
+    explorer.set(layer=0, head=1)
+    expected = attn.grid.image_map(read @ attn[0].weights()[0, 1])
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    explorer.set(row=3, column=0)
+    expected = attn.grid.image_map(attn[0].weights(attn.grid.index(3, 0))[0, 1, 0])
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    explorer.set(view="rollout", layer=1)
+    np.testing.assert_allclose(values(explorer), rollout(attn, (3, 0))[0], atol=1e-6)
+    for view in ("received", "similarity", "components", "norms"):
+        explorer.set(view=view)
+        assert np.isfinite(values(explorer)).all() and values(explorer).std() > 0
