@@ -174,6 +174,21 @@ def test_what_a_query_reads_of_several_tokens(vit, block):
     torch.testing.assert_close(attn[1].read(one_hot(attn.grid, 5)), attn[1].weights(5)[:, :, 0])
 
 
+@pytest.mark.parametrize("block", [5, 17, 100])
+def test_rows_in_the_same_memory_are_the_same_rows(vit, block):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    plain = list(attn[1].rows(block))
+    places, seen = [], set()
+    for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
+        assert queries == again and torch.equal(weights, expected)
+        places.append(queries)
+        if weights.shape[2] == block:
+            seen.add(weights.data_ptr())
+    assert places[-1].stop == 17 and len(seen) <= 1
+
+
 def test_rollout_that_depends_on_the_image():
     maps = random_maps(TokenGrid(4, 6, (16, 16), 1))
     start = torch.rand(2, 25, generator=torch.Generator().manual_seed(1)).softmax(-1)

@@ -10,7 +10,7 @@ Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -141,15 +141,27 @@ def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
                 for statistic in statistics:
                     statistic.take(sums)
             else:
-                for queries, logits, weights in layer.blocks(rows):
-                    if layer.mask is not None:  # 0 · −∞ is not a number
-                        logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+                for queries, logits, weights in _blocks(layer, rows, statistics):
                     for statistic in statistics:
                         statistic.add(queries, logits, weights)
             for statistic in statistics:
                 statistic.end_layer()
         parts.append([statistic.result() for statistic in statistics])
     return [torch.cat(results) for results in zip(*parts, strict=True)]
+
+
+def _blocks(
+    layer: Layer, rows: int, statistics: tuple[_Statistic, ...]
+) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
+    """(queries, logits, weights) a block at a time; without logits, where nobody asks for them, in larger blocks."""
+    if not any(statistic.logits for statistic in statistics):
+        for queries, weights in layer.rows(2 * rows, reuse=True):
+            yield queries, None, weights
+        return
+    for queries, logits, weights in layer.blocks(rows):
+        if layer.mask is not None:  # 0 · −∞ is not a number
+            logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+        yield queries, logits, weights
 
 
 def _fused_sums(layer: Layer, grid: TokenGrid, statistics: tuple[_Statistic, ...]) -> kernels.Sums | None:
@@ -165,6 +177,7 @@ class _Statistic:
 
     fusable = True  # a kernel's sums are enough
     columns = False  # needs the sums over queries
+    logits = False  # needs what the softmax is taken of
     row: Tensor | None = None  # (B, T) what is to be pulled back through the layer
 
     def take(self, sums: kernels.Sums) -> None:
@@ -173,7 +186,7 @@ class _Statistic:
     def begin(self, attn: Attention, images: slice) -> None:
         self.grid, self.layers, self.sums = attn.grid, [], []
 
-    def add(self, queries: slice, logits: Tensor, weights: Tensor) -> None:
+    def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
         raise NotImplementedError
 
     def end_layer(self) -> None:
@@ -203,6 +216,8 @@ class _MeanDistance(_Statistic):
 
 
 class _Entropy(_Statistic):
+    logits = True
+
     def add(self, queries, logits, weights):
         # ln A_ij = x_ij − lse_i, and the largest entry of a row tells its log-sum-exp without underflow
         lse = logits.amax(-1) - weights.amax(-1).log()

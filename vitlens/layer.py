@@ -83,10 +83,22 @@ class Layer:
             return slice(None)
         return queries if isinstance(queries, slice) else torch.as_tensor(queries, device=self.q.device).reshape(-1)
 
-    def rows(self, block: int = 64) -> Iterator[tuple[slice, Tensor]]:
-        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T))."""
-        for queries, _, weights in self.blocks(block):
-            yield queries, weights
+    def rows(self, block: int = 64, *, reuse: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T)).
+
+        reuse: every block lies in the same memory and lasts until the next one is asked for, which is faster.
+        """
+        if not reuse or self.mask is not None or self.q.requires_grad:
+            for queries, _, weights in self.blocks(block):
+                yield queries, weights
+            return
+        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        keys, memory = self.k.to(wide).mT, None
+        for start in range(0, self.q.shape[-2], block):
+            queries = slice(start, min(start + block, self.q.shape[-2]))
+            scaled = self.q[:, :, queries].to(wide) * self.scale
+            memory = torch.matmul(scaled, keys, out=memory if queries.stop - start == block else None)
+            yield queries, torch.softmax(memory, -1, out=memory)
 
     def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
