@@ -197,7 +197,8 @@ def expected(folder, picture, layer, head, query, strength=0.65, smooth=True):
         large = np.array([np.interp(places, np.arange(8), line) for line in large.T]).T
     else:
         large = np.kron(weights.astype(np.float64), np.ones((side // 8, side // 8)))
-    colour = mpl.colormaps["viridis"](large / weights.max())[..., :3] * 255
+    table = mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255  # between its colours, in proportion
+    colour = np.stack([np.interp(large / weights.max() * 255, np.arange(256), channel) for channel in table.T], -1)
     return np.rint(grey * (1 - strength) + colour * strength).astype(int)
 
 

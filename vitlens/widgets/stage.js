@@ -113,17 +113,21 @@ function painted(base, panel) {
     for (let x = 0; x < Math.min(width, across.length); x += 1) {
       const [left, right, h] = across[x];
       const pixel = 4 * (y * width + x);
-      let index = 0;
+      let place = 0;
       for (let channel = 0; channel < 3; channel += 1) {
         let colour;
         if (channel < channels) {
           const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
           const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
           const value = upper * (1 - v) + lower * v;
-          if (colours) index = Math.min(255, Math.max(0, Math.floor(((value - scale.low) / (scale.high - scale.low || 1)) * 256)));
+          if (colours) place = Math.min(255, Math.max(0, ((value - scale.low) / (scale.high - scale.low || 1)) * 255));
           else colour = value * 255;
         }
-        if (colours) colour = colours[3 * index + channel];
+        if (colours) {
+          const below = Math.floor(place);
+          const next = Math.min(below + 1, 255);
+          colour = colours[3 * below + channel] * (1 - place + below) + colours[3 * next + channel] * (place - below);
+        }
         out[pixel + channel] = out[pixel + channel] * (1 - strength) + colour * strength;
       }
     }
