@@ -145,8 +145,8 @@ def measured(name: str, front: Front, page: Page) -> list[dict]:
                 clicks(page, rng, side, 1)
             memory[k] = kernel.memory_info().rss
         for k in (0, 50, 200):
-            rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions (MiB)",
-                         "seconds": round(memory[k] / 2**20, 1)})  # fmt: skip
+            rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions",
+                         "mib": round(memory[k] / 2**20, 1)})  # fmt: skip
             print(rows[-1], flush=True)
     return rows
 
@@ -177,7 +177,7 @@ def main() -> None:
     }  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with open(options.out, "w", newline="") as file:
-        table = csv.DictWriter(file, [*rows[0], *about])
+        table = csv.DictWriter(file, [*rows[0], "mib", *about])
         table.writeheader()
         table.writerows(row | about for row in rows)
 
