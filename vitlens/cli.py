@@ -7,6 +7,7 @@ rest is done and the exit code is 1.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -34,19 +35,12 @@ def inspect(
     from tqdm import tqdm
 
     from vitlens import inspection
-    from vitlens.images import samples
     from vitlens.models import load_model
 
-    failures: list[str] = []
-
-    def complain(sentence: str) -> None:
-        failures.append(sentence)
-        print(f"vitlens: {sentence}", file=sys.stderr)
-
+    failures, complain = _failures()
     more = inspection.image_files(dataset) if dataset else []
-    pictures = [(_name(p, images), p) for p in images] if images else list(samples().items())
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+    pictures = _pictures(images)
+    _require_folder(out)
     vit = load_model(model).to(_device(device))
     count = len(pictures) + len(more)
     with tqdm(total=count, unit="image", disable=count < 12) as bar:
@@ -126,18 +120,11 @@ def explain(
 ) -> None:
     """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
     from vitlens import explanation
-    from vitlens.images import samples
     from vitlens.models import load_model
 
-    failures: list[str] = []
-
-    def complain(sentence: str) -> None:
-        failures.append(sentence)
-        print(f"vitlens: {sentence}", file=sys.stderr)
-
-    pictures = [(_name(p, images), p) for p in images] if images else list(samples().items())
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+    failures, complain = _failures()
+    pictures = _pictures(images)
+    _require_folder(out)
     names = [name.strip() for name in methods.split(",")] if methods else explanation.QUICK
     vit = load_model(model).to(_device(device))
     found = explanation.explain(
@@ -167,6 +154,29 @@ def explorer(
     if image is not None:
         load_image(image)
     raise SystemExit(serve(model, image, port=port, browser=browser))
+
+
+def _failures() -> tuple[list[str], Callable[[str], None]]:
+    """Sentences about single pictures, and the function that says one and remembers it."""
+    failures: list[str] = []
+
+    def complain(sentence: str) -> None:
+        failures.append(sentence)
+        print(f"vitlens: {sentence}", file=sys.stderr)
+
+    return failures, complain
+
+
+def _pictures(images: list[Path] | None) -> list[tuple[str, object]]:
+    """(name, source) of the photographs given, or of the samples."""
+    from vitlens.images import samples
+
+    return [(_name(path, images), path) for path in images] if images else list(samples().items())
+
+
+def _require_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
 
 
 def _name(path: Path, among: list[Path]) -> str:

@@ -97,6 +97,20 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def require_images(images: object) -> None:
+    """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of floats."""
+    if not isinstance(images, torch.Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
+        came = (
+            f"{images.dtype} of shape {tuple(images.shape)}"
+            if isinstance(images, torch.Tensor)
+            else type(images).__name__
+        )
+        raise ValueError(
+            f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
+            f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
+        )
+
+
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

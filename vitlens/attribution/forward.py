@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.attribution.target import classes, require_classes
 from vitlens.capture import Attention, capture
-from vitlens.support import attention_modules, evaluating, model_name, unwrap
+from vitlens.support import attention_modules, evaluating, model_name, require_images, unwrap
 
 
 def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
@@ -23,12 +23,7 @@ def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
     model = unwrap(model)
     attention_modules(model)
     require_classes(model)
-    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
-        came = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(
-            f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
-            f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
-        )
+    require_images(images)
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
         return model, images.to(next(model.parameters()))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
-from vitlens.support import MODELS, evaluating, model_name, qualified_name, unwrap
+from vitlens.support import MODELS, evaluating, model_name, qualified_name, require_images, unwrap
 
 SCORES = ("probability", "logit")
 
@@ -80,12 +80,7 @@ def on_model(model: nn.Module, images: Tensor) -> Tensor:
 
 def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) -> TokenGrid:
     """The patches of the images: those of a supported timm model, or the grid that is given."""
-    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
-        came = f"{images.dtype} of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(
-            f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
-            f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
-        )
+    require_images(images)
     size = tuple(images.shape[-2:])
     if grid is None:
         bare = unwrap(model)

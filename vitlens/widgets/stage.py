@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Control:
-    """One control. kind: "select", "range" (over its options, or from low to high), "check", "number" or "button"."""
+    """One control. kind: "select", "range" (over its options, or from low to high), "check" or "number"."""
 
     name: str
     label: str

@@ -93,10 +93,9 @@ def _head_words(head: int | str) -> str:
 
 
 def _attention(subject: Subject, choice: Choice, wanted) -> View:
-    layer = subject.attn[choice.layer]
-    weights = _fused(layer.read(query_row(subject, choice.query))[0], choice.head).cpu()
-    values = subject.grid.image_map(weights)
     row = query_row(subject, choice.query)
+    weights = _fused(subject.attn[choice.layer].read(row)[0], choice.head).cpu()
+    values = subject.grid.image_map(weights)
     source = query_words(subject, choice.query)
     if row.count_nonzero() > 1:
         source = f"what {source} reads, averaged as it is read"
