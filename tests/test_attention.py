@@ -189,6 +189,33 @@ def test_rows_in_the_same_memory_are_the_same_rows(vit, block):
     assert places[-1].stop == 17 and len(seen) <= 1
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_blocks_without_a_query_that_is_wanted_are_left_out(vit, reuse):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(2, 3, 64, 64))
+    wanted = torch.zeros(attn.grid.tokens, dtype=torch.bool)
+    wanted[[3, 9]] = True
+    found = [(queries, weights.clone()) for queries, weights in attn[1].rows(4, reuse=reuse, wanted=wanted)]
+    assert [queries.start for queries, _ in found] == [0, 8]
+    for queries, weights in found:
+        torch.testing.assert_close(weights, attn[1].weights(queries))
+
+
+def test_the_first_layer_of_a_rollout_is_one_row(vit, monkeypatch):
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # the smallest blocks
+    made, rows = [], Layer.rows
+    monkeypatch.setattr(
+        Layer, "rows", lambda *a, **k: (made.append((a[0].name, q)) or (q, w) for q, w in rows(*a, **k))
+    )
+    attention.rollout(attn, query=(1, 1))
+    counts = [sum(name == layer.name for name, _ in made) for layer in attn]
+    assert counts == [2] * (len(attn) - 1) + [1]  # 17 queries, blocks of 16
+
+
 def test_rollout_that_depends_on_the_image():
     maps = random_maps(TokenGrid(4, 6, (16, 16), 1))
     start = torch.rand(2, 25, generator=torch.Generator().manual_seed(1)).softmax(-1)

@@ -155,7 +155,10 @@ def _blocks(
 ) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
     """(queries, logits, weights) a block at a time; without logits, where nobody asks for them, in larger blocks."""
     if not any(statistic.logits for statistic in statistics):
-        for queries, weights in layer.rows(2 * rows, reuse=True):
+        pulled = [statistic.row for statistic in statistics]
+        # a row that is pulled back begins with few queries, often one
+        wanted = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
+        for queries, weights in layer.rows(2 * rows, reuse=True, wanted=wanted):
             yield queries, None, weights
         return
     for queries, logits, weights in layer.blocks(rows):

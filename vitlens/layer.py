@@ -83,29 +83,37 @@ class Layer:
             return slice(None)
         return queries if isinstance(queries, slice) else torch.as_tensor(queries, device=self.q.device).reshape(-1)
 
-    def rows(self, block: int = 64, *, reuse: bool = False) -> Iterator[tuple[slice, Tensor]]:
+    def rows(
+        self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T)).
 
         reuse: every block lies in the same memory and lasts until the next one is asked for, which is faster.
+        wanted: (T,) booleans; blocks without a query that is wanted are left out.
         """
+        wanted = None if wanted is None else wanted.cpu()
         if not reuse or self.mask is not None or self.q.requires_grad:
-            for queries, _, weights in self.blocks(block):
+            for queries, _, weights in self.blocks(block, wanted):
                 yield queries, weights
             return
         wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         keys, memory = self.k.to(wide).mT, None
-        for start in range(0, self.q.shape[-2], block):
-            queries = slice(start, min(start + block, self.q.shape[-2]))
+        for queries in self._slices(block, wanted):
             scaled = self.q[:, :, queries].to(wide) * self.scale
-            memory = torch.matmul(scaled, keys, out=memory if queries.stop - start == block else None)
+            memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
             yield queries, torch.softmax(memory, -1, out=memory)
 
-    def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def blocks(self, block: int, wanted: Tensor | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
-        for start in range(0, self.q.shape[-2], block):
-            queries = slice(start, min(start + block, self.q.shape[-2]))
+        for queries in self._slices(block, wanted):
             logits = self.logits(queries)
             yield queries, logits, logits.softmax(-1)
+
+    def _slices(self, block: int, wanted: Tensor | None) -> Iterator[slice]:
+        for start in range(0, self.q.shape[-2], block):
+            queries = slice(start, min(start + block, self.q.shape[-2]))
+            if wanted is None or wanted[queries].any():
+                yield queries
 
     def images(self, chosen: slice) -> Layer:
         """The same layer for some images of the batch."""
