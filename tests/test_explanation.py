@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from test_cli import saved, vitlens
 
-from vitlens import explanation, load_model
+from vitlens import explanation, faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -64,6 +64,21 @@ def test_the_command_writes_figures_and_a_table(folder, tmp_path):
     assert {row["image"] for row in rows} == {"chelsea.png", "coffee.png"} and float(rows[0]["deletion"]) < 1
 
 
+def test_a_class_rather_than_another(folder, tmp_path):
+    samples()["coffee"].save(tmp_path / "coffee.png")
+    out, options = tmp_path / "out", ("--methods", "relevance", "--orders", 2, "--baseline", "zero")
+    vitlens("explain", folder, tmp_path / "coffee.png", "--target", 3, "--against", 1, *options, "--out", out)
+    rows = list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
+    assert {(row["target"], row["against"], row["baseline"], row["step"]) for row in rows} == {("3", "1", "zero", "1")}
+    model = load_model(folder)
+    x = preprocess(model, samples()["coffee"])
+    chosen = METHODS["relevance"](model, x, 3, against=1)
+    found = faithfulness.curves(model, x, chosen, 3, against=1, baseline="zero")
+    assert float(rows[0]["deletion"]) == pytest.approx(found.deletion_area.item(), rel=1e-4)
+    (alone,) = explanation.explain(model, pictures("coffee"), 3, names=("relevance",), orders=2)
+    assert alone.against == "" and not torch.allclose(alone.maps["relevance"], chosen[0])
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -71,6 +86,7 @@ def test_the_command_writes_figures_and_a_table(folder, tmp_path):
         (["--target", "10"], "has 10 classes, numbered from 0 to 9, but class 10 was asked for"),
         (["--target", "tabby"], "names of"),
         (["--baseline", "grey"], "A baseline is one of mean, blur, zero"),
+        (["--target", "3", "--against", "3"], "rather than itself; give another one to `against`"),
         (["--orders", "1"], "at least 2 random orders"),
     ],
 )

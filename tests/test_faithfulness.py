@@ -110,11 +110,16 @@ def test_the_target_is_a_class_or_the_predicted_one(vit):
         for wrong, number in ((10, 10), (-1, -1), ([0, 11, 3], 11)):
             with pytest.raises(ValueError, match=f"10 classes, numbered from 0 to 9, but class {number} was asked for"):
                 score(model, x, m, wrong)
-        for wrong in ("dog", 1.5, True, ["a", "b", "c"]):
-            with pytest.raises(TypeError, match="A target is a class number, one for each image, or None"):
+        for wrong in (1.5, [[1], [2], [3]]):
+            with pytest.raises(TypeError, match="A target is a class number, a class name, one of these for each"):
                 score(model, x, m, wrong)
-        for wrong in ([1, 2], [[1, 2, 3]]):
-            with pytest.raises(ValueError, match="one for each of the 3 images, but a shape of"):
+        with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class True was asked for"):
+            score(model, x, m, True)
+        for wrong in ("dog", ["a", "b", "c"]):
+            with pytest.raises(ValueError, match="cannot be found among them. Give the class as a number"):
+                score(model, x, m, wrong)
+        for wrong, count in (([1, 2], 2), ([[1, 2, 3]], 1)):
+            with pytest.raises(ValueError, match=f"one class for each of the 3 images, but {count} came"):
                 score(model, x, m, wrong)
 
 

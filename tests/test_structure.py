@@ -13,8 +13,8 @@ LEVELS = {
     "grid": 0, "images": 0, "support": 0, "layer": 0, "paper": 0,
     "kernels": 1, "models": 1, "preprocessing": 1, "positions": 1, "filters": 1, "datasets": 1,
     "capture": 1, "plot": 1, "augment": 0, "changes": 1,
-    "attention": 2, "tokens": 2, "faithfulness": 2, "recipes": 2,
-    "attribution": 3, "train": 3, "evaluate": 3, "compute": 3,
+    "attention": 2, "tokens": 2, "recipes": 2, "target": 2,
+    "attribution": 3, "faithfulness": 3, "train": 3, "evaluate": 3, "compute": 3,
     "inspection": 4, "explanation": 4, "snapshots": 4, "studies": 4, "widgets": 4, "runs": 5, "app": 5,
     "cli": 6, "__main__": 7, "__init__": 7,
 }  # fmt: skip

@@ -112,6 +112,7 @@ def explain(
     model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
     images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
     target: Annotated[str, typer.Option(help="A class number or name; by default what is predicted.")] = "",
+    against: Annotated[str, typer.Option(help="Another class: why the target rather than this one?")] = "",
     methods: Annotated[str, typer.Option(help="Names, divided by commas; by default the quick ones.")] = "",
     out: Annotated[Path, typer.Option(help="Where the figures and scores.csv go.")] = Path("explanations"),
     baseline: Annotated[str, typer.Option(help="What covers a patch: mean, blur or zero.")] = "mean",
@@ -128,8 +129,8 @@ def explain(
     names = [name.strip() for name in methods.split(",")] if methods else explanation.QUICK
     vit = load_model(model).to(_device(device))
     found = explanation.explain(
-        vit, pictures, int(target) if target.isdecimal() else target or None, names=names, baseline=baseline,
-        orders=orders, on_error=complain if len(pictures) > 1 else None,
+        vit, pictures, _class(target), against=_class(against), names=names, baseline=baseline, orders=orders,
+        on_error=complain if len(pictures) > 1 else None,
     )  # fmt: skip
     for path in explanation.write(found, vit, out):
         print(path)
@@ -154,6 +155,11 @@ def explorer(
     if image is not None:
         load_image(image)
     raise SystemExit(serve(model, image, port=port, browser=browser))
+
+
+def _class(given: str) -> int | str | None:
+    """A class's number or name; None for the predicted one."""
+    return int(given) if given.isdecimal() else given or None
 
 
 def _failures() -> tuple[list[str], Callable[[str], None]]:

@@ -13,22 +13,25 @@ from torch import Tensor, nn
 
 from vitlens import attention, faithfulness
 from vitlens.attribution import METHODS
-from vitlens.attribution.target import classes
 from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import preprocess, restore
 from vitlens.support import evaluating, model_name
+from vitlens.target import asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 """What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
+
+WORDS = {"mean": "by the mean colour", "blur": "by the blurred picture", "zero": "by zero, as the model sees it"}
 
 
 @dataclass(frozen=True)
 class Explanation:
     """One picture. pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class and what the model
-    gives it. maps: (rows, cols) by method. scores: what `faithfulness.table` says of them."""
+    gives it. against: the class that it is contrasted with, or "". maps: (rows, cols) by method. scores: what
+    `faithfulness.table` says of them."""
 
     name: str
     pixels: np.ndarray
@@ -37,6 +40,7 @@ class Explanation:
     probability: float
     maps: dict[str, Tensor]
     scores: DataFrame
+    against: str = ""
 
 
 def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
@@ -49,7 +53,7 @@ def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
     return {name: known[name] for name in names}
 
 
-def rollout(model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None) -> Tensor:
+def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
     with torch.no_grad(), evaluating(model), capture(model) as attn:
         model(images)
@@ -61,16 +65,20 @@ def explain(
     images: Iterable[tuple[str, object]],
     target: int | str | None = None,
     *,
+    against: int | str | None = None,
     names: Sequence[str] = QUICK,
+    baseline: str = "mean",
+    step: int | None = None,
     on_error: Callable[[str], None] | None = None,
     **options,
 ) -> list[Explanation]:
     """Explain why a model gives a class to pictures, by several methods, each scored by insertion and deletion.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
-    for what is predicted. names: of the methods. on_error: called with a sentence for a picture that cannot be read,
-    which is left out; without it the ImageError is raised. options: those of `faithfulness.table` (orders, baseline,
-    step, score). Raises what `vitlens.attribution` raises, and ImageError if no picture can be read.
+    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
+    on_error: called with a sentence for a picture that cannot be read, which is left out; without it the ImageError is
+    raised. baseline, step, options: those of `faithfulness.table` (orders, score, seed). Raises what
+    `vitlens.attribution` raises, and ImageError if no picture can be read.
     """
     chosen, found = methods(names), []
     known = label_names(model)
@@ -84,13 +92,18 @@ def explain(
             continue
         with torch.no_grad(), evaluating(model), capture(model) as attn:
             logits = model(x)
-        (number,) = classes(model, logits, target).tolist()
-        maps = {label: method(model, x, number) for label, method in chosen.items()}
-        scores = faithfulness.table(model, x, maps, number, **options).drop(columns="image")
+        question = asked(model, logits, target, against)
+        number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
+        maps = {label: method(model, x, number, against=other) for label, method in chosen.items()}
+        covering = {"baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
+        scores = faithfulness.table(model, x, maps, number, against=other, **covering, **options)
+        scores = scores.drop(columns="image").assign(**covering)
         share = logits.softmax(-1)[0, number].item()
-        label = known[number] if known else str(number)
+        labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
-        found.append(Explanation(name, restore(model, x)[0], attn.grid, label, share, maps, scores))
+        found.append(
+            Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
+        )
     if not found:
         raise ImageError("None of the images given could be read, so there is nothing to explain.")
     return found
@@ -107,18 +120,19 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         captions = {name: _caption(rows.loc[name]) for name in each.maps}
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
         note = (
-            "Areas under the probability of the class while patches are covered (deletion, low is good) or shown "
-            "(insertion, high is good).\n"
+            f"Areas under the probability of the class{' among the two' * bool(each.against)} while patches are "
+            f"covered ({WORDS[each.scores.baseline[0]]}; deletion, low is good) or shown (insertion, high is good).\n"
             f"Random orders: deletion {mean.deletion:.3f} ± {spread.deletion:.3f}, insertion {mean.insertion:.3f} ± "
             f"{spread.insertion:.3f}. σ: spreads by which insertion − deletion lies above theirs."
         )
-        title = f"Why “{each.target}” ({each.probability:.1%})? {model_name(model).split(' (')[0]}"
+        rather = f" rather than “{each.against}”" if each.against else ""
+        title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {model_name(model).split(' (')[0]}"
         figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
         figure.savefig(written[-1], dpi=130)
-        tables.append(each.scores.assign(image=each.name, target=each.target))
-    concat(tables)[["image", "target", *tables[0].columns[:-2]]].to_csv(
+        tables.append(each.scores.assign(image=each.name, target=each.target, against=each.against))
+    concat(tables)[["image", "target", "against", *tables[0].columns[:-3]]].to_csv(
         out / "scores.csv", index=False, float_format="%.6g"
     )
     return [*written, out / "scores.csv"]

@@ -5,8 +5,10 @@
 model: a supported timm Vision Transformer (`vitlens.support`) with a classifier, in any mode, frozen or not. images:
 (B, C, H, W), normalised as the model wants them. target: a class number, a class name, one of either for each image, or
 None for the predicted class; `names` are the classes' names in order, by default the model's own. All explain the
-target's logit. The model runs in eval mode and is left as it was, its flags and everybody's `.grad` too. Maps are not
-rescaled. Methods that start from a row take `query=(row, column)` to start from a patch instead of the read-out.
+target's logit, or, with `against` another class, why the target rather than that one: the difference of the two logits,
+which is meant wherever a method speaks of the target's logit. The model runs in eval mode and is left as it was, its
+flags and everybody's `.grad` too. Maps are not rescaled. Methods that start from a row take `query=(row, column)` to
+start from a patch instead of the read-out.
 
 The first five need one forward and one backward pass and nothing else; those of captum need captum.
 

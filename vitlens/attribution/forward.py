@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.attribution.target import classes, require_classes
 from vitlens.capture import Attention, capture
 from vitlens.support import attention_modules, evaluating, model_name, require_images, unwrap
+from vitlens.target import Target, asked, require_classes
 
 
 def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
@@ -43,28 +43,28 @@ def explaining(model: nn.Module) -> Iterator[None]:
                 model.grad_checkpointing = checkpointing
 
 
-def differentiated(model: nn.Module, images: Tensor, target, names) -> Attention:
-    """A capture of the forward in which every layer knows the gradient of its image's target logit."""
+def differentiated(model: nn.Module, images: Tensor, target, against, names) -> Attention:
+    """A capture of the forward in which every layer knows the gradient of its image's score."""
     model, images = checked(model, images)
     with explaining(model):
         with capture(model, gradients=True) as attn:
             logits = model(images)
-        chosen = classes(model, logits, target, names)
+        chosen = asked(model, logits, target, against, names)
         attn.differentiate(score(logits, chosen))
         require_gradient(model, chosen, [layer.gradient for layer in attn])
     return attn
 
 
-def score(logits: Tensor, chosen: Tensor) -> Tensor:
-    """The sum over the batch of each image's logit of its class: images do not meet, so its gradients are theirs."""
-    return logits.gather(-1, chosen[:, None]).sum()
+def score(logits: Tensor, chosen: Target) -> Tensor:
+    """The sum over the batch of each image's score: images do not meet, so its gradients are theirs."""
+    return chosen.logits(logits).sum()
 
 
-def require_gradient(model: nn.Module, chosen: Tensor, gradients: list[Tensor]) -> None:
+def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) -> None:
     """Raise ValueError where the score of an image depends on nothing: an all-zero map would look like a finding."""
     reached = torch.stack([g.flatten(1).any(1) for g in gradients]).any(0)
     if not reached.all():
-        number = chosen[~reached][0].item()
+        number = chosen.numbers[~reached][0].item()
         raise ValueError(
             f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show: "
             "its weights in the head are zero, as before training, or a layer on the way passes nothing on."

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import checked, explaining, require_gradient, score
 from vitlens.attribution.rows import layer_number
-from vitlens.attribution.target import classes
 from vitlens.capture import capture
 from vitlens.support import attention_modules
+from vitlens.target import asked
 
 
 def grad_cam(
-    model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None, layer: int = -1
+    model: nn.Module, images: Tensor, target=None, *, against=None, names: Sequence[str] | None = None, layer: int = -1
 ) -> Tensor:
     """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
 
@@ -27,7 +27,7 @@ def grad_cam(
     read all it will, and the gradient of every patch is zero: hence here. Blocks with two attentions side by side have
     the channels of both.
 
-    layer: its number, −1 for the last. target, names: see `vitlens.attribution`.
+    layer: its number, −1 for the last. target, against, names: see `vitlens.attribution`.
     """
     model, images = checked(model, images)
     layers = attention_modules(model)
@@ -35,7 +35,7 @@ def grad_cam(
     with explaining(model):
         with capture(model) as attn, _inputs(modules) as found:
             logits = model(images)
-        chosen = classes(model, logits, target, names)
+        chosen = asked(model, logits, target, against, names)
         gradients = torch.autograd.grad(score(logits, chosen), found)
     require_gradient(model, chosen, list(gradients))
     wide = torch.promote_types(images.dtype, torch.float32)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import checked, explaining, require_gradient, score
 from vitlens.attribution.rows import blocks, layer_number
-from vitlens.attribution.target import classes
 from vitlens.capture import capture
 from vitlens.layer import Layer
+from vitlens.target import asked
 
 
 def legrad(
-    model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None, first: int = 0
+    model: nn.Module, images: Tensor, target=None, *, against=None, names: Sequence[str] | None = None, first: int = 0
 ) -> Tensor:
     """(B, rows, cols) LeGrad (Bousselham et al., ICCV 2025, arXiv 2404.03214).
 
@@ -27,7 +27,7 @@ def legrad(
     and stretch to 0…1 at the end, which is left to whoever draws the map; for models with an attention pool they take
     the gradient of the pool's map, while here every model is read through its layers.
 
-    first: the first layer of the mean (the authors' code takes the last two: −2). target, names: see
+    first: the first layer of the mean (the authors' code takes the last two: −2). target, against, names: see
     `vitlens.attribution`.
     """
     model, images = checked(model, images)
@@ -35,7 +35,7 @@ def legrad(
     with explaining(model):
         with capture(model, gradients=True) as attn, _tokens(model) as tokens:
             logits = model(images)
-        chosen = classes(model, logits, target, names)
+        chosen = asked(model, logits, target, against, names)
         attn.differentiate([score(model.forward_head(model.norm(z)), chosen) for z in tokens])
         require_gradient(model, chosen, [layer.gradient for layer in attn[first:]])
     received = torch.stack([_received(layer) for layer in attn[first:]])

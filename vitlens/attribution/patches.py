@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.forward import checked, explaining
-from vitlens.attribution.target import classes
 from vitlens.capture import capture
 from vitlens.grid import TokenGrid
+from vitlens.target import asked
 
 
 def captum():
@@ -35,11 +35,15 @@ def per_image(
     model: nn.Module,
     images: Tensor,
     target,
+    against,
     names: Sequence[str] | None,
     baseline: float | Tensor,
-    attribute: Callable[[nn.Module, Tensor, Tensor, int, TokenGrid], Tensor],
+    attribute: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, int, TokenGrid], Tensor],
 ) -> Tensor:
-    """(B, rows, cols): attribute(model, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image."""
+    """(B, rows, cols): attribute(forward, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image.
+
+    forward: images → (B, classes) logits, less that of the class against which another is explained.
+    """
     model, images = checked(model, images)
     blanks = torch.as_tensor(baseline).detach().to(images)
     try:
@@ -53,11 +57,25 @@ def per_image(
     with explaining(model):
         with torch.no_grad(), capture(model) as attn:
             logits = model(images)
-        chosen = classes(model, logits, target, names).tolist()
-        ones = zip(images.split(1), blanks.split(1), chosen, strict=True)
-        maps = [attribute(model, image, blank, number, attn.grid).detach() for image, blank, number in ones]
+        chosen = asked(model, logits, target, against, names)
+        numbers = chosen.numbers.tolist()
+        others = [None] * len(numbers) if chosen.against is None else chosen.against.tolist()
+        ones = zip(images.split(1), blanks.split(1), numbers, others, strict=True)
+        maps = [attribute(_less(model, k), image, blank, n, attn.grid).detach() for image, blank, n, k in ones]
     wide = torch.promote_types(images.dtype, torch.float32)
     return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))
+
+
+def _less(model: nn.Module, other: int | None) -> Callable[[Tensor], Tensor]:
+    """The model, or the model whose logits are counted from that of another class."""
+    if other is None:
+        return model
+
+    def forward(images: Tensor) -> Tensor:
+        logits = model(images)
+        return logits - logits[:, other, None]
+
+    return forward
 
 
 def patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:

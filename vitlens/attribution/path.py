@@ -14,6 +14,7 @@ def integrated_gradients(
     images: Tensor,
     target=None,
     *,
+    against=None,
     names: Sequence[str] | None = None,
     baseline: float | Tensor = 0.0,
     n_steps: int = 50,
@@ -25,15 +26,16 @@ def integrated_gradients(
     multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows.
 
     baseline: a number or tensor in normalised units; 0 is the mean colour. n_steps: points on the line, by the rule of
-    Gauss and Legendre. internal_batch_size: images in one forward. target, names: see `vitlens.attribution`.
+    Gauss and Legendre. internal_batch_size: images in one forward. target, against, names: see
+    `vitlens.attribution`.
     """
 
-    def attribute(model, image, blank, number, grid):
-        method = captum().IntegratedGradients(model)
+    def attribute(forward, image, blank, number, grid):
+        method = captum().IntegratedGradients(forward)
         values = method.attribute(image, blank, number, n_steps=n_steps, internal_batch_size=internal_batch_size)
         return patch_sums(values, grid)
 
-    return per_image(model, images, target, names, baseline, attribute)
+    return per_image(model, images, target, against, names, baseline, attribute)
 
 
 def gradient_shap(
@@ -41,6 +43,7 @@ def gradient_shap(
     images: Tensor,
     target=None,
     *,
+    against=None,
     names: Sequence[str] | None = None,
     baseline: float | Tensor = 0.0,
     n_samples: int = 50,
@@ -54,27 +57,29 @@ def gradient_shap(
 
     stdevs: standard deviation of the noise on the image, in normalised units. seed: where captum's random numbers
     begin, the same for every image; the global generators are left as they were. internal_batch_size: images in one
-    forward; which numbers are drawn depends on it. baseline, target, names: as in `integrated_gradients`.
+    forward; which numbers are drawn depends on it. baseline, target, against, names: as in `integrated_gradients`.
     """
 
-    def attribute(model, image, blank, number, grid):
-        method, total = captum().GradientShap(model), 0
+    def attribute(forward, image, blank, number, grid):
+        method, total = captum().GradientShap(forward), 0
         with seeded(seed, image.device):
             for start in range(0, n_samples, internal_batch_size):
                 count = min(internal_batch_size, n_samples - start)
                 total = total + count * method.attribute(image, blank, count, stdevs, number)
         return patch_sums(total / n_samples, grid)
 
-    return per_image(model, images, target, names, baseline, attribute)
+    return per_image(model, images, target, against, names, baseline, attribute)
 
 
-def input_x_gradient(model: nn.Module, images: Tensor, target=None, *, names: Sequence[str] | None = None) -> Tensor:
+def input_x_gradient(
+    model: nn.Module, images: Tensor, target=None, *, against=None, names: Sequence[str] | None = None
+) -> Tensor:
     """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalised units, summed over each patch.
 
-    target, names: see `vitlens.attribution`.
+    target, against, names: see `vitlens.attribution`.
     """
 
-    def attribute(model, image, blank, number, grid):
-        return patch_sums(captum().InputXGradient(model).attribute(image.clone().requires_grad_(), number), grid)
+    def attribute(forward, image, blank, number, grid):
+        return patch_sums(captum().InputXGradient(forward).attribute(image.clone().requires_grad_(), number), grid)
 
-    return per_image(model, images, target, names, 0.0, attribute)
+    return per_image(model, images, target, against, names, 0.0, attribute)

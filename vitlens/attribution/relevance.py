@@ -17,6 +17,7 @@ def relevance(
     images: Tensor,
     target=None,
     *,
+    against=None,
     names: Sequence[str] | None = None,
     query: tuple[int, int] | None = None,
 ) -> Tensor:
@@ -28,9 +29,10 @@ def relevance(
     over patches the read-out lies on the patches themselves; for a class token nothing changes. An attention pool is
     one more layer: its map takes part like any other's.
 
-    target, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head reads.
+    target, against, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head
+    reads.
     """
-    attn = differentiated(model, images, target, names)
+    attn = differentiated(model, images, target, against, names)
     read, moved = readout(attn, query)
     for layer in reversed(attn):
         moved = moved + _pulled(layer, read + moved)
@@ -42,6 +44,7 @@ def attention_gradient(
     images: Tensor,
     target=None,
     *,
+    against=None,
     names: Sequence[str] | None = None,
     layer: int | None = None,
     query: tuple[int, int] | None = None,
@@ -50,10 +53,10 @@ def attention_gradient(
 
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
     layer: its number, −1 for the last block; by default the last attention on the way to the head, which is the pool's
-    in a model with an attention pool. target, names: see `vitlens.attribution`. query: (row, column) of a patch instead
-    of what the head reads.
+    in a model with an attention pool. target, against, names: see `vitlens.attribution`. query: (row, column) of a
+    patch instead of what the head reads.
     """
-    attn = differentiated(model, images, target, names)
+    attn = differentiated(model, images, target, against, names)
     read, pooled = readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)

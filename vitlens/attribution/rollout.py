@@ -16,6 +16,7 @@ def gradient_rollout(
     images: Tensor,
     target=None,
     *,
+    against=None,
     names: Sequence[str] | None = None,
     query: tuple[int, int] | None = None,
     head_fusion: str = "mean",
@@ -33,11 +34,12 @@ def gradient_rollout(
     nothing is rescaled. What no layer moved is left out: under a mean over patches the read-out lies on the patches
     themselves, and the identities would carry it into the map. An attention pool is one more layer, without identity.
 
-    target, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head reads.
+    target, against, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head
+    reads.
     """
     if head_fusion not in ("mean", "positive"):
         raise ValueError(f'head_fusion is "mean" or "positive", but got {head_fusion!r}.')
-    attn = differentiated(model, images, target, names)
+    attn = differentiated(model, images, target, against, names)
     still, moved = readout(attn, query)  # `still` has met nothing but identities
     moved /= moved.sum(-1, keepdim=True).clamp_min_(torch.finfo(moved.dtype).tiny)
     for layer in reversed(attn):

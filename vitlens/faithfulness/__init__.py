@@ -6,8 +6,9 @@
 Maps are tensors (…, B, rows, cols) on the patches of the images, larger for what speaks for the class; the dimensions
 in front, such as one for methods, come back in front of the results, and all maps share the model's batches. model:
 anything that gives (B, classes) logits; where it is no timm model that vitlens knows, its patches are told by
-`grid=TokenGrid(…)`. images: (B, C, H, W), normalised as the model wants them. target: a class number, one for each
-image, or None for the predicted class. The model runs in eval mode without autograd and is left as it was.
+`grid=TokenGrid(…)`. images: (B, C, H, W), normalised as the model wants them. target: a class number or name, one for
+each image, or None for the predicted class; against: the class that it is contrasted with, if any. The model runs in
+eval mode without autograd and is left as it was.
 
 * `curves`: insertion and deletion, with their areas. `random_maps`: the control. `table`: both, for many maps at once.
 * `confidence`: drop and increase in confidence when only what the map names is seen.
@@ -21,12 +22,12 @@ the model pictures of a kind it never saw. Compare maps by the same score, the s
 from vitlens.faithfulness.baselines import BASELINES, blurred
 from vitlens.faithfulness.boxes import energy_in_box, pointing
 from vitlens.faithfulness.confidence import Confidence, confidence
-from vitlens.faithfulness.curves import Curves, curves
+from vitlens.faithfulness.curves import Curves, curves, usual_step
 from vitlens.faithfulness.orders import random_maps
 from vitlens.faithfulness.randomisation import Randomisation, randomisation
 from vitlens.faithfulness.table import table
 
 __all__ = [
     "BASELINES", "Confidence", "Curves", "Randomisation", "blurred", "confidence", "curves", "energy_in_box",
-    "pointing", "random_maps", "randomisation", "table",
+    "pointing", "random_maps", "randomisation", "table", "usual_step",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +33,9 @@ def confidence(
     model: nn.Module,
     images: Tensor,
     maps: Tensor,
-    target: int | Sequence[int] | Tensor | None = None,
+    target=None,
     *,
+    against=None,
     baseline: str | Tensor = "zero",
     grid: TokenGrid | None = None,
     internal_batch_size: int = 32,
@@ -50,6 +50,7 @@ def confidence(
         model,
         images,
         target,
+        against,
         baseline=baseline,
         score="probability",
         grid=grid,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,19 +11,20 @@ from torch import Tensor, nn
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
 from vitlens.support import MODELS, evaluating, model_name, qualified_name, require_images, unwrap
+from vitlens.target import Target, asked
 
 SCORES = ("probability", "logit")
 
 
 @dataclass(frozen=True)
 class Covered:
-    """A model, images (B, C, H, W) on its device, what covers them, and the class (B,) whose score is read."""
+    """A model, images (B, C, H, W) on its device, what covers them, and the class whose score is read."""
 
     model: nn.Module
     images: Tensor
     blanks: Tensor
     grid: TokenGrid
-    target: Tensor
+    target: Target
     score: str
     internal_batch_size: int
 
@@ -41,8 +42,8 @@ class Covered:
                 image, seen = shown(numbers)
                 seen = seen.to(self.images.dtype)[:, None, patches]
                 logits = self.model(seen * self.images[image] + (1 - seen) * self.blanks[image]).to(found.dtype)
-                values = logits.softmax(-1) if self.score == "probability" else logits
-                found[numbers] = values.gather(-1, self.target[image, None])[:, 0]
+                chosen = self.target.of(image)
+                found[numbers] = (chosen.probabilities if self.score == "probability" else chosen.logits)(logits)
         return found
 
     def whole(self, seen: float = 1.0) -> Tensor:
@@ -54,7 +55,8 @@ class Covered:
 def covered(
     model: nn.Module,
     images: Tensor,
-    target: int | Sequence[int] | Tensor | None,
+    target,
+    against,
     *,
     baseline: str | Tensor,
     score: str,
@@ -66,11 +68,10 @@ def covered(
         raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
     if internal_batch_size < 1:
         raise ValueError(f"A batch holds at least one picture, but internal_batch_size={internal_batch_size} came.")
-    grid, target = patch_grid(model, images, grid), classes(model, images, target, internal_batch_size)
+    grid = patch_grid(model, images, grid)
+    target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
-    return Covered(
-        model, images, blank(images, baseline, grid), grid, target.to(images.device), score, internal_batch_size
-    )
+    return Covered(model, images, blank(images, baseline, grid), grid, target, score, internal_batch_size)
 
 
 def on_model(model: nn.Module, images: Tensor) -> Tensor:
@@ -95,10 +96,8 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) 
     return grid
 
 
-def classes(
-    model: nn.Module, images: Tensor, target: int | Sequence[int] | Tensor | None, internal_batch_size: int
-) -> Tensor:
-    """(B,) class numbers: those that are given, or the predicted ones. The model sees each image once."""
+def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
+    """The class of each image, and what it is contrasted with. The model sees each image once."""
     bare = unwrap(model)
     with evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
@@ -108,29 +107,7 @@ def classes(
             f"The score of a map is a class's, but {model_name(bare)} gives no (B, classes) logits; open it with its "
             "classifier, or create it with num_classes=… and train one."
         )
-    logits = torch.cat(logits)
-    if target is None:
-        return logits.argmax(-1)
-    count, total = logits.shape
-    try:
-        chosen = torch.as_tensor(target)
-    except (TypeError, ValueError, RuntimeError):
-        chosen = None
-    if chosen is None or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
-        raise TypeError(
-            f"A target is a class number, one for each image, or None for the predicted class, but {target!r} came. "
-            "The number of a name is its place among the model's names (`vitlens.models.label_names`)."
-        )
-    if chosen.shape not in ((), (count,)):
-        raise ValueError(
-            f"A target is one class, or one for each of the {count} images, but a shape of {tuple(chosen.shape)} came."
-        )
-    if outside := [number for number in chosen.reshape(-1).tolist() if not 0 <= number < total]:
-        raise ValueError(
-            f"{model_name(bare)} has {total} classes, numbered from 0 to {total - 1}, but class {outside[0]} was asked "
-            "for; give one of these."
-        )
-    return chosen.long().expand(count)
+    return asked(bare, torch.cat(logits), target, against)
 
 
 def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +37,18 @@ class Curves:
         return torch.trapezoid(curve, self.counts.to(curve) / self.counts[-1])
 
 
+def usual_step(patches: int) -> int:
+    """Patches that are covered at a time unless told otherwise."""
+    return math.ceil(patches / STEPS)
+
+
 def curves(
     model: nn.Module,
     images: Tensor,
     maps: Tensor,
-    target: int | Sequence[int] | Tensor | None = None,
+    target=None,
     *,
+    against=None,
     baseline: str | Tensor = "mean",
     step: int | None = None,
     score: str = "probability",
@@ -58,20 +63,22 @@ def curves(
     Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
 
     baseline: "mean" (each image's own mean colour), "blur" (standard deviation: a patch's longer side), "zero" (in the
-    model's input space) or a tensor; see `vitlens.faithfulness.baselines`. step: patches at a time; by default as
-    many as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit". seed: the order among
-    patches of the same value, the same for all maps and images. internal_batch_size: pictures in one forward, whichever
-    images and maps they are of; no more than these are held. model, images, target, grid: see `vitlens.faithfulness`.
+    model's input space) or a tensor; see `vitlens.faithfulness.baselines`. step: patches at a time; by default as many
+    as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit"; with `against` another class,
+    the probability among the two, or the difference of the logits. seed: the order among patches of the same value, the
+    same for all maps and images. internal_batch_size: pictures in one forward, whichever images and maps they are of;
+    no more than these are held. model, images, target, against, grid: see `vitlens.faithfulness`.
 
     Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, and a model
     without classes.
     """
     case = covered(
-        model, images, target, baseline=baseline, score=score, grid=grid, internal_batch_size=internal_batch_size
-    )
+        model, images, target, against, baseline=baseline, score=score, grid=grid,
+        internal_batch_size=internal_batch_size,
+    )  # fmt: skip
     batch, patches = len(case.images), case.grid.patches
     maps = checked_maps(maps, case.grid, batch)
-    step = math.ceil(patches / STEPS) if step is None else step
+    step = usual_step(patches) if step is None else step
     if not 1 <= step <= patches:
         raise ValueError(f"A step is a number of patches from 1 to {patches}, but {step!r} came.")
     counts = torch.tensor([*range(0, patches, step), patches], device=case.images.device)

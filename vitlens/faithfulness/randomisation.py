@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import classes, on_model
+from vitlens.faithfulness.covered import on_model, target_of
 from vitlens.support import unwrap
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
@@ -43,7 +43,7 @@ def randomisation(
     model: nn.Module,
     images: Tensor,
     method: Callable[[nn.Module, Tensor, Tensor], Tensor],
-    target: int | Sequence[int] | Tensor | None = None,
+    target=None,
     *,
     threshold: float = 0.5,
     seed: int = 0,
@@ -64,7 +64,7 @@ def randomisation(
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"A threshold for |rank correlation| lies between 0 and 1, but {threshold!r} came.")
-    chosen = classes(model, images, target, internal_batch_size)
+    chosen = target_of(model, images, target, None, internal_batch_size).numbers
     images = on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
     before = _map(method, subject, images, chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ def table(
     model: nn.Module,
     images: Tensor,
     maps: Mapping[str, Tensor],
-    target: int | Sequence[int] | Tensor | None = None,
+    target=None,
     *,
     orders: int = 10,
     seed: int = 0,
@@ -31,7 +31,8 @@ def table(
     """One row for each image and map, then two for the control: the mean and the spread of random orders.
 
     maps: (B, rows, cols) by the name of their method. orders: how many random orders are tried (`random_maps`), at
-    least 2; the same for all images. options: those of `curves` (baseline, step, score, internal_batch_size).
+    least 2; the same for all images. options: those of `curves` (against, baseline, step, score,
+    internal_batch_size).
 
     Columns: image, its number in the batch; method; deletion and insertion, the areas; difference, insertion −
     deletion; rank, 1 for the map of this image with the largest difference (equal ones share the better rank);

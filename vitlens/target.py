@@ -1,16 +1,56 @@
-"""Which class is explained: a number, a name, one of either for each image, or the one the model predicts."""
+"""Which class is asked about: a number, a name, one of either for each image, or the one the model predicts; and rather
+than which other."""
 
 from __future__ import annotations
 
 import difflib
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.models import label_names
 from vitlens.support import model_name
+
+
+@dataclass(frozen=True)
+class Target:
+    """numbers: (B,) the class of each image. against: (B,) what it is contrasted with, or None."""
+
+    numbers: Tensor
+    against: Tensor | None = None
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """(B,) of (B, classes) logits, that of the class, less that of the other where there is one."""
+        found = logits.gather(-1, self.numbers[:, None])[:, 0]
+        return found if self.against is None else found - logits.gather(-1, self.against[:, None])[:, 0]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B,) of the class among all classes, or among the two where there is another."""
+        if self.against is not None:
+            return self.logits(logits).sigmoid()
+        return logits.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
+
+    def of(self, images: Tensor) -> Target:
+        """That of some of the images, (N,) numbers."""
+        return Target(self.numbers[images], None if self.against is None else self.against[images])
+
+
+def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
+    """What `target` and `against` mean for (B, classes) logits; both are read as in `classes`, but against=None is no
+    class. Raises ValueError for a class that is contrasted with itself."""
+    numbers = classes(model, logits, target, names)
+    if against is None:
+        return Target(numbers)
+    others = classes(model, logits, against, names)
+    if (same := numbers == others).any():
+        raise ValueError(
+            f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
+            "itself; give another one to `against`."
+        )
+    return Target(numbers, others)
 
 
 def require_classes(model: nn.Module) -> None:

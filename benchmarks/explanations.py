@@ -1,0 +1,158 @@
+"""Which map to trust, on many photographs: insertion and deletion of every method, and what a map costs.
+
+    python benchmarks/explanations.py --model deit-tiny --data valid.parquet --out data/results/explanations.csv
+
+Every photograph is explained for the class that the model predicts, by all of `vitlens.attribution`, plain rollout and
+random orders; `vitlens.faithfulness.table` scores them. The table has one row for each method: the mean over the
+photographs of deletion (low is good), insertion and insertion − deletion, each with the half width of its 95 % interval
+(Student's t); the same of its distance above plain rollout and above the random orders of the same photograph; the mean
+rank; and the share of photographs in which it lies above the random orders by more than two of their standard
+deviations. Then the cost, in a process of its own for each method: seconds for one map, the best of five, the same in
+forwards of the model, and the memory that the map took at its peak, beyond what a forward leaves (Linux only).
+
+What was scored goes to --rows at once, photograph by photograph; the same command continues there.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet
+import torch
+from attention import peak_since_reset, reset_peak
+from scipy.stats import t
+from tqdm import tqdm
+
+from vitlens import explanation, faithfulness, load_model
+from vitlens.attribution import METHODS
+from vitlens.preprocessing import preprocess
+from vitlens.runs import hardware, versions
+from vitlens.train import World
+
+STEP, ORDERS, BASELINE = 14, 4, "mean"
+SETTINGS = {"kernel_shap": {"n_samples": 400}}  # of 1,000 by default; its regression has 196 unknowns
+NAMES = ("rollout", *METHODS)
+
+
+def scored(model, encoded: bytes, number: int) -> pd.DataFrame:
+    """One row for each method and two for chance, of one photograph."""
+    x = preprocess(model, encoded)
+    with torch.inference_mode():
+        probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
+    maps = {
+        name: method(model, x, target, **SETTINGS.get(name, {})) for name, method in explanation.methods(NAMES).items()
+    }
+    found = faithfulness.table(model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number)
+    return found.assign(image=number, target=target, probability=probability)
+
+
+def half_width(values: pd.Series) -> float:
+    return float(t.ppf(0.975, len(values) - 1) * values.sem())
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each method, the best by insertion − deletion first."""
+    by_image = rows.pivot(index="image", columns="method")
+    found = []
+    for name in (*NAMES, "random mean"):
+        row = {"method": name.removesuffix(" mean")}
+        for score in ("deletion", "insertion", "difference"):
+            values = by_image[score][name]
+            row |= {score: values.mean(), f"{score}_95": half_width(values)}
+        for label, other in (("rollout", "rollout"), ("random", "random mean")):
+            above = by_image["difference"][name] - by_image["difference"][other]
+            row |= {f"above_{label}": above.mean(), f"above_{label}_95": half_width(above)}
+        if name in NAMES:
+            row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
+                    (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip
+        found.append(row)
+    return pd.DataFrame(found).sort_values("difference", ascending=False)
+
+
+def measured(model_name: str, data: Path, name: str) -> None:
+    """Print seconds and forwards of one map and MiB at its peak, as JSON; runs in a process of its own."""
+    model = load_model(model_name)
+    x = preprocess(model, photographs(data)[0])
+    method = explanation.methods([name])[name]
+
+    def best(function, times: int) -> float:
+        taken = []
+        for _ in range(times):
+            start = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+    def one() -> None:
+        method(model, x, 0, **SETTINGS.get(name, {}))
+
+    with torch.inference_mode():
+        forward = best(lambda: model(x), 20)
+    one()
+    reset_peak()
+    before = peak_since_reset()
+    seconds = best(one, 5)
+    print(json.dumps({"seconds": seconds, "forwards": seconds / forward, "peak_mib": peak_since_reset() - before}))
+
+
+def cost(name: str) -> dict:
+    """Time and memory of one map. Memory is measured where whatever is freed goes back to the system at once."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--cost", name]
+    returning = os.environ | {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}
+    timed, freeing = (
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
+        for env in (os.environ, returning)
+    )
+    return timed | {"peak_mib": freeing["peak_mib"]}
+
+
+def photographs(data: Path) -> list[bytes]:
+    return [image["bytes"] for image in pyarrow.parquet.read_table(data)["image"].to_pylist()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True, help="a timm name, or a folder in timm's hub layout")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="Parquet file with a column image, as Hugging Face has"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--cost", choices=NAMES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cost:
+        return measured(options.model, options.data, options.cost)
+    model, sources = load_model(options.model), photographs(options.data)[: options.images]
+    done = set(pd.read_csv(options.rows)["image"]) if options.rows.exists() else set()
+    for number in tqdm([k for k in range(len(sources)) if k not in done]):
+        rows = scored(model, sources[number], number)
+        rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
+    table = summary(pd.read_csv(options.rows))
+    about = {
+        "images": len(sources), "step": STEP, "orders": ORDERS, "baseline": BASELINE,
+        "device": hardware(World(device=torch.device("cpu"))), **versions(), "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/explanations.py",
+    }  # fmt: skip
+    records = []
+    for row in table.to_dict("records"):
+        if row["method"] in NAMES:
+            row |= cost(row["method"])
+        records.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} | about)
+        print(records[-1])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for record in records for key in record)))
+        writer.writeheader()
+        writer.writerows(records)
+
+
+if __name__ == "__main__":
+    main()
