@@ -124,8 +124,9 @@ def test_tokens_are_those_of_hooks(vit, kind):
         expected = (scores[:, k] - low) / (high - low)
         expected = 1 - expected if high < -low else expected
         np.testing.assert_allclose(found[:, k], expected, atol=1e-4)
-    name, share = explorer.frame["bars"][0]
-    assert share == pytest.approx(logits.softmax(-1).max().item(), abs=1e-6) and name == str(logits.argmax().item())
+    first = explorer.frame["bars"][0]
+    assert first["share"] == pytest.approx(logits.softmax(-1).max().item(), abs=1e-6)
+    assert first["name"] == str(logits.argmax().item()) == str(first["number"]) and not first["now"]
 
 
 def test_the_picture_is_what_the_model_saw(vit):

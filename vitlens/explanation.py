@@ -24,7 +24,11 @@ from vitlens.target import asked
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 """What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
 
-WORDS = {"mean": "by the mean colour", "blur": "by the blurred picture", "zero": "by zero, as the model sees it"}
+WORDS = {
+    "mean": "by the mean colour",
+    "blur": "by the blurred picture",
+    "zero": "by the colour that is zero to the model",
+}
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,10 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
         note = (
             f"Areas under the probability of the class{' among the two' * bool(each.against)} while patches are "
-            f"covered ({WORDS[each.scores.baseline[0]]}; deletion, low is good) or shown (insertion, high is good).\n"
-            f"Random orders: deletion {mean.deletion:.3f} ± {spread.deletion:.3f}, insertion {mean.insertion:.3f} ± "
-            f"{spread.insertion:.3f}. σ: spreads by which insertion − deletion lies above theirs."
+            "covered (deletion, low is good) or shown (insertion, high is good).\n"
+            f"Covered {WORDS[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
+            f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}. σ: spreads by which "
+            "insertion − deletion lies above theirs."
         )
         rather = f" rather than “{each.against}”" if each.against else ""
         title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {model_name(model).split(' (')[0]}"

@@ -1,23 +1,26 @@
-"""The explorer: one picture, every view of it, every layer and head, from any patch."""
+"""The explorer: one picture, every view of it, every layer and head, from any patch, for any class."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
 from vitlens.support import attention_modules, unwrap
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, scored, seconds
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, size_for, subject
-from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MAX, MEAN, VIEWS, Choice, View, number
+from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MAX, MEAN, VIEWS, Choice, View, number, percent
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
-    """A page to look into a model through one picture: choose a view, a layer and a head, and click on a patch.
+    """A page to look into a model through one picture: choose a view, a layer and a head, and click on a patch; or on a
+    class, to see why that one, and how far to trust the map.
 
     model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; without it one of six
     sample photographs, and others can be uploaded. size: (height, width) in pixels to show it at, for models that take
@@ -26,18 +29,29 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
     return Explorer(model, image, size=size)
 
 
+ALL = {**VIEWS, **REASONS}
+PREDICTED, NO_OTHER = "predicted", "none"
+BARS = 5
+
+
 class Explorer(Pictured):
-    """What `explore` returns. `set(view="rollout", layer=3, row=2, column=5)` moves its controls, `view()` is the map
-    that is shown, `subject` the picture as the model saw it."""
+    """What `explore` returns. `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)`
+    moves its controls, `view()` is the map that is shown, `subject` the picture as the model saw it."""
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
         self.model, self.size, self._view = model, size, None
         layers = len(attention_modules(unwrap(model)))  # refuses what cannot be shown
-        super().__init__(model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, **PAINT)
+        super().__init__(
+            model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
+            against=NO_OTHER, **PAINT,
+        )  # fmt: skip
 
     def take(self, content, buffers):
         if "pick" in content:
             self.look_from(content["row"], content["col"])
+        elif "why" in content:
+            view = self.state["view"]
+            self.change(view=view if view in REASONS else next(iter(REASONS)), target=content["why"])
         elif content.get("press") == "save":
             self._save(content.get("number", 0))
         else:
@@ -47,20 +61,42 @@ class Explorer(Pictured):
     def draw(self, wanted):
         shown = self.subject
         self.fit(shown)
+        reason, choice = self.state["view"] in REASONS, self.choice
+        target = asked(shown, choice)[0] if reason else None
         return {
             "pictures": {"picture": shown.png},
-            "panels": [panel(shown, self.state["view"], self.choice, self.view(wanted), self.state)],
-            "bars": shown.top5,
-            "dots": self._dots(),
+            "panels": [panel(shown, self.state["view"], choice, self.view(wanted), self.state)],
+            "bars": [
+                {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
+                for k in shown.likeliest[:BARS]
+            ],
+            "dots": None if reason else self._dots(),
+            "score": self._score(),
             "uploads": True,
             "saves": True,
         }
 
+    def fit(self, subject):
+        super().fit(subject)
+        if self.state["target"] not in subject.likeliest:  # of another picture
+            self.state = self.state | {"target": PREDICTED}
+        named = subject.likeliest[:1] if self.state["target"] == PREDICTED else [self.state["target"]]
+        if self.state["against"] not in subject.likeliest or self.state["against"] in named:
+            self.state = self.state | {"against": NO_OTHER}
+
     def afterwards(self, wanted):
-        shown = self.subject
-        if shown.has("distance"):
+        shown, view, choice = self.subject, self.state["view"], self.choice
+        if not shown.has("distance"):
+            shown.mean_distance(wanted)
+            return True
+        if view not in REASONS or is_scored(shown, view, choice):
             return False
-        shown.mean_distance(wanted)
+        if not shown.has("seconds"):
+            seconds(shown, wanted)
+        elif long(shown, choice) <= LONGEST:
+            scored(shown, view, choice, wanted)
+        else:
+            return False
         return True
 
     @property
@@ -72,29 +108,56 @@ class Explorer(Pictured):
 
     @property
     def choice(self) -> Choice:
-        """Layer, head and query as they are set."""
-        return Choice(self.state["layer"], self.state["head"], self.query)
+        """Layer, head, query and classes as they are set."""
+        target, against = self.state["target"], self.state["against"]
+        return Choice(
+            self.state["layer"], self.state["head"], self.query, None if target == PREDICTED else target,
+            None if against == NO_OTHER else against,
+        )  # fmt: skip
 
     def view(self, wanted: Callable[[], bool] = lambda: True) -> View:
         """The map that is shown, with its words."""
         shown = self.subject
         key = (shown.number, self.state["view"], self.choice)
         if self._view is None or self._view[0] != key:
-            self._view = key, VIEWS[self.state["view"]].make(shown, self.choice, wanted)
+            self._view = key, ALL[self.state["view"]].make(shown, self.choice, wanted)
         return self._view[1]
 
     def controls(self) -> list[Control]:
-        view = self.state["view"]
+        view, shown = self.state["view"], self.subject
+        inside = [self.layer_control(shown), self.head_control(shown, view)]
+        inside += self.query_controls(shown, disabled=view not in HAS_QUERY)
         whole = size_for(self.model, self.photograph) is not None and not self.size
         return [
             self.photograph_control(),
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
-            view_control(view),
-            self.layer_control(self.subject),
-            self.head_control(self.subject, view),
-            *self.query_controls(self.subject, disabled=view not in HAS_QUERY),
+            view_control(view, ALL if shown.likeliest else VIEWS),
+            *(replace(control, hidden=view in REASONS) for control in inside),
+            *(replace(control, hidden=view not in REASONS) for control in self._class_controls(shown)),
             *self.paint_controls(view),
         ]
+
+    def _class_controls(self, shown: Subject) -> list[Control]:
+        target = self.state["target"]
+        each = [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in shown.likeliest]
+        named = shown.likeliest[:1] if target == PREDICTED else [target]
+        others = [(name, k) for name, k in each if k not in named]
+        return [
+            Control("target", "Class", "select", target, (("the predicted one", PREDICTED), *each)),
+            Control("against", "Rather than", "select", self.state["against"], (("–", NO_OTHER), *others)),
+        ]
+
+    def _score(self) -> dict | None:
+        shown, view, choice = self.subject, self.state["view"], self.choice
+        if view not in REASONS:
+            return None
+        if is_scored(shown, view, choice):
+            return scored(shown, view, choice, lambda: True).message()
+        if (taking := long(shown, choice)) > LONGEST:
+            words = f"Not scored here: it would take about {taking / 60:.0f} minutes. `vitlens explain` does it."
+        else:
+            words = "Covering and showing patches …"
+        return {"title": "How far to trust it", "words": words}
 
     def _dots(self) -> dict | None:
         if not self.subject.has("distance"):
@@ -113,7 +176,14 @@ class Explorer(Pictured):
         """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
         shown = panel(self.subject, self.state["view"], self.choice, self.view(), self.state)
         name = f"vitlens-{self.state['view']}-layer{self.state['layer']}"
+        if score := self._score():
+            shown = replace(shown, words=f"{shown.words} {score['words']}")
         about = {"model": self.subject.name, "words": shown.words, **self.state}
+        if self.state["view"] in REASONS:
+            del about["layer"]
+            name = f"vitlens-{self.state['view']}"
+        else:
+            del about["target"], about["against"]
         if self.state["view"] not in HAS_HEAD:
             del about["head"]
         elif self.state["view"] == "rollout" and about["head"] != MAX:
@@ -127,8 +197,8 @@ class Explorer(Pictured):
         self.send({"download": list(files), "asked": asked}, list(files.values()))
 
 
-def view_control(view: str) -> Control:
-    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in VIEWS.items()))
+def view_control(view: str, views: dict = VIEWS) -> Control:
+    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in views.items()))
 
 
 def panel(
@@ -147,7 +217,7 @@ def panel(
     asks = view in HAS_QUERY
     return Panel(
         name=name,
-        title=title or VIEWS[view].title,
+        title=title or ALL[view].title,
         picture=name,
         rows=grid.rows,
         cols=grid.cols,

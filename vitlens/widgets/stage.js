@@ -6,7 +6,7 @@ const MOST = 200e6; // pixels that a browser is asked to decode
 let number = Date.now(); // of messages, over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "path", "rect", "circle", "line", "text", "g"].includes(tag);
+  const svg = ["svg", "path", "rect", "circle", "line", "text", "g", "polyline"].includes(tag);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -60,7 +60,7 @@ function control(described, send) {
     update = (value) => (input.value = value);
   }
   input.disabled = described.disabled;
-  const node = make("div", { class: `control ${kind}`, "data-control": name }, make("label", { for: id }, label), input);
+  const node = make("div", { class: `control ${kind}`, "data-control": name, hidden: described.hidden }, make("label", { for: id }, label), input);
   if (output) node.append(output);
   update(described.value);
   return { node, update, fixed: { ...described, value: null } };
@@ -242,18 +242,47 @@ function panelOf(name, send) {
   return { node, update };
 }
 
-// ---------------------------------------------------------------- bars and dots
+// ---------------------------------------------------------------- bars, curves and dots
 
-function bars(list) {
-  return list.map(([name, share]) =>
-    make(
-      "li",
-      {},
-      make("span", { class: "name", title: name }, name),
-      make("span", { class: "bar", style: `--share: ${share}`, "aria-hidden": "true" }),
-      make("span", { class: "share" }, `${(100 * share).toFixed(1)} %`),
-    ),
-  );
+function bars(list, send) {
+  return list.map((each) => {
+    const why = { type: "button", title: `Why “${each.name}”?`, "aria-pressed": String(each.now) };
+    const parts = [
+      make("span", { class: "name" }, each.name),
+      make("span", { class: "bar", style: `--share: ${each.share}`, "aria-hidden": "true" }),
+      make("span", { class: "share" }, `${(100 * each.share).toFixed(1)} %`),
+    ];
+    return make("li", {}, make("button", { ...why, onclick: () => send({ why: each.number }) }, ...parts));
+  });
+}
+
+// What becomes of the class while patches are covered or shown in the order of the map, beside random orders.
+function curves({ title, words, scale, shares, curves: lines }) {
+  const found = [make("h3", {}, title)];
+  if (lines) {
+    const [width, height, left, top, bottom] = [320, 188, 30, 22, 34];
+    const highest = Math.max(...Object.values(lines).flat());
+    const most = [0.02, 0.05, 0.1, 0.2, 0.5, 1].find((value) => value >= highest) || 1;
+    const x = (share) => left + share * (width - left - 6);
+    const y = (value) => (1 - value / most) * (height - top - bottom) + top;
+    const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${words}` });
+    plot.append(make("text", { x: 0, y: 10 }, scale));
+    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+      const level = y(share * most);
+      plot.append(make("line", { class: "rule", x1: left, x2: width - 6, y1: level, y2: level }));
+      if (share !== 0.25 && share !== 0.75)
+        plot.append(make("text", { x: left - 5, y: level + 3.5, "text-anchor": "end" }, shown(share * most)));
+      plot.append(make("text", { x: x(share), y: height - 19, "text-anchor": "middle" }, `${100 * share} %`));
+    }
+    plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "patches covered or shown"));
+    for (const [name, values] of Object.entries(lines)) {
+      const line = values.map((value, k) => `${x(shares[k])},${y(value)}`).join(" ");
+      plot.append(make("polyline", { class: `curve ${name}`, points: line }));
+    }
+    const key = ["deletion", "insertion", "random"].map((name) => make("span", { class: `key ${name}` }, name));
+    found.push(plot, make("p", { class: "keys" }, ...key));
+  }
+  return [...found, make("p", { class: "note" }, words)];
 }
 
 // Every head's value over depth; a click or an arrow key goes to a head.
@@ -360,8 +389,9 @@ function render({ model, el }) {
   const panels = make("div", { class: "panels" });
   const controls = make("form", { class: "controls", "aria-label": "Controls", onsubmit: (event) => event.preventDefault() });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
+  const trust = make("section", { class: "dots score", "aria-live": "polite" });
   const depth = make("section", { class: "dots" });
-  const side = make("div", { class: "side" }, tools, controls, list, depth);
+  const side = make("div", { class: "side" }, tools, controls, list, trust, depth);
   const body = make("div", { class: "body" }, panels, side);
   const root = make("div", { class: "vitlens" }, alert, body);
   const made = { controls: new Map(), panels: new Map() };
@@ -439,8 +469,12 @@ function render({ model, el }) {
     if (!late) for (const each of frame.controls) made.controls.get(each.name).update(each.value);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
-    list.replaceChildren(...bars(frame.bars || []));
+    const chosen = [...list.children].findIndex((each) => each.contains(document.activeElement));
+    list.replaceChildren(...bars(frame.bars || [], send));
+    if (chosen >= 0) list.children[chosen]?.firstChild.focus();
     list.hidden = !(frame.bars || []).length;
+    trust.hidden = !frame.score;
+    trust.replaceChildren(...(frame.score ? curves(frame.score) : []));
     depth.hidden = !frame.dots;
     const focused = depth.contains(document.activeElement);
     depth.replaceChildren(...(frame.dots ? dots(frame.dots, send) : []));

@@ -38,6 +38,7 @@ class Control:
     high: float = 0
     step: float = 1
     disabled: bool = False
+    hidden: bool = False
 
     def check(self, value: object) -> None:
         """Raise ValueError unless it can stand at a value."""
@@ -128,7 +129,7 @@ class Stage(anywidget.AnyWidget):
         raise NotImplementedError
 
     def afterwards(self, wanted: Callable[[], bool]) -> bool:
-        """Slower parts of the page, made while nothing else is wanted; True if there is something new to draw."""
+        """The next of the slower parts of the page, made while nothing else is wanted; True if there was one."""
         return False
 
     def take(self, content: dict, buffers: list) -> str:
@@ -196,7 +197,13 @@ class Stage(anywidget.AnyWidget):
 
     def _finish(self) -> None:
         """Make the slower parts of the page, unless somebody asks for something meanwhile."""
-        if not self._attempt(lambda: self.afterwards(idle)):
+        more = []
+
+        def needed() -> bool:
+            more.append(self.afterwards(idle))
+            return more[0]
+
+        if not self._attempt(needed) or any(more):
             ask(self._finish, later=True)
 
     def _attempt(self, needed: Callable[[], bool]) -> bool:
@@ -238,7 +245,7 @@ class Stage(anywidget.AnyWidget):
 
 def sentence(error: Exception) -> str:
     """An error as a whole sentence for the page."""
-    if isinstance(error, ImageError | ValueError | IndexError | ConnectionError):
+    if isinstance(error, ImageError | ValueError | IndexError | ConnectionError | ImportError):
         return str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
         return "There is not enough memory for this; use a smaller picture, size or model. The last picture is kept."

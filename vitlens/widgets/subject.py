@@ -18,12 +18,14 @@ from vitlens import attention, tokens
 from vitlens.capture import Attention, capture
 from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
-from vitlens.models import top_classes
+from vitlens.models import label_names
 from vitlens.preprocessing import preprocess, restore
 from vitlens.support import evaluating, model_name, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 
+LIKELIEST = 10
+"""Classes that are told of."""
 CACHE = 2**30
 """Bytes of captures that are kept in all; the one just made is always kept."""
 _ELONGATION = 4  # of a grid for a whole picture
@@ -57,8 +59,8 @@ class Photograph:
 
 
 class Subject:
-    """pixels: (H, W, 3) uint8, what the model saw. tokens: one (1, T, D) per layer. top5: (class, probability).
-    number: no other subject has it."""
+    """batch: (1, C, H, W), what the model was given; pixels: (H, W, 3) uint8, the same as a picture. tokens: one
+    (1, T, D) per layer. likeliest: numbers of the likeliest classes. number: no other subject has it."""
 
     numbers = itertools.count()
 
@@ -66,10 +68,10 @@ class Subject:
         built = getattr(patch_embedding(model), "img_size", None)  # which a configuration need not know
         batch = preprocess(model, image, size=size or (built and tuple(built)), whole=whole)
         self.pixels = restore(model, batch)[0]
-        parameter = next(model.parameters())
+        self.batch = batch.to(next(model.parameters()))
         with evaluating(model), torch.inference_mode(), capture(model) as attn:
             try:
-                self.tokens, logits = tokens.features(model, batch.to(parameter.device, parameter.dtype))
+                self.tokens, logits = tokens.features(model, self.batch)
             except AssertionError as error:  # timm's word for sizes
                 raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
         if not logits.isfinite().all():
@@ -78,11 +80,27 @@ class Subject:
                 "weights are damaged or its precision is too low."
             )
         self.attn, self.grid = attn, attn.grid
-        self.top5 = top_classes(model, logits)[0] if model.num_classes else []
+        self._model = weakref.ref(model)  # what is kept here goes with its model
+        self._names, self._shares = label_names(model), logits[0].float().softmax(-1).cpu()
+        most = min(LIKELIEST, len(self._shares)) if model.num_classes else 0
+        self.likeliest = self._shares.topk(most).indices.tolist()
         self.prefix = prefix_names(model)
         self.name = model_name(model).split(" (")[0]
         self.number = next(self.numbers)
         self._made: dict[tuple, Tensor] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that saw it."""
+        return self._model()
+
+    def label(self, number: int) -> str:
+        """A class's name, or its number."""
+        return self._names[number] if self._names else str(number)
+
+    def share(self, number: int) -> float:
+        """A class's probability."""
+        return self._shares[number].item()
 
     @property
     def bytes(self) -> int:
@@ -98,24 +116,25 @@ class Subject:
     def received(self, layer: int, wanted: Callable[[], bool]) -> Tensor:
         """(H, P) attention that the patches receive in a layer, the mean over all queries."""
         chosen = slice(layer, layer + 1)
-        return self._once(("received", layer), lambda: attention.received(Layers(self.attn, chosen, wanted))[0, 0])
+        return self.once(("received", layer), lambda: attention.received(Layers(self.attn, chosen, wanted))[0, 0])
 
     def rollout(self, layer: int, query: int | None, fusion: str, wanted: Callable[[], bool]) -> Tensor:
         """(rows, cols) rollout from a token, or from the read-out, through layers 0 to `layer`."""
         layers = Layers(self.attn, slice(0, layer + 1), wanted)
         key = ("rollout", layer, query, fusion)
-        return self._once(key, lambda: attention.rollout(layers, query=query, head_fusion=fusion)[0])
+        return self.once(key, lambda: attention.rollout(layers, query=query, head_fusion=fusion)[0])
 
     def mean_distance(self, wanted: Callable[[], bool] = lambda: True) -> Tensor:
         """(L, H) mean attention distance in input pixels."""
         every = slice(None)
-        return self._once(("distance",), lambda: attention.mean_distance(Layers(self.attn, every, wanted))[0])
+        return self.once(("distance",), lambda: attention.mean_distance(Layers(self.attn, every, wanted))[0])
 
     def has(self, *key) -> bool:
         """Whether a number was made already."""
         return key in self._made
 
-    def _once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
+        """A small tensor on the CPU in float32, made now or kept from before."""
         if key not in self._made:
             if len(self._made) > 200:  # maps are small, but somebody may click all day
                 self._made.pop(next(k for k in self._made if k != ("distance",)))

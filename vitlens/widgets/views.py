@@ -18,11 +18,14 @@ READOUT, MEAN, MAX = "readout", "mean", "max"
 @dataclass(frozen=True)
 class Choice:
     """What is looked at. layer: from 0. head: a number, MEAN or MAX. query: READOUT, the position of a prefix token, or
-    (row, column) of a patch."""
+    (row, column) of a patch. target: the class that is explained, None for the predicted one; against: the class that
+    it is contrasted with."""
 
     layer: int = 0
     head: int | str = MEAN
     query: str | int | tuple[int, int] = READOUT
+    target: int | None = None
+    against: int | None = None
 
 
 @dataclass(frozen=True)

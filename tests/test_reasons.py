@@ -1,0 +1,167 @@
+"""Class-specific views of the explorer: the maps of `vitlens.attribution`, their scores, and the choice of classes."""
+
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_explorer import PICTURE, browser, values, words
+
+from vitlens import faithfulness, widgets
+from vitlens.attribution import METHODS
+from vitlens.images import samples
+from vitlens.preprocessing import preprocess
+from vitlens.widgets import reasons
+
+
+def given(model):
+    return preprocess(model, PICTURE, size=model.patch_embed.img_size)
+
+
+def likeliest(model):
+    with torch.no_grad():
+        return model(given(model))[0].softmax(-1).sort(descending=True)
+
+
+def until_scored(explorer):
+    deadline = time.monotonic() + 120
+    while "curves" not in explorer.frame["score"]:
+        assert time.monotonic() < deadline, explorer.frame["score"]
+        time.sleep(0.02)
+    return explorer.frame["score"]
+
+
+def shown_controls(explorer):
+    return [control["name"] for control in explorer.frame["controls"] if not control["hidden"]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_map_is_the_methods(vit, name):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    explorer.set(view=name)
+    np.testing.assert_allclose(values(explorer), METHODS[name](model, given(model), order[0].item())[0], atol=1e-6)
+    explorer.set(target=order[2].item(), against=order[1].item())
+    expected = METHODS[name](model, given(model), order[2].item(), against=order[1].item())[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
+
+
+def test_the_score_is_that_of_the_curves(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    target, against = order[1].item(), order[3].item()
+    explorer.set(view="legrad", target=target, against=against)
+    found = until_scored(explorer)
+    maps = torch.cat([METHODS["legrad"](model, given(model), target, against=against),
+                      faithfulness.random_maps(explorer.subject.grid, reasons.ORDERS)])  # fmt: skip
+    expected = faithfulness.curves(model, given(model), maps[:, None], target, against=against, step=2)
+    assert found["shares"] == [k / 8 for k in range(9)]
+    for name in ("deletion", "insertion"):
+        curve = getattr(expected, name)[:, 0]
+        np.testing.assert_allclose(found["curves"][name], curve[0], atol=1e-6)
+        np.testing.assert_allclose(found["curves"][f"random {name}"], curve[1:].mean(0), atol=1e-6)
+    deletion, insertion = expected.deletion_area[:, 0], expected.insertion_area[:, 0]
+    gain = insertion - deletion
+    sigmas = ((gain[0] - gain[1:].mean()) / gain[1:].std()).item()
+    side = "above" if sigmas >= 0 else "below"
+    assert f"deletion {deletion[0]:.3g} (low is good), insertion {insertion[0]:.3g} (high is good)" in found["words"]
+    assert f"lies {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
+
+
+def test_a_click_on_a_class_asks_why(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    probabilities, order = likeliest(model)
+    bars = explorer.frame["bars"]
+    assert [bar["number"] for bar in bars] == order[:5].tolist() and not any(bar["now"] for bar in bars)
+    assert explorer.frame["score"] is None and {"layer", "head", "query"} < set(shown_controls(explorer))
+    assert browser(explorer, {"why": bars[1]["number"]}) == ""
+    assert explorer.state["view"] == "relevance" and explorer.state["target"] == order[1].item()
+    assert [bar["now"] for bar in explorer.frame["bars"]] == [False, True, False, False, False]
+    assert explorer.frame["dots"] is None and explorer.frame["score"]
+    names = shown_controls(explorer)
+    assert {"target", "against"} < set(names) and not {"layer", "head", "query", "row", "column"} & set(names)
+    explorer.set(view="grad_cam")
+    browser(explorer, {"why": bars[2]["number"]})
+    assert explorer.state["view"] == "grad_cam" and explorer.choice.target == order[2].item()
+    assert probabilities[2].item() == pytest.approx(explorer.frame["bars"][2]["share"], abs=1e-6)
+
+
+def test_classes_of_another_picture(vit):
+    """What is not among its likeliest classes is not asked of it."""
+    model = vit(num_classes=100)
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    explorer.set(view="relevance", target=order[9].item(), against=order[8].item())
+    with pytest.raises(ValueError, match="'Class' is one of 'predicted', "):
+        explorer.set(target=order[10].item())
+    with pytest.raises(ValueError, match="'Rather than' is one of 'none', "):
+        explorer.set(against=order[9].item())
+    explorer.set(target=order[8].item())
+    assert explorer.state["against"] == "none"
+    for name in samples():
+        explorer.set(photograph=name)
+        likely = explorer.subject.likeliest
+        assert explorer.state["target"] in ("predicted", *likely) and explorer.frame["message"] == ""
+
+
+def test_a_model_without_classes_has_none_to_ask_for(vit):
+    explorer = widgets.explore(vit(num_classes=0), PICTURE)
+    with pytest.raises(ValueError, match="'View' is one of 'attention', .* but 'relevance' came"):
+        explorer.set(view="relevance")
+    assert explorer.frame["bars"] == []
+
+
+def test_what_would_take_too_long_says_so(vit, monkeypatch):
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
+    explorer.set(view="relevance")
+    assert not explorer.afterwards(lambda: True)
+    assert explorer.frame["score"]["words"].startswith("Not scored here: it would take about 252 minutes")
+    assert not explorer.subject.has("score", "relevance", explorer.subject.likeliest[0], None)
+
+
+def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    shown, forwards = explorer.subject, []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    wanted = lambda: len(forwards) < 3  # noqa: E731
+    choice = reasons.Choice()
+    for make in (reasons.REASONS["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
+        forwards.clear()
+        with pytest.raises(reasons.Superseded):
+            make(shown, choice, wanted)
+        assert len(forwards) == 3
+    handle.remove()
+    assert not model._forward_pre_hooks
+    explorer.set(view="relevance")
+    assert "curves" in until_scored(explorer)
+
+
+def test_what_is_saved_has_the_score(vit, monkeypatch):
+    explorer, sent = widgets.explore(vit(), PICTURE), []
+    explorer.set(view="relevance")
+    until_scored(explorer)
+    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
+    browser(explorer, {"press": "save"})
+    ((content, (picture, arrays)),) = sent
+    assert content["download"] == ["vitlens-relevance.png", "vitlens-relevance.npz"]
+    assert min(Image.open(io.BytesIO(picture)).size) > 500
+    about = json.loads(str(np.load(io.BytesIO(arrays))["about"]))
+    assert "σ" in about["words"] and about["target"] == "predicted" and not {"layer", "head", "row"} & set(about)
+
+
+def test_captum_is_asked_for_by_name(vit, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "captum", None)
+    monkeypatch.setitem(__import__("sys").modules, "captum.attr", None)
+    explorer = widgets.explore(vit(), PICTURE)
+    with pytest.raises(ValueError, match="captum, which is not installed. Install it .`pip install captum`"):
+        explorer.set(view="occlusion")
+    assert explorer.state["view"] == "attention"

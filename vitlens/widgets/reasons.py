@@ -1,0 +1,171 @@
+"""Why a class: the maps of `vitlens.attribution` as views, each with what insertion and deletion say of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens import faithfulness
+from vitlens.attribution import METHODS
+from vitlens.support import evaluating, unwrap
+from vitlens.widgets.subject import Subject
+from vitlens.widgets.views import Choice, Kind, View, number, percent
+from vitlens.widgets.worker import Superseded
+
+POINTS, ORDERS = 14, 8
+LONGEST = 120.0
+"""Seconds that a score may take; beyond, the page says how long it would."""
+
+TITLES = {
+    "relevance": "relevance (Chefer et al. 2021)",
+    "gradient_rollout": "gradient rollout",
+    "legrad": "LeGrad",
+    "attention_gradient": "attention × gradient",
+    "grad_cam": "Grad-CAM",
+    "integrated_gradients": "Integrated Gradients",
+    "gradient_shap": "Gradient SHAP",
+    "input_x_gradient": "Input × Gradient",
+    "occlusion": "occlusion",
+    "feature_ablation": "feature ablation",
+    "kernel_shap": "KernelSHAP",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Curves over counts, (S,) patches from 0 to all: (S,) of the map, (orders, S) of random orders. among: which
+    classes the probability is among, in words."""
+
+    counts: Tensor
+    deletion: Tensor
+    insertion: Tensor
+    random_deletion: Tensor
+    random_insertion: Tensor
+    among: str
+
+    def area(self, curve: Tensor) -> Tensor:
+        return faithfulness.Curves(self.counts, curve, curve).deletion_area
+
+    @property
+    def sigmas(self) -> float:
+        """Standard deviations of the random orders by which insertion − deletion lies above their mean."""
+        chance = self.area(self.random_insertion) - self.area(self.random_deletion)
+        own = self.area(self.insertion) - self.area(self.deletion)
+        return ((own - chance.mean()) / chance.std()).item()
+
+    def message(self) -> dict:
+        """What the page draws."""
+        deletion, insertion, sigmas = self.area(self.deletion), self.area(self.insertion), self.sigmas
+        above = (
+            f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {len(self.random_deletion)} random orders"
+        )
+        return {
+            "title": "How far to trust it",
+            "scale": f"probability of the class{self.among}",
+            "shares": (self.counts / self.counts[-1]).tolist(),
+            "curves": {
+                "deletion": self.deletion.tolist(),
+                "insertion": self.insertion.tolist(),
+                "random deletion": self.random_deletion.mean(0).tolist(),
+                "random insertion": self.random_insertion.mean(0).tolist(),
+            },
+            "words": f"Areas: deletion {number(deletion.item())} (low is good), insertion {number(insertion.item())} "
+            f"(high is good). Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
+        }
+
+
+def _reason(name: str) -> Kind:
+    title = TITLES[name]
+
+    def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> View:
+        target, against = asked(subject, choice)
+        with until(subject.model, wanted):
+            values = subject.once(
+                ("reason", name, target, against),
+                lambda: METHODS[name](subject.model, subject.batch, target, against=against)[0],
+            )
+        words = f"{title[0].upper()}{title[1:]} for “{subject.label(target)}” ({percent(subject.share(target))})"
+        words += (
+            "" if against is None else f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
+        )
+        return View(values.numpy(), words)
+
+    return Kind(f"Why this class: {title}", make)
+
+
+REASONS = {name: _reason(name) for name in TITLES}
+
+
+def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:
+    """The class that is explained, and what it is contrasted with."""
+    return subject.likeliest[0] if choice.target is None else choice.target, choice.against
+
+
+def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> float:
+    """What a forward takes. Not the first one, which is slow."""
+
+    def measured() -> Tensor:
+        start = time.perf_counter()
+        with evaluating(subject.model):
+            subject.model(subject.batch).cpu()
+        return torch.tensor(time.perf_counter() - start)
+
+    with until(subject.model, wanted):
+        return subject.once(("seconds",), measured).item()
+
+
+def long(subject: Subject, choice: Choice) -> float:
+    """How many seconds a score takes, roughly; 0 before it is known what a forward takes."""
+    if not subject.has("seconds"):
+        return 0.0
+    orders = 1 if subject.has("random", *asked(subject, choice)) else 1 + ORDERS
+    return 2 * POINTS * orders * seconds(subject)
+
+
+def is_scored(subject: Subject, view: str, choice: Choice) -> bool:
+    return subject.has("score", view, *asked(subject, choice))
+
+
+def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], bool]) -> Score:
+    """Made now, or kept from before; Superseded where it is no longer wanted."""
+    target, against = asked(subject, choice)
+    grid, values = subject.grid, REASONS[view].make(subject, choice, wanted).values
+    counts = torch.tensor([*range(0, grid.patches, step := -(-grid.patches // POINTS)), grid.patches])
+
+    def curves(maps: Tensor) -> Tensor:
+        """(2, maps, S) deletion and insertion."""
+        found = faithfulness.curves(
+            subject.model, subject.batch, maps[:, None], target, against=against, step=step, grid=grid,
+            internal_batch_size=min(32, max(1, int(0.5 / seconds(subject)))),
+        )  # fmt: skip
+        return torch.stack([found.deletion[:, 0], found.insertion[:, 0]])
+
+    with until(subject.model, wanted):
+        chance = subject.once(
+            ("random", target, against), lambda: curves(faithfulness.random_maps(grid, ORDERS).to(subject.batch.device))
+        )
+        own = subject.once(("score", view, target, against), lambda: curves(torch.from_numpy(values)[None]))
+    return Score(counts, *own[:, 0], *chance, "" if against is None else " among the two")
+
+
+@contextlib.contextmanager
+def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
+    """In this block and thread, a forward of the model is the end of what is no longer wanted."""
+    thread = threading.get_ident()
+
+    def ask(module, args) -> None:
+        if threading.get_ident() == thread and not wanted():
+            raise Superseded
+
+    handle = unwrap(model).register_forward_pre_hook(ask)
+    try:
+        yield
+    finally:
+        handle.remove()
