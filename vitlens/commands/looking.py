@@ -1,0 +1,94 @@
+"""`vitlens inspect`, `vitlens explain` and `vitlens app`: a model and photographs in, figures or a page out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlens.commands.shared import checked_device, complaints, counted, photographs, require_folder
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures and summary.json go.")] = Path("figures"),
+    dataset: Annotated[Path | None, typer.Option(help="A folder of images for the mean attention distance.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
+    from tqdm import tqdm
+
+    from vitlens import inspection
+    from vitlens.models import load_model
+
+    failures, complain = complaints()
+    more = inspection.image_files(dataset) if dataset else []
+    pictures = photographs(images)
+    require_folder(out)
+    vit = load_model(model).to(checked_device(device))
+    count = len(pictures) + len(more)
+    with tqdm(total=count, unit="image", disable=count < 12) as bar:
+        found = inspection.inspect(
+            vit, counted(pictures, bar), counted(more, bar), on_error=complain if count > 1 else None
+        )
+    for path in inspection.write(found, out):
+        print(path)
+    for note in found.notes:
+        print(f"Note: {note}")
+    if failures:
+        raise SystemExit(1)
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
+    target: Annotated[str, typer.Option(help="A class number or name; by default what is predicted.")] = "",
+    against: Annotated[str, typer.Option(help="Another class: why the target rather than this one?")] = "",
+    methods: Annotated[str, typer.Option(help="Names, divided by commas; by default the quick ones.")] = "",
+    out: Annotated[Path, typer.Option(help="Where the figures and scores.csv go.")] = Path("explanations"),
+    baseline: Annotated[str, typer.Option(help="What covers a patch: mean, blur or zero.")] = "mean",
+    orders: Annotated[int, typer.Option(help="Random orders that the maps are compared with.")] = 10,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+) -> None:
+    """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
+    from vitlens import explanation
+    from vitlens.models import load_model
+
+    failures, complain = complaints()
+    pictures = photographs(images)
+    require_folder(out)
+    names = [name.strip() for name in methods.split(",")] if methods else explanation.QUICK
+    vit = load_model(model).to(checked_device(device))
+    found = explanation.explain(
+        vit, pictures, _class(target), against=_class(against), names=names, baseline=baseline, orders=orders,
+        on_error=complain if len(pictures) > 1 else None,
+    )  # fmt: skip
+    for path in explanation.write(found, vit, out):
+        print(path)
+    if failures:
+        raise SystemExit(1)
+
+
+def explorer(
+    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
+    image: Annotated[Path | None, typer.Argument(help="A photograph; more can be uploaded.")] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Serve the explorer as a web page, on this machine alone and behind a token, until Ctrl-C."""
+    from vitlens.app import serve
+    from vitlens.images import load_image
+    from vitlens.models import load_model
+    from vitlens.support import attention_modules
+
+    attention_modules(load_model(model))  # refuses here what the page would refuse
+    if image is not None:
+        load_image(image)
+    raise SystemExit(serve(model, image, port=port, browser=browser))
+
+
+def _class(given: str) -> int | str | None:
+    """A class's number or name; None for the predicted one."""
+    return int(given) if given.isdecimal() else given or None

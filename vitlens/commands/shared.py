@@ -1,0 +1,60 @@
+"""What several commands check in the same way, each with one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def complaints() -> tuple[list[str], Callable[[str], None]]:
+    """Sentences about single pictures, and the function that says one and remembers it."""
+    failures: list[str] = []
+
+    def complain(sentence: str) -> None:
+        failures.append(sentence)
+        print(f"vitlens: {sentence}", file=sys.stderr)
+
+    return failures, complain
+
+
+def photographs(images: list[Path] | None) -> list[tuple[str, object]]:
+    """(name, source) of the photographs given, or of the samples."""
+    from vitlens.images import samples
+
+    return [(_name(path, images), path) for path in images] if images else list(samples().items())
+
+
+def require_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+
+
+def _name(path: Path, among: list[Path]) -> str:
+    """The file's name, or its whole path where two files have the same name."""
+    return path.name if sum(other.name == path.name for other in among) == 1 else str(path)
+
+
+def counted(pairs, bar):
+    for pair in pairs:
+        yield pair
+        bar.update()
+
+
+def checked_device(name: str):
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise ValueError(f"There is no device called {name!r}; the usual ones are cpu, cuda and mps.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"The device {name} was asked for, but PyTorch sees no CUDA GPU here; use --device cpu.")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"The device {name} does not work here ({reason}); use --device cpu.") from None
+    return device
