@@ -1,21 +1,174 @@
-"""The paper's table against models counted on the meta device."""
+"""The paper as data: its models built and counted by timm, its tables against what they say of each other."""
+
+from dataclasses import replace
 
 import pytest
 import timm
 import torch
+from torch.nn import functional as F
 
-from vitlens.paper import TABLE_1
+from vitlens import UnsupportedModelError, attention, capture, paper
+from vitlens.paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_9
+
+SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+
+
+def on_meta(build, *args, **kwargs):
+    with torch.device("meta"):
+        return build(*args, **kwargs)
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def shapes(model):
+    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+
+
+def shrunk(name):
+    """The model with few narrow layers, and the size of its images; EfficientNet's smallest for its largest."""
+    model = MODELS[name]
+    torch.manual_seed(0)
+    if model.kind == "EfficientNet":
+        return paper.build(replace(model, timm="tf_efficientnet_b0"), num_classes=10), 64
+    if model.kind == "ResNet":
+        return paper.build(model, layers=(1, 2, 1, 1), channels=(128,) * 4, num_classes=10), 64
+    size = 64 if model.kind == "hybrid" else 3 * int(name.partition("/")[2])
+    return paper.build(name, img_size=size, **SMALL), size
 
 
 @pytest.mark.parametrize("variant", TABLE_1, ids=lambda v: v.name)
 def test_table_1(variant):
-    """Parameters within 1.5 % of the printed ones, with a head of 1,000 classes."""
-    with torch.device("meta"):
-        model = timm.create_model(variant.timm)
-    count = sum(p.numel() for p in model.parameters())
-    assert count / 1e6 == pytest.approx(variant.parameters, rel=0.015)
-    block = model.blocks[0]
-    assert (len(model.blocks), model.embed_dim, block.attn.num_heads) == (variant.layers, variant.width, variant.heads)
-    assert block.mlp.fc1.out_features == variant.mlp
-    patch = model.patch_embed.patch_size[0]
-    assert variant.tokens(patch) == model.pos_embed.shape[1]
+    """Parameters within 1.5 % of the printed ones, with a head of 1,000 classes; those of B/32 by their difference."""
+    for name in (name for name in MODELS if name.startswith(f"ViT-{variant.name[4]}/")):
+        model, patch = on_meta(paper.build, name), int(name.partition("/")[2])
+        count = parameters(model)
+        if name == "ViT-B/32":  # 88.2 million: Table 1 prints those of B/16
+            count -= 768 * (3 * (32**2 - 16**2) - (14**2 - 7**2))
+        assert count / 1e6 == pytest.approx(variant.parameters, rel=0.015)
+        block = model.blocks[0]
+        found = len(model.blocks), model.embed_dim, block.attn.num_heads, block.mlp.fc1.out_features
+        assert found == (variant.layers, variant.width, variant.heads, variant.mlp)
+        assert model.patch_embed.patch_size == (patch, patch)
+        assert variant.tokens(patch) == model.pos_embed.shape[1]
+
+
+def test_the_halved_vit_is_a_vit_small():
+    assert shapes(on_meta(paper.build, "ViT-b/32")) == shapes(on_meta(timm.create_model, "vit_small_patch32_224"))
+    half, base = on_meta(paper.build, "ViT-b/32"), on_meta(paper.build, "ViT-B/32")
+    assert (2 * half.embed_dim, len(half.blocks)) == (base.embed_dim, len(base.blocks))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda m: m.name)
+def test_every_model_has_the_shapes_of_its_public_weights(model):
+    """Where timm has weights, its own model for them is the reference: all but positions and head are alike."""
+    built = shapes(on_meta(paper.build, model))
+    for weights in model.weights:
+        assert weights.timm in timm.list_pretrained(weights.timm.split(".")[0] + "*")
+        reference = shapes(on_meta(timm.create_model, weights.timm.split(".")[0], num_classes=1000))
+        reference.pop("pos_embed", None)
+        assert {name: built[name] for name in reference} == reference
+
+
+def test_hybrids_and_resnets_without_weights():
+    """R50x2 is between its relatives, and stage 4's three blocks stand in stage 3 where the stride is 16."""
+    wide, plain = (on_meta(paper.build, name) for name in ("R50x2", "R50x1"))
+    assert all(
+        a.shape[0] == 2 * b.shape[0] for a, b in zip(wide.stages.parameters(), plain.stages.parameters(), strict=True)
+    )
+    assert [len(s.blocks) for s in on_meta(paper.build, "R200x3").stages] == [3, 24, 36, 3]
+    assert [len(s.blocks) for s in on_meta(paper.build, "R152x1").stages] == [3, 8, 36, 3]
+    for name, grid, blocks in (("R50+ViT-L/16", 14, [3, 4, 9]), ("R50+ViT-B/32", 7, [3, 4, 6, 3])):
+        embed = on_meta(paper.build, name).patch_embed
+        assert embed.grid_size == (grid, grid)
+        assert [len(s.blocks) for s in embed.backbone.stages] == blocks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_runs_is_inspected_and_learns(name):
+    model, size = shrunk(name)
+    images, labels = torch.randn(4, 3, size, size), torch.tensor([0, 1, 2, 3])
+    model.eval()
+    if MODELS[name].kind in ("ViT", "hybrid"):
+        with torch.no_grad(), capture(model) as attn:
+            assert model(images).shape == (4, 10)
+        found = attention.summary(attn)
+        stride = int(name.rpartition("/")[2])
+        assert attn.grid.rows == attn.grid.cols == size // stride
+        assert found.mean_distance.shape == (4, 2, 3)
+        assert (found.mean_distance <= 1.01 * attn.grid.distances().max()).all()
+    else:
+        with torch.no_grad():
+            assert model(images).shape == (4, 10)
+        with pytest.raises(UnsupportedModelError, match="vitlens cannot show .*: its? .*\\."), capture(model):
+            pass
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    assert torch.isfinite(loss)
+    assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_arguments_win_over_the_papers_and_wrong_ones_are_told():
+    assert paper.build("R50x1+ViT-B/32", img_size=64, **SMALL).num_classes == 10
+    with pytest.raises(ValueError, match="no model called 'ViT-G/14'; it has ViT-B/16, "):
+        paper.build("ViT-G/14")
+    with pytest.raises(ValueError, match="cannot build ViT-b/32 with {'nonsense': 3}: .*nonsense"):
+        paper.build("ViT-b/32", nonsense=3)
+    with pytest.raises(ValueError, match="cannot build R50x1"):
+        paper.build("R50x1", img_size=64)
+
+
+@pytest.mark.parametrize("row", TABLE_7, ids=lambda r: f"{r.model} {r.optimizer}")
+def test_averages_of_table_7(row):
+    assert round(row.average, 2) == row.accuracy["Average"]
+
+
+def test_table_7_is_table_6_where_it_is_adam():
+    for row in TABLE_7:
+        if row.optimizer == "Adam":
+            same = next(r for r in TABLE_6 if (r.model, r.epochs) == (row.model, 7))
+            assert {name: same.accuracy[name] for name in paper.FIVE} == {n: row.accuracy[n] for n in paper.FIVE}
+            assert same.average == row.average
+
+
+def test_average_5_of_figure_5():
+    """ViT-L/32 has reached R152x2 with a sixth of its exaFLOPs."""
+    rows = {(r.model, r.epochs): r for r in TABLE_6}
+    assert [round(rows[key].average, 2) for key in (("ViT-L/32", 7), ("R152x2", 14), ("ViT-H/14", 14))] == [
+        94.27, 94.24, 95.82,
+    ]  # fmt: skip
+
+
+def test_table_9_gives_the_means_of_table_2():
+    """The last column of Table 9 is the mean over its 19 tasks, and the VTAB of Table 2 to a tenth."""
+    for row in TABLE_9:
+        assert len(row.accuracy) == 20
+        means = paper.groups(row.accuracy)
+        best = next(r for r in TABLE_2 if (r.model, r.data) == (row.model, row.data))
+        assert means["VTAB"] == pytest.approx(row.accuracy["VTAB"], abs=0.051)
+        assert means["VTAB"] == pytest.approx(best.accuracy["VTAB"], abs=0.02)
+    assert [round(v, 2) for v in paper.groups(TABLE_9[0].accuracy).values()] == [77.63, 86.69, 87.0, 65.03]
+    with pytest.raises(ValueError, match="no accuracy of Caltech101, CIFAR-100"):
+        paper.groups({})
+
+
+def test_tables_5_and_6_agree():
+    """JFT's columns of Table 5 are rows of Table 6, but for ViT-H/14, which the paper gives twice."""
+    for row in TABLE_5:
+        if row.data == "JFT-300M" and row.model != "ViT-H/14":
+            assert row.accuracy in [r.accuracy for r in TABLE_6 if r.model == row.model]
+
+
+def test_tables_name_models_that_exist():
+    rows = [row for table in (TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9) for row in table]
+    assert {row.model for row in rows} <= set(MODELS)
+    assert {name for row in TABLE_3 for name in row.models} - {"ViT-*"} <= set(MODELS)
+    assert [len(rows) for rows in paper.results("ViT-L/16").values()] == [2, 3, 2, 2]
+    with pytest.raises(ValueError, match="average of EfficientNet-L2 .* CIFAR-10, "):
+        _ = TABLE_2[-1].average

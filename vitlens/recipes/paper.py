@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitlens.augment import Augment
-from vitlens.paper import TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
+from vitlens.paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
 from vitlens.recipes.recipe import Recipe
 
 VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letters B, L, H
-CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}  # JFT's number: BiT's paper
 SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 # How often the steps of a row go through its first data set, for about ten validations a run.
 EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}

@@ -1,4 +1,4 @@
-"""The paper as data: "An Image is Worth 16x16 Words", Dosovitskiy et al., ICLR 2021, arXiv 2010.11929v2."""
+"""How the transformers are made and trained: Tables 1, 3 and 4, and the sets of images for pre-training."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ TABLE_1 = (
     Variant("ViT-Large", 24, 1024, 4096, 16, 307, "vit_large_patch16_224"),
     Variant("ViT-Huge", 32, 1280, 5120, 16, 632, "vit_huge_patch14_224"),
 )
+
+
+IMAGES = {"JFT-300M": 303_000_000, "ImageNet-21k": 14_000_000, "ImageNet": 1_300_000}
+"""Sizes of the sets for pre-training, rounded as in the paper."""
+
+CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}
+"""Their classes: JFT's from BiT's paper, ImageNet-21k's from the official code."""
 
 
 @dataclass(frozen=True)

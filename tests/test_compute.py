@@ -1,0 +1,65 @@
+"""FLOPs against closed forms, and the paper's exaFLOPs against its Table 6."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from vitlens import compute, paper
+from vitlens.paper import TABLE_6
+
+
+def transformer(width, mlp, layers, patch, size, classes):
+    """A plain ViT's forward by hand, a multiply-add as two."""
+    patches = (size[0] // patch) * (size[1] // patch)
+    tokens = patches + 1
+    block = 2 * tokens * (4 * width * width + 2 * width * mlp) + 4 * tokens * tokens * width
+    return 2 * patches * 3 * patch * patch * width + layers * block + 2 * width * classes
+
+
+@pytest.mark.parametrize("size", [(64, 64), (64, 96)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_plain_vit_by_hand(size, fused):
+    """Fused attention counts as its two products of matrices do, with weights and without."""
+    arguments = dict(img_size=size, patch_size=16, embed_dim=96, depth=3, num_heads=4, num_classes=7)
+    by_hand = transformer(96, 384, 3, 16, size, 7)
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = timm.create_model("vit_tiny_patch16_224", **arguments)
+        for block in model.blocks:
+            block.attn.fused_attn = fused
+        model.train()
+        assert compute.flops(model) == compute.flops(model, size) == by_hand
+        assert model.training and next(model.parameters()).device.type == device
+
+
+def test_vit_b_16_by_hand():
+    with torch.device("meta"):
+        model = paper.build("ViT-B/16")
+    assert compute.flops(model, 224) == transformer(768, 3072, 12, 16, (224, 224), 1000)
+    assert compute.parameters(model) == 86_567_656
+
+
+def test_a_convolution_and_a_linear_layer_by_hand():
+    model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    assert compute.flops(model.half(), 12) == 2 * 36 * 8 * 3 * 25 + 2 * 8 * 36 * 4
+    assert compute.parameters(model) == 8 * 75 + 8 + 8 * 36 * 4 + 4
+    model[3].weight = nn.Parameter(torch.zeros(4, 288))
+    assert compute.flops(nn.Sequential(model.float(), nn.Linear(4, 4)), 12) == compute.flops(model, 12) + 2 * 4 * 4
+
+
+@pytest.mark.parametrize("row", TABLE_6, ids=lambda r: f"{r.model} {r.epochs}")
+def test_exaflops_of_table_6(row):
+    """ViTs and hybrids within 3 %, ResNets within 6 %."""
+    bound = 0.06 if paper.MODELS[row.model].kind == "ResNet" else 0.03
+    assert compute.pretraining(row.model, row.epochs) == pytest.approx(row.exaflops, rel=bound)
+
+
+def test_what_cannot_be_counted_is_told():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    with pytest.raises(ValueError, match="could not be counted at 100 × 100 pixels .*; give a size that it takes"):
+        compute.flops(model, 100)
+    with pytest.raises(ValueError, match="Linear does not say how large its images are; give image_size"):
+        compute.flops(nn.Linear(3, 3))
+    with pytest.raises(ValueError, match="counted for JFT-300M, ImageNet-21k, ImageNet, but 'LAION' was asked"):
+        compute.pretraining("ViT-B/16", 7, "LAION")

@@ -1,0 +1,27 @@
+"""The paper as data: "An Image is Worth 16x16 Words", Dosovitskiy et al., ICLR 2021, arXiv 2010.11929v2.
+
+`MODELS` are its models, which `build` makes through timm; `TABLE_1`, `TABLE_3` and `TABLE_4` say how they are made and
+trained, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7` and `TABLE_9` what came out.
+"""
+
+from vitlens.paper.models import MODELS, Model, Weights, build, find
+from vitlens.paper.results import (
+    BIT_M,
+    FIVE,
+    TABLE_2,
+    TABLE_5,
+    TABLE_6,
+    TABLE_7,
+    TABLE_9,
+    VTAB,
+    Published,
+    groups,
+    results,
+)
+from vitlens.paper.training import CLASSES, IMAGES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining, Variant
+
+__all__ = [
+    "BIT_M", "CLASSES", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2", "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6",
+    "TABLE_7", "TABLE_9", "VTAB", "FineTuning", "Model", "Pretraining", "Published", "Variant", "Weights", "build",
+    "find", "groups", "results",
+]  # fmt: skip
