@@ -52,7 +52,7 @@ def test_a_convolution_and_a_linear_layer_by_hand():
 def test_exaflops_of_table_6(row):
     """ViTs and hybrids within 3 %, ResNets within 6 %."""
     bound = 0.06 if paper.MODELS[row.model].kind == "ResNet" else 0.03
-    assert compute.pretraining(row.model, row.epochs) == pytest.approx(row.exaflops, rel=bound)
+    assert compute.cost(row.model).pretraining(row.epochs) == pytest.approx(row.exaflops, rel=bound)
 
 
 def test_what_cannot_be_counted_is_told():
@@ -62,4 +62,4 @@ def test_what_cannot_be_counted_is_told():
     with pytest.raises(ValueError, match="Linear does not say how large its images are; give image_size"):
         compute.flops(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="counted for JFT-300M, ImageNet-21k, ImageNet, but 'LAION' was asked"):
-        compute.pretraining("ViT-B/16", 7, "LAION")
+        compute.cost("ViT-b/32").pretraining(7, "LAION")

@@ -1,4 +1,4 @@
-"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`.
+"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`, `models`, `table`.
 
 A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
 rest is done and the exit code is 1.
@@ -11,6 +11,7 @@ import sys
 import typer
 
 from vitlens.commands.looking import explain, explorer, inspect
+from vitlens.commands.paper import models, table
 from vitlens.commands.training import train
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ app.command()(inspect)
 app.command()(explain)
 app.command(name="app")(explorer)
 app.command()(train)
+app.command()(models)
+app.command()(table)
 
 
 def main() -> None:

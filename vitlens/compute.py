@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -52,14 +54,29 @@ def exaflops(per_image: float, images: float, epochs: float) -> float:
     return 3 * per_image * images * epochs / 1e18
 
 
-def pretraining(model: str | paper.Model, epochs: float, data: str = "JFT-300M") -> float:
-    """ExaFLOPs of pre-training a model of the paper for so many epochs; data: a key of `paper.IMAGES`."""
-    if data not in paper.IMAGES:
-        raise ValueError(f"Pre-training is counted for {', '.join(paper.IMAGES)}, but {data!r} was asked for.")
+class Cost(NamedTuple):
+    """Of a model of the paper with a head of 1,000 classes. flops: of one image of `image_size` pixels."""
+
+    parameters: int
+    flops: int
+    image_size: int
+    features: int
+    """How many numbers the head reads."""
+
+    def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
+        """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
+        if data not in paper.IMAGES:
+            raise ValueError(f"Pre-training is counted for {', '.join(paper.IMAGES)}, but {data!r} was asked for.")
+        head = 2 * self.features * (paper.CLASSES[data] - 1000)
+        return exaflops(self.flops + head, paper.IMAGES[data], epochs)
+
+
+def cost(model: str | paper.Model) -> Cost:
+    """What a model of the paper costs at the size of its pre-training, counted on the meta device; ValueError."""
     model = paper.find(model) if isinstance(model, str) else model
     with torch.device("meta"):
-        built = paper.build(model, num_classes=paper.CLASSES[data])
-    return exaflops(flops(built, model.image_size), paper.IMAGES[data], epochs)
+        built = paper.build(model)
+    return Cost(parameters(built), flops(built, model.image_size), model.image_size, built.num_features)
 
 
 def _own_size(model: nn.Module) -> int | tuple[int, int]:

@@ -24,8 +24,8 @@ class Weights:
     source: str
 
     @property
-    def fine_tuned(self) -> bool:
-        """Whether they classify ImageNet's 1,000 classes; otherwise they are as pre-training left them."""
+    def classifies(self) -> bool:
+        """Whether they know ImageNet's 1,000 classes; otherwise they are as pre-training left them."""
         return self.timm.endswith(("_in1k", "_475"))
 
 
@@ -119,6 +119,20 @@ _ALL = (
 
 MODELS: dict[str, Model] = {model.name: model for model in _ALL}
 """By the paper's names: its ViTs, hybrids and ResNets, and the Noisy Student that Table 2 compares with."""
+
+
+def origin(name: str) -> tuple[Model | None, Weights | None]:
+    """The model, and the weights, that a name means: the paper's or timm's, with or without a tag; None for unknown."""
+    architecture = name.removeprefix("timm/").partition(".")[0]
+    for model in MODELS.values():
+        for weights in model.weights:
+            if weights.timm == name.removeprefix("timm/"):
+                return model, weights
+    for model in MODELS.values():
+        known = {weights.timm.partition(".")[0] for weights in model.weights}
+        if name.replace("R50x1+", "R50+") == model.name or architecture in known:
+            return model, None
+    return None, None
 
 
 def find(name: str) -> Model:

@@ -1,0 +1,140 @@
+"""One's own results beside the published ones, and the two commands that print the paper's models and tables."""
+
+import json
+
+import pytest
+from test_cli import vitlens
+
+from vitlens import paper
+from vitlens.paper import MODELS, TABLE_2, TABLE_5
+
+RESULT = {
+    "model": "vit_base_patch16_384.orig_in21k_ft_in1k", "data": "imagenet", "protocol": "top1", "metric": "top1",
+    "value": 84.2, "low": 83.88, "high": 84.51, "images": 50_000, "when": "2026-01-02T03:04:05+00:00",
+    "versions": {"torch": "2.9", "timm": "1.0.31"},
+}  # fmt: skip
+
+
+def written(path, *results):
+    path.write_text(json.dumps(results[0] if len(results) == 1 else results), encoding="utf-8")
+    return path
+
+
+def lines(text):
+    return {line[:28].strip(): line for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("data", "protocol", "metric", "row"),
+    [
+        ("imagenet", "top1", "top1", "ImageNet"),
+        ("torch/imagenet", "top1", "real", "ImageNet ReaL"),
+        ("imagenet-real", "top1", "real", "ImageNet ReaL"),
+        ("torch/oxford_iiit_pet", "finetune", "top1", "Oxford-IIIT Pets"),
+        ("flowers102", "finetune", "top1", "Oxford Flowers-102"),
+        ("CIFAR-100", "finetune", "top1", "CIFAR-100"),
+        ("vtab", "vtab", "mean", "VTAB"),
+        ("vtab natural", "vtab", "mean", None),
+        ("vtab/cifar100", "vtab", "top1", None),  # a thousand of its images
+        ("imagenet", "top1", "top5", None),
+        ("imagenet-real", "top1", "top1", None),
+        ("cifar10", "top1", "real", None),
+        ("imagenet", "knn", "top1", None),
+        ("cifar10", "fewshot", "top1", None),
+        ("my-photographs", "top1", "top1", None),
+    ],
+)
+def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
+    path = written(tmp_path / "r.json", RESULT | {"data": data, "protocol": protocol, "metric": metric})
+    assert [record.row for record in paper.measured(path)] == [row]
+
+
+def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
+    other = RESULT | {"model": "runs/mine", "data": "cifar10", "protocol": "finetune", "value": 91.234, "low": 90.0}
+    nothing = RESULT | {"data": "imagenet", "protocol": "knn"}
+    later = RESULT | {"value": 84.3, "when": "2026-02-02T00:00:00+00:00"}
+    records = paper.measured(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing))
+    text = paper.table_2(records)
+    found = lines(text)
+    imagenet, cifar = found["ImageNet            88.55 ±"], found["CIFAR-10            99.50 ±"]
+    for published in TABLE_2:
+        assert f"{published.accuracy['ImageNet']:.2f}" in imagenet
+    assert "88.55 ± 0.04" in imagenet and imagenet.endswith("–                     84.30 [83.88, 84.51]")
+    assert cifar.endswith("91.23 [90.00, 92.00]  –")
+    assert "published" in text and "measured" in text and "BiT-L R152x4" in text
+    assert f"(2) {RESULT['model']}: ViT-B/16 pre-trained on ImageNet-21k, the paper's own weights" in text
+    assert "    protocol top1; ImageNet: 50,000 images; 2026-02-02; timm 1.0.31, torch 2.9" in text
+    assert "(1) runs/mine: not a model of the paper" in text
+    assert text.endswith("imagenet, knn, top1: 84.20 [83.88, 84.51]")
+
+
+def test_table_5_puts_a_model_with_the_data_that_it_was_pre_trained_on(tmp_path):
+    names = ("ViT-B/16", "tf_efficientnet_l2.ns_jft_in1k", RESULT["model"], "vit_base_patch32_384.augreg_in1k")
+    columns = (None, "JFT-300M", "ImageNet-21k", "ImageNet")
+    text = paper.table_5(paper.measured(written(tmp_path / "r.json", *(RESULT | {"model": n} for n in names))))
+    printed = [line.split() for line in text.splitlines() if line.startswith("  ImageNet  ")]
+    assert len(printed) == 4
+    for line, data in zip(printed, ("ImageNet", "ImageNet-21k", "JFT-300M", None), strict=True):
+        values = [p.accuracy["ImageNet"] for p in TABLE_5 if p.data == data]
+        assert line[1:6] == [f"{v:.2f}" for v in values] + ["–"] * (5 - len(values))
+        mine = " ".join(line[6:]).replace("84.20 [83.88, 84.51]", "here").split()
+        assert mine == ["here" if data == each else "–" for each in columns]
+    assert "weights of AugReg, not the paper's" in text and "which does not tell the weights" in text
+    assert "CIFAR" not in text.split("not told by the name\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not a file of results: it cannot be read as JSON"),
+        ("3", "a result has model, data, .* is missing"),
+        (json.dumps({k: v for k, v in RESULT.items() if k not in ("low", "when")}), "but low, when is missing"),
+        (json.dumps([RESULT, RESULT | {"value": 0.842}]), "high ≤ 100"),
+        (json.dumps(RESULT | {"value": 101, "high": 102}), "0 ≤ low ≤ value ≤ high ≤ 100 .* has 83.88, 101 and 102"),
+        (json.dumps(RESULT | {"low": 84.3}), "has 84.3, 84.2 and 84.51 for vit_base"),
+        (json.dumps(RESULT | {"value": float("nan")}), "has 83.88, nan and"),
+        (json.dumps(RESULT | {"value": "84"}), "has 83.88, 84 and"),
+        (json.dumps(RESULT | {"images": 0}), "images as a whole number"),
+        (json.dumps(RESULT | {"model": None}), "A result names model, .* in words"),
+    ],
+)
+def test_what_is_no_result_is_told(tmp_path, text, sentence):
+    path = tmp_path / "r.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=sentence):
+        paper.measured(path)
+    told = vitlens("table", path, expect=2)
+    assert told.stderr.startswith("vitlens: ") and told.stderr.count("\n") == 1 and not told.stdout
+
+
+def test_the_command_prints_both_tables(tmp_path):
+    one = written(tmp_path / "a.json", RESULT)
+    two = written(tmp_path / "b.json", RESULT | {"metric": "real", "extra": 1}, RESULT | {"model": "x"})
+    text = vitlens("table", one, two).stdout
+    assert text.index("Table 2: ") < text.index("Table 5: ")
+    assert text.count("84.20 [83.88, 84.51]") == 6
+    assert "No such file" in vitlens("table", tmp_path / "none.json", expect=2).stderr
+
+
+def test_models_lists_those_whose_name_matches():
+    text = vitlens("models", "b/32").stdout
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["ViT-B/32", "ViT-b/32", "R50+ViT-B/32"]
+    line = text.splitlines()[1]
+    assert line.split()[1:7] == ["88.2", "M", "8.8", "7:", "56", "(55)"]
+    assert line.endswith("vit_base_patch32_224.orig_in21k and 5 more")
+    assert text.splitlines()[3].endswith("none")
+    weights = vitlens("models", "R50x1", "--weights").stdout
+    assert "    resnetv2_50x1_bit.goog_in21k: ImageNet-21k, BiT-M, as pre-trained\n" in weights
+    assert "goog_in21k_ft_in1k: ImageNet-21k, BiT-M, ImageNet's classes\n" in weights
+    told = vitlens("models", "swin", expect=2).stderr
+    assert told.startswith("vitlens: No model of the paper has 'swin' in its name; there are ViT-B/16, ")
+
+
+def test_names_lead_to_models_and_weights():
+    for model in MODELS.values():
+        assert paper.origin(model.name) == (model, None)
+        for weights in model.weights:
+            assert paper.origin(weights.timm) == paper.origin(f"timm/{weights.timm}") == (model, weights)
+    assert paper.origin("vit_base_patch16_224.mae") == (MODELS["ViT-B/16"], None)
+    assert paper.origin("R50x1+ViT-B/32") == (MODELS["R50+ViT-B/32"], None)
+    assert paper.origin("runs/digits/model") == (None, None)

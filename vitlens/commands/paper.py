@@ -1,0 +1,55 @@
+"""`vitlens models` and `vitlens table`: the paper's models and what they cost, its tables beside one's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def models(
+    only: Annotated[str, typer.Argument(help="Part of a name, the paper's or timm's; without it, all.")] = "",
+    weights: Annotated[bool, typer.Option("--weights", help="Name all public weights, and their data.")] = False,
+) -> None:
+    """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
+    from vitlens import compute
+    from vitlens.paper import MODELS, TABLE_6
+
+    chosen = [
+        model
+        for model in MODELS.values()
+        if any(only.lower() in name.lower() for name in (model.name, model.timm, *(w.timm for w in model.weights)))
+    ]
+    if not chosen:
+        raise ValueError(f"No model of the paper has {only!r} in its name; there are {', '.join(MODELS)}.")
+    line = "{:<15} {:>10} {:>8}  {:<30} {}"
+    print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
+    for model in chosen:
+        cost = compute.cost(model)
+        printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
+        spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
+        names = [each.timm for each in model.weights]
+        shown = "none" if not names else f"{len(names)}:" if weights else names[0]
+        shown += f" and {len(names) - 1} more" if len(names) > 1 and not weights else ""
+        row = (model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", shown)
+        print(line.format(*row).rstrip(), flush=True)
+        for each in model.weights if weights else ():
+            use = "ImageNet's classes" if each.classifies else "as pre-trained"
+            print(f"    {each.timm}: {each.data}, {each.source}, {use}")
+    print(
+        "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
+        "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted by the paper's rule (in Table 6)."
+    )
+
+
+def table(
+    results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.")],
+) -> None:
+    """Print the paper's Tables 2 and 5 with your own results beside the published ones."""
+    from vitlens import paper
+
+    records = [record for path in results for record in paper.measured(path)]
+    print(paper.table_2(records))
+    print()
+    print(paper.table_5(records))

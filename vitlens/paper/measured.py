@@ -1,0 +1,195 @@
+"""One's own results beside those of Tables 2 and 5."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from vitlens.paper.models import Model, Weights, origin
+from vitlens.paper.results import CIFAR10, CIFAR100, FLOWERS, IMAGENET, PETS, REAL, TABLE_2, TABLE_5
+
+ROWS = {
+    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET, "imagenetreal": REAL,
+    "cifar10": CIFAR10, "cifar100": CIFAR100,
+    "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
+    "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
+    "vtab": "VTAB",
+}  # fmt: skip
+TRANSFER = ("top1", "finetune", "vtab")
+"""The protocols that measure what Tables 2 and 5 do; few-shot, neighbours and a probe are something else."""
+
+NAMES = {"R152x4": "BiT-L R152x4", "EfficientNet-L2": "Noisy Student L2"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One result, as `vitlens evaluate` writes it. value, low, high: per cent, the last two a 95 % interval.
+
+    model: a timm name, a folder's or the paper's. protocol: how it was measured. metric: "top1", "real" (ReaL labels),
+    "mean" (over VTAB's tasks), …. images: how many were scored. when: date and time. versions: of the packages.
+    """
+
+    model: str
+    data: str
+    protocol: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    images: int
+    when: str
+    versions: dict[str, str]
+
+    @property
+    def row(self) -> str | None:
+        """The data set of Tables 2 and 5 that was measured, None if it was none of theirs or by another measure."""
+        name = re.sub("[^a-z0-9]", "", self.data.lower().removeprefix("torch/"))
+        row = ROWS.get(name) if self.protocol in TRANSFER else None
+        if self.metric == "real":
+            return REAL if row in (IMAGENET, REAL) else None
+        if row == "VTAB":
+            return row if self.metric in ("mean", "top1") else None
+        return row if self.metric == "top1" and row != REAL else None
+
+    @property
+    def cell(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def measured(path: str | Path) -> list[Measured]:
+    """The results in a JSON file: an object with the fields of `Measured`, or a list of such; more fields are ignored.
+
+    Raises ValueError for a file that is something else, or numbers that are no percentages, and OSError.
+    """
+    wanted = [each.name for each in fields(Measured)]
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a file of results: it cannot be read as JSON ({error}).") from error
+    records = []
+    for each in found if isinstance(found, list) else [found]:
+        if not isinstance(each, dict) or not set(wanted) <= set(each):
+            missing = [name for name in wanted if name not in each] if isinstance(each, dict) else wanted
+            raise ValueError(
+                f"{path} is not a file of results: a result has {', '.join(wanted)}, but {', '.join(missing)} "
+                "is missing. `vitlens evaluate --out` writes such files."
+            )
+        record = Measured(**{name: each[name] for name in wanted})
+        _check(record, path)
+        records.append(record)
+    return records
+
+
+def _check(record: Measured, path: str | Path) -> None:
+    numbers = (record.low, record.value, record.high)
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers) or not (
+        0 <= record.low <= record.value <= record.high <= 100
+    ):
+        raise ValueError(
+            f"A result gives 0 ≤ low ≤ value ≤ high ≤ 100 in per cent, but {path} has {record.low}, {record.value} and "
+            f"{record.high} for {record.model} on {record.data}."
+        )
+    texts = (record.model, record.data, record.protocol, record.metric, record.when)
+    whole = isinstance(record.images, int) and record.images > 0
+    if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
+        raise ValueError(
+            f"A result names model, data, protocol, metric and when in words, images as a whole number and versions by "
+            f"package, but {path} has a result on {record.data} that does not."
+        )
+
+
+def table_2(records: Iterable[Measured]) -> str:
+    """Table 2 as text: what the paper printed, and right of it what was measured, a column for each model."""
+    columns, left_out = _columns(records)
+    head = [("", "published", *[""] * (len(TABLE_2) - 1), *(["measured"] if columns else []))]
+    head += [("", *(NAMES.get(p.model, p.model) for p in TABLE_2), *(f"({n + 1})" for n in range(len(columns))))]
+    head += [("", *(p.data for p in TABLE_2))]
+    body = []
+    for row in TABLE_2[0].accuracy:
+        printed = []
+        for published in TABLE_2:
+            spread = f" ± {published.spread[row]:.2f}" if row in published.spread else ""
+            printed.append(f"{published.accuracy[row]:.2f}{spread}" if row in published.accuracy else "–")
+        body.append((row, *printed, *(column[row].cell if row in column else "–" for column in columns)))
+    body.append(("TPUv3-core-days", *(f"{p.core_days:,}" for p in TABLE_2)))
+    title = (
+        "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
+        "pixels. Measured: value [95 % interval]."
+    )
+    return "\n".join([title, "", *_aligned(head + body), *_notes(columns, left_out)])
+
+
+def table_5(records: Iterable[Measured]) -> str:
+    """Table 5 as text, with what was measured right of it, in the lines of the data that each model was pre-trained on.
+
+    A model whose name does not tell that data has lines of its own at the end.
+    """
+    columns, left_out = _columns(record for record in records if record.row != "VTAB")
+    names = list(dict.fromkeys(p.model for p in TABLE_5))
+    lines = [("", "published", *[""] * (len(names) - 1), *(["measured"] if columns else []))]
+    lines += [("pre-trained on", *names, *(f"({n + 1})" for n in range(len(columns))))]
+    origins = [_pretrained_on(column) for column in columns]
+    known = list(dict.fromkeys(p.data for p in TABLE_5))
+    for data in (*known, *([None] if None in origins else [])):
+        lines.append((data or "not told by the name",))
+        printed = {p.model: p.accuracy for p in TABLE_5 if p.data == data}
+        here = [column if o == data else {} for column, o in zip(columns, origins, strict=True)]
+        for row in (row for row in TABLE_5[0].accuracy if printed or any(row in column for column in here)):
+            cells = [f"{printed[n][row]:.2f}" if n in printed else "–" for n in names]
+            mine = [column[row].cell if row in column else "–" for column in here]
+            lines.append((f"  {row}", *cells, *mine))
+    title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
+    return "\n".join([title, "", *_aligned(lines), *_notes(columns, left_out)])
+
+
+def _columns(records: Iterable[Measured]) -> tuple[list[dict[str, Measured]], list[Measured]]:
+    """By model and protocol, what was measured in each row, the latest where there are several; and what fits none."""
+    columns: dict[tuple[str, str], dict[str, Measured]] = {}
+    left_out = []
+    for record in sorted(records, key=lambda r: r.when):
+        if record.row is None:
+            left_out.append(record)
+        else:
+            columns.setdefault((record.model, record.protocol), {})[record.row] = record
+    return [columns[key] for key in sorted(columns)], left_out
+
+
+def _pretrained_on(column: dict[str, Measured]) -> str | None:
+    weights = origin(next(iter(column.values())).model)[1]
+    return weights.data if weights else None
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    width = max(map(len, rows))
+    cells = [[*row, *[""] * (width - len(row))] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(width)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _notes(columns: Sequence[dict[str, Measured]], left_out: Sequence[Measured]) -> list[str]:
+    lines = [""] if columns or left_out else []
+    for number, column in enumerate(columns, 1):
+        first = next(iter(column.values()))
+        counts = ", ".join(f"{row}: {record.images:,} images" for row, record in column.items())
+        days = sorted({record.when[:10] for record in column.values()})
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(first.versions.items()))
+        lines.append(f"({number}) {first.model}: {_described(*origin(first.model))}")
+        lines.append(f"    protocol {first.protocol}; {counts}; {' and '.join(days)}; {versions}")
+    for record in left_out:
+        lines.append(
+            f"Not in this table: {record.model} on {record.data}, {record.protocol}, {record.metric}: {record.cell}"
+        )
+    return lines
+
+
+def _described(model: Model | None, weights: Weights | None) -> str:
+    if model is None:
+        return "not a model of the paper"
+    if weights is None:
+        return f"{model.name} by its name, which does not tell the weights"
+    whose = {"paper": "the paper's own weights"}.get(weights.source, f"weights of {weights.source}, not the paper's")
+    return f"{model.name} pre-trained on {weights.data}, {whose}"
