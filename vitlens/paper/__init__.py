@@ -7,7 +7,8 @@ trained, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7` and `TABLE_9` what came out.
 from vitlens.paper.measured import Measured, measured, table_2, table_5
 from vitlens.paper.models import MODELS, Model, Weights, build, find, origin
 from vitlens.paper.results import (
-    BIT_M,
+    BIT,
+    BIT_M_VTAB,
     FIVE,
     TABLE_2,
     TABLE_5,
@@ -22,7 +23,7 @@ from vitlens.paper.results import (
 from vitlens.paper.training import CLASSES, IMAGES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining, Variant
 
 __all__ = [
-    "BIT_M", "CLASSES", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2", "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6",
-    "TABLE_7", "TABLE_9", "VTAB", "FineTuning", "Measured", "Model", "Pretraining", "Published", "Variant", "Weights",
-    "build", "find", "groups", "measured", "origin", "results", "table_2", "table_5",
+    "BIT", "BIT_M_VTAB", "CLASSES", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2", "TABLE_3", "TABLE_4", "TABLE_5",
+    "TABLE_6", "TABLE_7", "TABLE_9", "VTAB", "FineTuning", "Measured", "Model", "Pretraining", "Published", "Variant",
+    "Weights", "build", "find", "groups", "measured", "origin", "results", "table_2", "table_5",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from vitlens.plot.explained import explained
 from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.maps import heads, mask, overlay, rollouts, upsample
 from vitlens.plot.patches import patches
+from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
 from vitlens.plot.style import STYLE
 from vitlens.plot.tiles import all_heads, overlays, tiles
 from vitlens.plot.weights import attention_distance, filters, position_similarity
@@ -23,6 +24,7 @@ __all__ = [
     "all_heads",
     "attention_distance",
     "explained",
+    "few_shot",
     "film_strip",
     "filters",
     "heads",
@@ -31,9 +33,12 @@ __all__ = [
     "overlays",
     "patches",
     "position_similarity",
+    "pretraining_size",
     "rollouts",
     "snapshot",
     "tiles",
     "training",
+    "transfer",
     "upsample",
+    "vtab",
 ]

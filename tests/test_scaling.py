@@ -1,0 +1,135 @@
+"""Figures 2 to 5 by their artists: the numbers of the tables where they belong, and nothing that covers anything."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from test_plot import assert_tidy, boxes
+
+from vitlens import paper, plot
+from vitlens.paper import TABLE_5, TABLE_6
+
+OWN = "#d55e00"
+CURVES = {
+    "ViT-B/32": [(9e6, 20, 18, 22), (3e7, 33, 31, 35), (9e7, 52, 50.5, 53.5)],
+    "ViT-L/32": [(9e7, 53), (9e6, 17), (3e7, 34)],
+    "R50x1": [(9e6, 30), (3e7, 38), (9e7, 44)],
+    "R152x1": [(9e6, 27), (3e7, 42), (9e7, 52.5)],
+}
+FIGURES = {
+    "transfer": plot.transfer,
+    "transfer, near": lambda: plot.transfer({"mine at 224 px": (90, 91, 79), "another": (100, 91.2, None)}),
+    "transfer, far": lambda: plot.transfer({"digits": (1e-7, 40.0, 12.0), "Tiny-ImageNet": (3e-4, None, 31)}),
+    "vtab": plot.vtab,
+    "vtab, own": lambda: plot.vtab({"ViT-Ti/16, ImageNet": {"VTAB": 60, "Natural": 75.44}, "x": {"Structured": 20}}),
+    "size": plot.pretraining_size,
+    "size, own": lambda: plot.pretraining_size({"my ViT-S/16": [(1e5, 60), (1.3e6, 77)], "y": [(900, 1), (1e7, 80)]}),
+    "few-shot": lambda: plot.few_shot(CURVES),
+    "few-shot, one": lambda: plot.few_shot({"digits": [(1400, 80.0)]}),
+    "few-shot, many sizes": lambda: plot.few_shot({"a": [(10 + k, k) for k in range(90)]}),
+    "few-shot, crowded": lambda: plot.few_shot({f"model no. {k}": [(10, 5), (90, 50 + k / 9)] for k in range(9)}),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_is_cut_off_and_no_two_words_touch(name):
+    figure = FIGURES[name]()
+    assert_tidy(figure)
+    assert figure.get_size_inches()[0] * figure.dpi == 900
+    for ax in figure.axes:
+        for line in (line for line in ax.lines if line.get_marker() != "None"):
+            inside = ax.bbox.padded(-2)
+            assert all(inside.contains(x, y) for x, y in line.get_transform().transform(line.get_xydata())), line
+
+
+def dots(ax):
+    return sorted((float(x), float(y)) for line in ax.lines for x, y in zip(*line.get_data(), strict=True))
+
+
+def test_transfer_is_table_6_and_its_average_that_of_table_7():
+    average, imagenet = plot.transfer().axes
+    assert dots(average) == sorted((r.exaflops, r.average) for r in TABLE_6)
+    assert dots(imagenet) == sorted((r.exaflops, r.accuracy["ImageNet"]) for r in TABLE_6)
+    assert average.get_xscale() == imagenet.get_xscale() == "log"
+    kinds = {(line.get_marker(), to_hex(line.get_color())) for line in average.lines}
+    assert len(kinds) == 3
+    for ax in (average, imagenet):
+        assert sorted(t.get_text() for t in ax.texts) == sorted(r.model.replace("ViT-", "") for r in TABLE_6)
+
+
+@pytest.mark.parametrize("name", ["transfer", "transfer, near", "transfer, far"])
+def test_names_of_transfer_lie_nearest_to_their_own_point(name):
+    figure = FIGURES[name]()
+    found = boxes(figure)
+    for ax, score in zip(figure.axes, (lambda r: r.average, lambda r: r.accuracy["ImageNet"]), strict=True):
+        own = {text.get_text(): [] for text in ax.texts}
+        for row in TABLE_6:
+            own.setdefault(row.model.replace("ViT-", ""), []).append((row.exaflops, score(row)))
+        points = np.array([dot for line in ax.lines for dot in line.get_xydata()])
+        spots = ax.transData.transform(points)
+        for text in (text for text in ax.texts if text.get_color() != OWN):
+            box = found[text]
+            gaps = np.hypot(*np.maximum(0, np.maximum(box.min - spots, spots - box.max)).T)
+            mine = [gap for gap, point in zip(gaps, points, strict=True) if tuple(point) in own[text.get_text()]]
+            assert min(mine) < min(20, gaps.min() + 2), text.get_text()
+
+
+def test_own_points_are_named_however_far_away():
+    average, imagenet = FIGURES["transfer, far"]().axes
+    assert (1e-7, 40.0) in dots(average) and (3e-4, 31.0) in dots(imagenet)
+    assert {t.get_text() for t in average.texts if t.get_color() == OWN} == {"digits"}
+    assert {t.get_text() for t in imagenet.texts if t.get_color() == OWN} == {"digits", "Tiny-ImageNet"}
+    assert average.get_xlim()[0] < 1e-7 and average.get_ylim()[0] < 40
+
+
+def test_vtab_has_a_panel_for_each_group_and_a_line_for_each_model():
+    figure = FIGURES["vtab, own"]()
+    names = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    assert names[0] == "ViT-H/14, JFT-300M" and names[-2:] == ["ViT-Ti/16, ImageNet", "x"]
+    groups = ["VTAB", "Natural", "Specialized", "Structured"]
+    for ax, group in zip(figure.axes, groups, strict=True):
+        drawn = {round(float(line.get_ydata()[0])): float(line.get_xdata()[0]) for line in ax.lines}
+        for k, row in enumerate(paper.TABLE_9):
+            assert drawn[k] == paper.groups(row.accuracy)[group]
+        assert drawn[3] == paper.BIT_M_VTAB[group]
+        assert f"{drawn[0]:.1f}" in {t.get_text() for t in ax.texts}
+        assert all(ax.get_xlim()[0] < x < ax.get_xlim()[1] for x in drawn.values())
+    assert [len(ax.lines) for ax in figure.axes] == [5, 5, 4, 5]
+
+
+def test_pretraining_size_is_table_5_at_the_sizes_of_its_data():
+    ax = FIGURES["size, own"]().axes[0]
+    drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
+    for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"):
+        assert drawn[model] == [(paper.IMAGES[r.data], r.accuracy["ImageNet"]) for r in TABLE_5 if r.model == model]
+    assert drawn["BiT R152x4"] == [(1_300_000, 81.3), (14_000_000, 85.39), (303_000_000, 87.54)]
+    assert drawn["my ViT-S/16"] == [(1e5, 60), (1.3e6, 77)]
+    assert [t.get_text() for t in ax.get_legend().texts][-2:] == ["my ViT-S/16", "y"]
+
+
+def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_colour():
+    ax = plot.few_shot(CURVES).axes[0]
+    assert [list(line.get_ydata()) for line in ax.lines] == [[20, 33, 52], [17, 34, 53], [30, 38, 44], [27, 42, 52.5]]
+    assert len(ax.collections) == 1
+    assert {t.get_text(): t.get_color() for t in ax.texts} == {
+        name: line.get_color() for name, line in zip(CURVES, ax.lines, strict=True)
+    }
+    by_height = sorted(ax.texts, key=lambda t: t.get_position()[1])
+    assert [t.get_text() for t in by_height] == ["R50x1", "ViT-B/32", "R152x1", "ViT-L/32"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda: plot.transfer({"a": (0, 90, 80)}), "exaFLOPs above 0, but a has"),
+        (lambda: plot.transfer({"a": (3, 90)}), r"a has \(3, 90\)"),
+        (lambda: plot.vtab({"a": {"Natur": 3}}), "a has Natur; vitlens.paper.groups makes"),
+        (lambda: plot.pretraining_size({"a": [(3, 4, 5)]}), "Each point of a is .* came"),
+        (lambda: plot.pretraining_size({"a": [3, 4]}), r"shape \(2,\) came; give"),
+        (lambda: plot.few_shot({"a": [(0, 50)]}), "images above 0"),
+        (lambda: plot.few_shot({"a": [(9, np.nan)]}), "Each point of a"),
+        (lambda: plot.few_shot({}), "at least one curve"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_sentence(draw, words):
+    with pytest.raises(ValueError, match=words):
+        draw()

@@ -1,0 +1,205 @@
+"""The paper's figures of what pre-training buys, from its tables: Fig. 2, 3, 4 and 5, with points of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import offset_copy
+
+from vitlens import paper
+from vitlens.plot.naming import at_the_right, beside
+from vitlens.plot.style import DPI, array, page, styled, write
+
+KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
+NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
+OWN = "#d55e00"
+SERIES = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#ca9161", "#56b4e9", "#d55e00", "#949494")
+LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
+"""Of the paper's panels, in per cent; points beyond them widen them."""
+
+SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
+         "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}  # fmt: skip
+
+
+def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | None = None) -> plt.Figure:
+    """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
+
+    points: one's own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
+    in per cent and None where there is none; `vitlens.compute.exaflops` counts the first as the paper does. Left the
+    average, right ImageNet; axes reach as far as the points.
+    """
+    points = points or {}
+    for name, point in points.items():
+        if len(point) != 3 or not point[0] > 0:
+            raise ValueError(
+                f"A point is (exaFLOPs, average of five or None, ImageNet or None) with exaFLOPs above 0, but {name} "
+                f"has {tuple(point)}."
+            )
+    with styled():
+        figure = page(900, 430)
+        for k, title in enumerate(("Average of five data sets", "ImageNet")):
+            ax = _panel(figure, 60 + 444 * k, 40, 388, 312, title)
+            ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
+            named = [(p[0], p[1 + k], name, OWN) for name, p in points.items() if p[1 + k] is not None]
+            for x, y, _, colour in named:
+                ax.plot(x, y, "*", color=colour, ms=11, mec="white", mew=0.6)
+            own = len(named)
+            for row in paper.TABLE_6:
+                colour, marker = KINDS[paper.MODELS[row.model].kind]
+                value = row.accuracy["ImageNet"] if k else row.average
+                size = 5 if row.epochs == 7 else 7.5
+                ax.plot(row.exaflops, value, marker, color=colour, ms=size, mec="white", mew=0.6)
+                named.append((row.exaflops, value, row.model.replace("ViT-", ""), colour))
+            ax.margins(0.09, 0.08)
+            left, right = ax.get_xlim()
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right < 300 * left else (1,), numticks=9))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_major_formatter(FuncFormatter(_exaflops))
+            beside(ax, named, first=own)
+        figure.axes[0].set_ylabel("Top-1 after fine-tuning (%)")
+        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | ({"yours": (OWN, "*")} if points else {})
+        figure.legend(
+            [plt.Line2D([], [], color=c, marker=m, ls="", ms=8, mec="white") for c, m in kinds.values()],
+            kinds, loc="lower left", bbox_to_anchor=(0.04, 0), ncols=len(kinds), frameon=False, handletextpad=0.2,
+        )  # fmt: skip
+        note = "Small: 7 epochs of JFT-300M, large: 14"
+        write(figure, 894, 415, note, size=8, ha="right", va="center", color="0.4")
+    return figure
+
+
+def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
+    """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
+
+    Drawn from Table 9 and, for BiT, the public BiT-M. points: one's own by name, in per cent by "VTAB", "Natural",
+    "Specialized" and "Structured", as `paper.groups` gives them; those that are missing are left out.
+    """
+    rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
+    rows["BiT-M R152x4, ImageNet-21k"] = paper.BIT_M_VTAB
+    own = dict(points or {})
+    for name, found in own.items():
+        if unknown := set(found) - set(paper.BIT_M_VTAB):
+            raise ValueError(
+                f"Points of VTAB are given by {', '.join(paper.BIT_M_VTAB)}, but {name} has "
+                f"{', '.join(sorted(unknown))}; vitlens.paper.groups makes them from the 19 tasks."
+            )
+    rows |= own
+    height = 34 * len(rows)
+    colours = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
+    with styled():
+        figure = page(900, height + 88)
+        for k, (group, limits) in enumerate(LIMITS.items()):
+            values = [found.get(group, np.nan) for found in rows.values()]
+            title = "All 19 tasks" if group == "VTAB" else f"{group} ({len(paper.VTAB[group])})"
+            ax = _panel(figure, 186 + 182 * k, 40, 150, height, title)
+            ax.grid(axis="x", color="0.92", linewidth=0.8)
+            ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
+            low, high = np.nanmin([limits[0], *values]), np.nanmax([limits[1], *values])
+            room = 0.16 * (high - low)
+            ax.set_xlim(low - room * (low < limits[0]), high + room * (high > limits[1]))
+            ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="Top-1 (%)")
+            ax.set_yticklabels(list(rows) if k == 0 else [], size=8.5)
+            ax.tick_params(axis="y", length=0)
+            for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
+                if value == value:
+                    ax.plot(value, y, "o", color=colour, ms=7, mec="white", mew=0.6)
+                    ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
+    return figure
+
+
+def pretraining_size(points: Mapping[str, Sequence[tuple[float, float]]] | None = None) -> plt.Figure:
+    """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
+
+    points: one's own by name, pairs (images, top-1 in per cent). BiT, whose range over all sizes the paper shades
+    without numbers, is its largest ResNet, R152x4, by its own paper and Table 2.
+    """
+    own = {name: _series(name, rows, 2) for name, rows in (points or {}).items()}
+    with styled():
+        figure = page(900, 420)
+        ax = _panel(figure, 52, 14, 700, 330, "")
+        ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
+        bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
+        bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
+        ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
+        for k, (model, (edge, face)) in enumerate(SIZES.items()):
+            found = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
+            aside = offset_copy(ax.transData, figure, x=9 * (k - 2), units="points")
+            images, values = zip(*found, strict=True)
+            ax.update_datalim(found)  # which Matplotlib leaves to us where points are moved aside
+            ax.plot(images, values, "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
+        for k, (name, found) in enumerate(own.items()):
+            ax.plot(*found.T, ("*", "P", "X")[k % 3] + "-", color=OWN, ms=10, lw=1, label=name)
+        ax.margins(0.12, 0.07)
+        named = {images: f"{name}\n{_count(images)}" for name, images in paper.IMAGES.items()}
+        _sizes(ax, named, own.values())
+        ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
+    return figure
+
+
+def few_shot(curves: Mapping[str, Sequence[Sequence[float]]]) -> plt.Figure:
+    """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
+
+    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in per cent; the last two are drawn as
+    a band. The paper printed no numbers, so that only one's own are drawn.
+    """
+    if not curves:
+        raise ValueError("A figure of few-shot accuracy needs at least one curve, but there is none.")
+    found = {name: _series(name, rows, (2, 4)) for name, rows in curves.items()}
+    with styled():
+        figure = page(900, 400)
+        ax = _panel(figure, 52, 14, 700, 330, "")
+        ax.set(xscale="log", xlabel="Images of pre-training", ylabel="Few-shot top-1 (%)")
+        ends = []
+        for k, (name, rows) in enumerate(found.items()):
+            colour = SERIES[k % len(SERIES)]
+            ax.plot(rows[:, 0], rows[:, 1], "o-", color=colour, ms=6, mec="white", mew=0.6, lw=1.6)
+            if rows.shape[1] == 4:
+                ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=colour, alpha=0.15, lw=0)
+            ends.append((rows[-1, 1], name, colour))
+        ax.margins(0.05, 0.08)
+        _sizes(ax, {}, found.values())
+        at_the_right(ax, ends)
+    return figure
+
+
+def _panel(figure: plt.Figure, x: float, y: float, width: float, height: float, title: str) -> plt.Axes:
+    across, down = figure.get_size_inches() * DPI
+    ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
+    ax.set_title(title, size=10)
+    ax.grid(axis="y", color="0.92", linewidth=0.8)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def _series(name: str, rows, columns) -> np.ndarray:
+    found = array(rows, 2, f"Rows of {name}", "give (images, accuracy) for each point")
+    if found.shape[1] not in np.atleast_1d(columns) or not (found[:, 0] > 0).all() or not np.isfinite(found).all():
+        raise ValueError(
+            f"Each point of {name} is (images, accuracy in per cent) with images above 0, but {found.tolist()} came."
+        )
+    return found[found[:, 0].argsort()]
+
+
+def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray], apart: float = 60) -> None:
+    """Ticks at the sizes that have names, and at those of the series that are so many pixels from all others."""
+    ax.autoscale_view()
+    for images in sorted({float(n) for rows in series for n in rows[:, 0]}):
+        places = ax.transData.transform([(n, 0) for n in (images, *named)])[:, 0]
+        if (abs(places[1:] - places[0]) > apart).all():
+            named = named | {images: _count(images)}
+    ax.set_xticks(list(named), named.values())
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _count(images: float) -> str:
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if images >= size:
+            return f"{images / size:.3g}{letter}"
+    return f"{images:g}"
+
+
+def _exaflops(value: float, _) -> str:
+    return f"{value:,.10g}" if value > 1e-4 else f"$10^{{{np.log10(value):.0f}}}$"
