@@ -40,6 +40,25 @@ def test_vit_b_16_by_hand():
     assert compute.parameters(model) == 86_567_656
 
 
+@pytest.mark.parametrize("data", paper.IMAGES)
+def test_pre_training_by_hand(data):
+    """Three forwards of every image, with a head of the classes of the data."""
+    cost = compute.cost("ViT-b/32")
+    forward = transformer(384, 1536, 12, 32, (224, 224), paper.CLASSES[data])
+    assert cost.pretraining(7, data) == pytest.approx(3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12)
+    assert cost[:3] == (
+        compute.parameters(paper.build("ViT-b/32")),
+        transformer(384, 1536, 12, 32, (224, 224), 1000),
+        224,
+    )
+
+
+def test_tokens_that_training_drops_count():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, patch_drop_rate=0.5).train()
+    assert compute.flops(model) == transformer(192, 768, 1, 16, (64, 64), 1000)
+    assert model.training
+
+
 def test_a_convolution_and_a_linear_layer_by_hand():
     model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     assert compute.flops(model.half(), 12) == 2 * 36 * 8 * 3 * 25 + 2 * 8 * 36 * 4

@@ -71,6 +71,17 @@ def test_every_model_has_the_shapes_of_its_public_weights(model):
         assert {name: built[name] for name in reference} == reference
 
 
+def test_a_resnet_computes_what_the_one_with_weights_does():
+    built, named = paper.build("R50x1").eval(), timm.create_model("resnetv2_50x1_bit").eval()
+    torch.manual_seed(0)
+    for weight in named.parameters():  # small, so that the smallness of what divides them matters
+        weight.data.mul_(1e-3)
+    built.load_state_dict(named.state_dict())
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(built.forward_features(images), named.forward_features(images))
+
+
 def test_hybrids_and_resnets_without_weights():
     """R50x2 is between its relatives, and stage 4's three blocks stand in stage 3 where the stride is 16."""
     wide, plain = (on_meta(paper.build, name) for name in ("R50x2", "R50x1"))
@@ -138,10 +149,10 @@ def test_table_7_is_table_6_where_it_is_adam():
 
 
 def test_average_5_of_figure_5():
-    """ViT-L/32 has reached R152x2 with a sixth of its exaFLOPs."""
-    rows = {(r.model, r.epochs): r for r in TABLE_6}
-    assert [round(rows[key].average, 2) for key in (("ViT-L/32", 7), ("R152x2", 14), ("ViT-H/14", 14))] == [
-        94.27, 94.24, 95.82,
+    """By hand from Table 6, in its order; ViT-L/32 has reached R152x2 with a sixth of its exaFLOPs."""
+    assert [round(row.average, 2) for row in TABLE_6] == [
+        92.50, 94.08, 94.27, 95.12, 95.44, 95.82, 89.33, 92.01, 91.67, 92.41, 94.01, 94.24, 95.09, 94.27, 94.68, 94.85,
+        95.17, 95.36,
     ]  # fmt: skip
 
 

@@ -52,14 +52,14 @@ def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
 def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
     other = RESULT | {"model": "runs/mine", "data": "cifar10", "protocol": "finetune", "value": 91.234, "low": 90.0}
     nothing = RESULT | {"data": "imagenet", "protocol": "knn"}
-    later = RESULT | {"value": 84.3, "when": "2026-02-02T00:00:00+00:00"}
+    later = RESULT | {"value": 84.1, "when": "2026-02-02T00:00:00+00:00"}
     records = paper.measured(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing))
     text = paper.table_2(records)
     found = lines(text)
     imagenet, cifar = found["ImageNet            88.55 ±"], found["CIFAR-10            99.50 ±"]
     for published in TABLE_2:
         assert f"{published.accuracy['ImageNet']:.2f}" in imagenet
-    assert "88.55 ± 0.04" in imagenet and imagenet.endswith("–                     84.30 [83.88, 84.51]")
+    assert "88.55 ± 0.04" in imagenet and imagenet.endswith("–                     84.10 [83.88, 84.51]")
     assert cifar.endswith("91.23 [90.00, 92.00]  –")
     assert "published" in text and "measured" in text and "BiT-L R152x4" in text
     assert f"(2) {RESULT['model']}: ViT-B/16 pre-trained on ImageNet-21k, the paper's own weights" in text

@@ -157,6 +157,7 @@ TABLE_9 = (
              41.9, 74.7, 64.9, 79.9, 30.5, 41.7, 72.7),
 )  # fmt: skip
 
+
 def _bit(data: str, *values: float) -> Published:
     return Published("R152x4", data, dict(zip((*FIVE, "VTAB"), values, strict=True)))
 
