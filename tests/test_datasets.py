@@ -137,7 +137,7 @@ def test_subset_and_device():
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"source": "nowhere"}, "is not a folder"), ({"split": "test"}, "'train' or 'valid'"), ({"size": 0}, "positive"),
+    ({"source": "nowhere"}, "is not a folder"), ({"split": "dev"}, "'test' or 'whole'"), ({"size": 0}, "positive"),
     ({"on_damaged": "ignore"}, "'raise' or 'skip'"), ({"source": "digits", "fold": 5}, "folds 0…4"),
 ])  # fmt: skip
 def test_what_cannot_be_loaded_is_refused(change, message):

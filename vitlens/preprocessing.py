@@ -5,8 +5,12 @@ Shapes: B batch, C channels, H height and W width in pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
@@ -41,6 +45,24 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
         if max(width, height) > _MAX_ELONGATION * min(width, height):
             raise ImageError(f"A picture was wanted, but a strip of {width} × {height} pixels came; crop it first.")
     return torch.stack([transform(picture.convert(mode)) for picture in pictures])
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """`preprocess` up to the normalisation, one decoded picture at a time: uint8 (C, H, W) in, uint8 (C, H, W) out."""
+
+    transform: Callable
+
+    def __call__(self, picture: Tensor) -> Tensor:
+        return self.transform(Image.fromarray(picture.permute(1, 2, 0).numpy()))
+
+
+def pixels(model: nn.Module) -> Pixels:
+    """What makes pictures ready for `model` where they are held as bytes, as data sets do, and normalised later.
+
+    Raises `ImageError` for a model of neither one nor three channels.
+    """
+    return Pixels(create_transform(**_data_config(model), is_training=False, use_prefetcher=True))
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:

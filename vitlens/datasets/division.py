@@ -11,11 +11,14 @@ VALID_SHARE = 0.1
 
 
 def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[list[str], list[int], str]:
-    """One side of a division of each class by the names of its files: a tenth, about, is for validation.
+    """One side of a division of each class by the names of its files: a tenth, about, is for validation and for test.
 
-    A file's side is a function of its own name, so it keeps it when other files come or go. Only where a class has no
-    name that falls to a side does the nearest one stand in.
+    The split ``"whole"`` is all of it, undivided. A file's side is a function of its own name, so it keeps it when
+    other files come or go. Only where a class has no name that falls to a side does the nearest one stand in.
     """
+    if split == "whole":
+        found = [(name, label) for label, files in enumerate(by_class.values()) for name in files]
+        return [name for name, _ in found], [label for _, label in found], ""
     names, labels = [], []
     for label, (class_name, files) in enumerate(by_class.items()):
         if len(files) < 2:
@@ -26,7 +29,7 @@ def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[li
         places = {name: place(name) for name in files}
         lowest, highest = min(places.values()), max(places.values())
         edge = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
-        side = [name for name in files if (places[name] < edge) == (split == "valid")]
+        side = [name for name in files if (places[name] < edge) == (split != "train")]
         names += side
         labels += [label] * len(side)
     note = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlens.datasets.division import divided, refuse_unknown
-from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, Listing, is_image, packed
+from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, Listing, is_image, packed, part
 from vitlens.datasets.tars import in_tars
 
 
@@ -37,7 +37,7 @@ def in_folder(folder: Path, split: str) -> Listing:
         tars = sorted([*folder.glob("*.tar"), *(tar for d in named for tar in d.glob("*.tar"))])
         if tars:
             return in_tars(tars, folder, split)
-    return _in_split_folders(folder, split) if named else _in_class_folders(folder, split)
+    return _in_split_folders(folder, part(split)) if named else _in_class_folders(folder, split)
 
 
 def _in_split_folders(folder: Path, split: str) -> Listing:
@@ -63,8 +63,8 @@ def _in_class_folders(folder: Path, split: str) -> Listing:
     by_class = {name: found for name in _folders(folder) if (found := _images(folder / name, folder))}
     if not by_class:
         raise ValueError(
-            f"{folder} holds neither Parquet shards nor a folder named {' or '.join(SPLITS[split])}, which the {split} "
-            "split is read from, nor folders of images, one for each class."
+            f"{folder} holds neither Parquet shards nor a folder named {' or '.join(SPLITS[part(split)])}, which the "
+            f"{part(split)} split is read from, nor folders of images, one for each class."
         )
     names, labels, note = divided(by_class, split, folder)
     return Listing(Files(folder, packed(names)), labels, tuple(by_class), note)

@@ -54,8 +54,16 @@ class ImageSet:
 
     def subset(self, n: int, seed: int = 0) -> ImageSet:
         """``n`` of the images, drawn without replacement as a function of ``seed`` alone."""
-        chosen = drawn(len(self), n, seed).to(self.labels.device)
-        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+        return self.chosen(drawn(len(self), n, seed))
+
+    def chosen(self, rows: Tensor) -> ImageSet:
+        """The images at the places ``rows``, int64 (n,)."""
+        rows = rows.to(self.labels.device)
+        return replace(self, images=self.images[rows], labels=self.labels[rows])
+
+    def stand_ins(self) -> Tensor:
+        """Whether each image is a stand-in for a damaged one, bool (N,): none is, damaged ones are left out."""
+        return torch.zeros(len(self), dtype=torch.bool)
 
     def batches(
         self, rows: Iterable[Tensor], augment: Augment | None = None, key: tuple[int, ...] = ()

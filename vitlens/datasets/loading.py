@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vitlens.datasets import memory
 from vitlens.datasets.decode import decoded, shaped
@@ -16,10 +18,12 @@ from vitlens.datasets.folders import in_folder
 from vitlens.datasets.imageset import ImageSet, check_labels
 from vitlens.datasets.named import digits, from_hugging_face, from_torchvision
 from vitlens.datasets.parquet import Rows, in_parquet
-from vitlens.datasets.samples import Listing
-from vitlens.datasets.shards import in_shards
+from vitlens.datasets.samples import Listing, part
+from vitlens.datasets.shards import MissingShards, fetched, in_shards
 from vitlens.datasets.stream import ImageStream
 from vitlens.datasets.tars import in_tars
+from vitlens.datasets.tasks import TASKS
+from vitlens.datasets.vtab import thousand
 
 
 def load(
@@ -28,6 +32,7 @@ def load(
     *,
     size: int | None = None,
     squash: bool = False,
+    fit: Callable[[Tensor], Tensor] | None = None,
     on_damaged: str = "raise",
     allow_partial: bool = False,
     fold: int = 0,
@@ -36,18 +41,25 @@ def load(
     stream: bool | None = None,
     device: torch.device | str | None = None,
 ) -> ImageSet | ImageStream:
-    """Open the ``"train"`` or the ``"valid"`` split of a data set.
+    """Open the ``"train"``, ``"valid"`` or ``"test"`` split of a data set.
+
+    Where a source has only one of validation and test images, it is both. ``"whole"`` is the test split too, but of a
+    folder or tar file that is not divided it is everything.
 
     ``source`` is one of
 
     * ``"digits"``: the 1,797 handwritten digits of scikit-learn as they are, 8×8 grey, levels 0…16 scaled to 0…255.
       Five stratified folds: ``split="valid"`` is number ``fold``, ``"train"`` the other four;
+    * the name of a task (``"imagenet"``, ``"cifar10"``, ``"pets"``, ``"vtab/dtd"`` …; ``tasks.TASKS`` says where each
+      comes from). ``"vtab/…"`` are the 1,000 training images of VTAB-1k, ``"vtab800/…"`` the 800 that a setting is
+      chosen with, both with 200 to choose it on as validation and with the task's own test images;
     * ``"torch/NAME"``: a data set of torchvision (``torch/cifar10``, ``torch/flowers102`` …; ``named.TORCH`` lists
       them and what they call the splits), read from ``root`` and fetched there if it is missing;
     * ``"hfds/NAME"``: a data set of the Hugging Face hub, or a folder that ``datasets.load_dataset`` reads; ``root`` is
       its cache. Needs the package ``datasets``;
     * ``"wds/NAME"``: WebDataset shards in the folder ``root/NAME``, or ``root`` itself, with ``_info.json`` as timm has
-      it or with the split in their names; read as the tar files they are, so no package is needed;
+      it or with the split in their names or as their folder; read as the tar files they are, so no package is needed.
+      ``wds/OWNER/SET`` is fetched from the Hugging Face hub if it is missing;
     * a folder of Parquet shards in the Hugging Face layout: ``train-*.parquet`` and ``valid…-``, ``validation-``,
       ``val-`` or ``test-*.parquet`` (the first of these that is there) with columns ``image: {bytes, path}`` and
       ``label``; class names from ``classes.json`` beside them, else from the shards' own metadata;
@@ -60,7 +72,8 @@ def load(
     (for ``hfds/``, the cache of Hugging Face).
 
     ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a centre crop; with
-    ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. By default images stay as they are
+    ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. ``fit``, where given, does it in
+    its own way: from uint8 (3, H, W) to uint8 (3, ``size``, ``size``). By default images stay as they are
     and must all be alike. ``on_damaged="skip"`` leaves out what cannot be decoded and lists it in ``damaged``.
     ``allow_partial`` accepts a folder that lacks some of the Parquet shards its file names announce.
 
@@ -71,15 +84,15 @@ def load(
 
     Raises ``ValueError`` with what was wanted, what came and what to do.
     """
-    if split not in ("train", "valid"):
-        raise ValueError(f"A split is 'train' or 'valid'; {split!r} is neither.")
+    if split not in ("train", "valid", "test", "whole"):
+        raise ValueError(f"A split is 'train' or 'valid', 'test' or 'whole'; {split!r} is none of them.")
     if on_damaged not in ("raise", "skip"):
         raise ValueError(f"on_damaged is 'raise' or 'skip'; {on_damaged!r} is neither.")
     if size is not None and size < 1:
         raise ValueError(f"The image size is a positive number of pixels; {size} came.")
-    if size is None and (squash or stream):
+    if size is None and (squash or stream or fit):
         raise ValueError(
-            f"{'Squashing' if squash else 'Streaming'} needs the side of the images in pixels: pass size=…."
+            f"{'Streaming' if stream else 'Squashing'} needs the side of the images in pixels: pass size=…."
         )
     device = torch.device(device or "cpu")
     cache = Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
@@ -90,36 +103,54 @@ def load(
         stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // memory.processes()))
     if not stream:
-        return _held(listing, f"the {split} split of {source}", size, squash, on_damaged, workers).to(device)
+        shape = fit or (size and partial(shaped, side=size, squash=squash))
+        return _held(listing, f"the {split} split of {source}", size, shape, on_damaged, workers).to(device)
     samples = listing.samples.unpacked(cache / "parquet") if isinstance(listing.samples, Rows) else listing.samples
     labels = torch.as_tensor(listing.labels, dtype=torch.int64)
     return ImageStream(
-        samples, labels, listing.class_names, size, squash, on_damaged, workers, device, note=listing.note
+        samples, labels, listing.class_names, size, squash, on_damaged, workers, device, note=listing.note, fit=fit
     )
 
 
 def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path, root) -> Listing:
     if source == "digits":
-        return digits(split, fold)
+        return digits(part(split), fold)
     prefix, _, name = source.partition("/")
+    if prefix in ("vtab", "vtab800"):
+        return thousand(source, part(split), lambda *which: _listed(*which, fold, allow_partial, cache, root))
+    if source in TASKS:
+        return _listed(TASKS[source].source, split, fold, allow_partial, cache, root)
     if prefix == "torch":
-        return from_torchvision(name, split, cache)
+        return from_torchvision(name, part(split), cache)
     if prefix == "hfds":
-        return from_hugging_face(name, split, root and Path(root))
+        return from_hugging_face(name, part(split), root and Path(root))
     if prefix == "wds":
-        return in_shards(cache / name if (cache / name).is_dir() else cache, split)
+        return _in_shards(name, part(split), cache)
     path = Path(source)
     if path.suffix == ".tar" and path.is_file():
         return in_tars([path], path, split)
     if not path.is_dir():
         raise ValueError(
-            "A data source is 'digits', torch/NAME, hfds/NAME, wds/NAME, a .tar file, or a folder of Parquet shards, "
-            f"of tar files or of images, and {source!r} is not a folder."
+            "A data source is 'digits', a task such as cifar10, torch/NAME, hfds/NAME, wds/NAME, a .tar file, or a "
+            f"folder of Parquet shards, of tar files or of images, and {source!r} is not a folder."
         )
-    return in_parquet(path, split, allow_partial) if any(path.glob("*.parquet")) else in_folder(path, split)
+    return in_parquet(path, part(split), allow_partial) if any(path.glob("*.parquet")) else in_folder(path, split)
 
 
-def _held(listing: Listing, what: str, size: int | None, squash: bool, on_damaged: str, workers: int) -> ImageSet:
+def _in_shards(name: str, split: str, cache: Path) -> Listing:
+    folder = cache / name
+    try:
+        return in_shards(folder if folder.is_dir() else cache, split)
+    except MissingShards:
+        if name.count("/") != 1:  # no data set of the hub
+            raise
+    fetched(name, folder, split)
+    return in_shards(folder, split)
+
+
+def _held(
+    listing: Listing, what: str, size: int | None, shape: Callable | None, on_damaged: str, workers: int
+) -> ImageSet:
     """Decode everything, once and in order, and hold it."""
     labels = torch.as_tensor(listing.labels, dtype=torch.int64)
     n = len(listing.samples)
@@ -134,7 +165,7 @@ def _held(listing: Listing, what: str, size: int | None, squash: bool, on_damage
             if isinstance(image, str):
                 damaged[i] = image
             else:
-                images[i] = image if size is None else shaped(image, size, squash)
+                images[i] = shape(image) if shape else image
 
     # In threads: torchvision's decoders leave Python's lock; a core does some 9,000 64-px JPEGs a second.
     chunks = [range(i, min(i + 256, n)) for i in range(0, n, 256)]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vitlens.datasets.samples import SPLITS, Listing, numbered
 
-# timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation.
+# timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
+# test where that is another.
 TORCH = {
     "cifar10": ("CIFAR10", "train", True, False),
     "cifar100": ("CIFAR100", "train", True, False),
@@ -26,13 +27,13 @@ TORCH = {
     "svhn": ("SVHN", "split", "train", "test"),
     "stl10": ("STL10", "split", "train", "test"),
     "gtsrb": ("GTSRB", "split", "train", "test"),
-    "flowers102": ("Flowers102", "split", "train", "val"),
+    "flowers102": ("Flowers102", "split", "train", "val", "test"),
     "oxford_iiit_pet": ("OxfordIIITPet", "split", "trainval", "test"),
     "food101": ("Food101", "split", "train", "test"),
-    "dtd": ("DTD", "split", "train", "val"),
-    "fgvc_aircraft": ("FGVCAircraft", "split", "train", "val"),
+    "dtd": ("DTD", "split", "train", "val", "test"),
+    "fgvc_aircraft": ("FGVCAircraft", "split", "train", "val", "test"),
     "stanford_cars": ("StanfordCars", "split", "train", "test"),
-    "country211": ("Country211", "split", "train", "valid"),
+    "country211": ("Country211", "split", "train", "valid", "test"),
     "imagenette": ("Imagenette", "split", "train", "val"),
     "imagenet": ("ImageNet", "split", "train", "val"),
     "places365": ("Places365", "split", "train-standard", "val"),
@@ -68,7 +69,8 @@ class Torchvision:
         return len(self.dataset)
 
     def name(self, i: int) -> str:
-        return f"{self.title} image {i}"
+        files = getattr(self.dataset, "samples", None)
+        return f"{self.title} image {i}" + (f" ({Path(files[i][0]).name})" if files else "")
 
     def content(self, i: int) -> Image.Image:
         return self.dataset[i][0]
@@ -111,8 +113,8 @@ def from_torchvision(name: str, split: str, root: Path) -> Listing:
     """``torch/NAME``: read from ``root``, where torchvision expects it, and fetched if it is not there."""
     if name.lower() not in TORCH:
         raise ValueError(f"torch/{name} is not known. Known are torch/ and {', '.join(TORCH)}.")
-    kind, word, *splits = TORCH[name.lower()]
-    options = {word: splits[split == "valid"]}
+    kind, word, train, valid, *test = TORCH[name.lower()]
+    options = {word: {"train": train, "valid": valid, "test": test[0] if test else valid}[split]}
     try:
         dataset = _opened(getattr(torchvision.datasets, kind), str(root), options)
     except Exception as problem:  # whatever the network, the disk and a dozen readers may raise

@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-SPLITS = {"train": ("train",), "valid": ("valid", "validation", "val", "test")}
+VALIDATION = ("valid", "validation", "val")
+SPLITS = {"train": ("train",), "valid": (*VALIDATION, "test"), "test": ("test", *VALIDATION)}
 EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 
@@ -43,10 +44,32 @@ class Listing:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Some of the samples of another source: those with the numbers ``rows``."""
+
+    source: Samples
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, i: int) -> str:
+        return self.source.name(int(self.rows[i]))
+
+    def content(self, i: int) -> bytes | Image.Image | Tensor:
+        return self.source.content(int(self.rows[i]))
+
+
 def first_of(split: str, present: Iterable[str]) -> str | None:
     """The first of the names of ``split`` that is ``present``."""
     present = set(present)
     return next((name for name in SPLITS[split] if name in present), None)
+
+
+def part(split: str) -> str:
+    """The split to read where a source is divided: ``"whole"`` asks for all of one that is not."""
+    return "test" if split == "whole" else split
 
 
 def is_image(name: str) -> bool:

@@ -12,12 +12,17 @@ from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, SUFFIXES, Listing, fir
 from vitlens.datasets.tars import Members, members
 
 
+class MissingShards(ValueError):
+    """The shards of a split are not there, or not all of them."""
+
+
 def in_shards(folder: Path, split: str) -> Listing:
     """WebDataset shards: tar files of ``KEY.jpg`` (or another image) beside ``KEY.cls`` or ``KEY.json``.
 
-    Which shards belong to a split says ``_info.json``, as timm has it, else their names. The label is the number in the
-    ``.cls`` file, or under ``label`` (or the split's ``alt_label``) in the ``.json``; samples with a label below 0 are
-    left out. Class names: ``classes.json`` beside the shards, else numbers.
+    Which shards belong to a split says ``_info.json``, as timm has it, else their names or the folders train, val
+    (valid, validation) and test that they lie in, where ``nshards.txt`` may say how many there are. The label is the
+    number in the ``.cls`` file, or under ``label`` (or the split's ``alt_label``) in the ``.json``; samples with one
+    below 0 are left out. Class names: ``classes.json`` or, one a line, ``classnames.txt`` in the folder, else numbers.
     """
     archives, label_key = _shards(folder, split)
     names, labels, spans = [], [], []
@@ -37,7 +42,29 @@ def in_shards(folder: Path, split: str) -> Listing:
                     labels.append(label)
                     spans.append((number, *parts[kind]))
     samples = Members(archives, packed(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
-    return Listing(samples, labels, names_beside(folder) or numbered(labels))
+    return Listing(samples, labels, names_beside(folder) or _lines(folder) or numbered(labels))
+
+
+def fetched(name: str, folder: Path, split: str) -> None:
+    """Fetch what a split needs of a data set of the Hugging Face hub, ``OWNER/SET`` in shards, into ``folder``."""
+    from huggingface_hub import snapshot_download
+
+    wanted = [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
+    try:
+        snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=[*wanted, "*.txt", "*.json"])
+        _shards(folder, split)  # where there is no network, half a download is returned as if it were whole
+    except Exception as problem:  # the network, the hub, the disk
+        reason = " ".join(str(problem).split())[:200].rstrip(".")
+        raise ValueError(
+            f"wds/{name} is not in {folder} and cannot be fetched from here ({type(problem).__name__}: {reason}). To "
+            f"have it, run `hf download {name} --repo-type dataset --local-dir {folder}` where there is a network, and "
+            "put what that leaves there."
+        ) from problem
+
+
+def _lines(folder: Path) -> tuple[str, ...] | None:
+    path = folder / "classnames.txt"
+    return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else None
 
 
 def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
@@ -47,6 +74,9 @@ def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
         for shard in sorted(folder.glob("*.tar")):
             for word in set(re.split(r"[-_.]", shard.stem)) & EVERY_SPLIT:
                 by_split.setdefault(word, []).append(shard)
+        for word in EVERY_SPLIT:
+            by_split.setdefault(word, []).extend(sorted((folder / word).glob("*.tar"), key=lambda p: (len(p.name), p)))
+        by_split = {word: _complete(shards) for word, shards in by_split.items() if shards}
         shards, label_key = by_split.get(first_of(split, by_split), []), ""
     else:
         splits = json.loads(info.read_text(encoding="utf-8")).get("splits", {})
@@ -55,11 +85,17 @@ def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing or not shards:
         lacking = f"{missing[0]}, which {info.name} lists" if missing else f"shards of its {split} split"
-        raise ValueError(
-            f"{folder} lacks {lacking}. "
-            f"WebDataset shards lie in one folder, with _info.json or with {' or '.join(SPLITS[split])} in their names."
+        raise MissingShards(
+            f"{folder} lacks {lacking}. WebDataset shards lie in one folder, with _info.json or with "
+            f"{' or '.join(SPLITS[split])} in their names, or in folders so named."
         )
     return shards, label_key
+
+
+def _complete(shards: list[Path]) -> list[Path]:
+    """The shards, if they are as many as ``nshards.txt`` beside them says; none if not."""
+    count = shards[0].parent / "nshards.txt"
+    return shards if not count.is_file() or int(count.read_text()) == len(shards) else []
 
 
 def _label(file, parts: dict[str, tuple[int, int]], label_key: str, key: str) -> int:

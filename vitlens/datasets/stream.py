@@ -9,8 +9,9 @@ Shapes: N images, b of them in a batch, S pixels a side.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,8 @@ class ImageStream:
     """Images and labels of one split that lie where they lie; the other side of ``ImageSet``.
 
     ``labels`` is int64 (N,) on the CPU, ``class_names`` one name per label, in label order. Images come as ``side`` ×
-    ``side`` pixels: cut at random if the augmentation says so, else as ``load`` shapes them, bit for bit. With
+    ``side`` pixels: cut at random if the augmentation says so, else as ``load`` (or ``fit``) shapes them, bit for bit.
+    With
     ``on_damaged="skip"`` the next sample that can be decoded, its label included, stands in for a damaged one, which is
     in ``damaged`` once it was met. ``workers`` processes read, started as ``context`` says ("fork", "spawn" or the
     system's default); with 0 workers this process does.
@@ -77,6 +79,7 @@ class ImageStream:
     note: str = ""
     context: str | None = None
     found: dict[int, str] = field(default_factory=dict)
+    fit: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self):
         check_labels(self.labels, len(self.samples) if self.rows is None else len(self.rows), self.class_names)
@@ -105,8 +108,15 @@ class ImageStream:
 
     def subset(self, n: int, seed: int = 0) -> ImageStream:
         """``n`` of the images, drawn as ``ImageSet.subset`` draws them."""
-        chosen = drawn(len(self), n, seed)
-        return replace(self, rows=self.rows[chosen], labels=self.labels[chosen], found={})
+        return self.chosen(drawn(len(self), n, seed))
+
+    def chosen(self, rows: Tensor) -> ImageStream:
+        """The images at the places ``rows``, int64 (n,)."""
+        return replace(self, rows=self.rows[rows], labels=self.labels[rows], found={})
+
+    def stand_ins(self) -> Tensor:
+        """Whether each image is known to be damaged, so that another stands in for it: bool (N,)."""
+        return torch.isin(self.rows, torch.tensor(list(self.found), dtype=torch.int64))
 
     def remaining(self, augment: Augment) -> Augment:
         """What is still to be done to the batches: all of ``augment`` but the random crop."""
@@ -166,8 +176,11 @@ class ImageStream:
                 return
             yield part
 
+    def _shape(self) -> Callable[[Tensor], Tensor]:
+        return self.fit or partial(shaped, side=self.side, squash=self.squash)
+
     def _started(self) -> DataLoader:
-        reader = Reader(self.samples, self.labels, self.rows, self.side, self.squash, self.on_damaged == "skip")
+        reader = Reader(self.samples, self.labels, self.rows, self._shape(), self.on_damaged == "skip", self.side)
         several = {"prefetch_factor": AHEAD, "persistent_workers": True, "multiprocessing_context": self.context}
         return DataLoader(
             reader,
@@ -208,9 +221,9 @@ class Reader(Dataset):
     samples: Samples
     labels: Tensor
     rows: Tensor
-    side: int
-    squash: bool
+    shape: Callable[[Tensor], Tensor]
     skip: bool
+    side: int
 
     def __getitem__(self, job: Job) -> Part:
         images = torch.empty(len(job.rows), 3, self.side, self.side, dtype=torch.uint8)
@@ -224,7 +237,7 @@ class Reader(Dataset):
                     return Part(images, labels, job.start, job.total, damaged, self._refusal(damaged))
                 image, labels[i] = found
                 if job.crop is None:
-                    images[i] = shaped(image, self.side, self.squash)
+                    images[i] = self.shape(image)
                 else:
                     rng = generator("cpu", *job.key, int(self.rows[row]))
                     images[i] = cut(image, random_box(*image.shape[1:], *job.crop, rng), self.side)

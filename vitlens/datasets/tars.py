@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from vitlens.datasets.division import divided, refuse_unknown
-from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, Listing, first_of, is_image, packed
+from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, Listing, first_of, is_image, packed, part
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def in_tars(archives: Sequence[Path], root: Path, split: str) -> Listing:
         side = next((part for part in folders[:-1] if part in EVERY_SPLIT), None)
         splits.setdefault(side, {}).setdefault(folders[-1], []).append(name)
     if set(splits) & EVERY_SPLIT:
-        names, labels, class_names, note = *_side(splits, split, root), ""
+        names, labels, class_names, note = *_side(splits, part(split), root), ""
     elif splits:
         by_class = dict(sorted(splits[None].items()))
         names, labels, note = divided(by_class, split, root)
