@@ -25,14 +25,14 @@ notebooks: $(READY)  ## run all notebooks in clean kernels and write them back w
 browser: $(READY)  ## a browser for the tests, where there is none yet
 	$(BIN)/python tests/browser/install.py
 
-test: browser  ## every test but the sweep over all of timm (NO_BROWSER=1 leaves the browser out)
+test: browser  ## every test but those that take minutes (NO_BROWSER=1 leaves the browser out)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 	$(MAKE) test-colab
 
 test-colab: $(COLAB)/.ready  ## the widgets with the versions of Colab
 	$(COLAB)/bin/python -m pytest -q tests/test_explorer.py tests/test_widgets.py
 
-test-slow: $(READY)  ## the sweep over all of timm
+test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all of timm
 	$(BIN)/python -m pytest -n auto -m slow
 
 test-all: test test-slow

@@ -1,14 +1,23 @@
 """Features are what the head reads; a probe is what its definition says and learns from the training images alone."""
 
+import os
+import pickle
+import socket
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
+from tests.test_sources import encoded, write
+from vitlens.augment import normalised
 from vitlens.datasets import ImageSet, load
-from vitlens.evaluate import features, linear_probe
-from vitlens.preprocessing import preprocess
+from vitlens.evaluate import features, linear_probe, named_classes, opened, read
+from vitlens.preprocessing import pixels, preprocess
 
 
 def clouds(n, seed, classes=3, width=20, noise=2.0):
@@ -60,15 +69,72 @@ def test_features_are_what_the_head_reads(model):
         torch.testing.assert_close(model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4)
 
 
-def test_labels_are_those_of_the_images_that_were_read(model, tmp_path):
+def test_damaged_images_count_nowhere(model, tmp_path):
     for label, name in enumerate("ab"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32), (0, 0, 200 * label)).save(tmp_path / "train" / name / "0.png")
-    (tmp_path / "train" / "a" / "0.png").write_bytes(b"damaged")  # the next one stands in for it
+    (tmp_path / "train" / "a" / "0.png").write_bytes(b"damaged")  # in the stream the next one stands in for it
     data = load(tmp_path, "train", size=32, stream=True, workers=0, on_damaged="skip")
     found, labels = features(model, data)
-    assert data.labels.tolist() == [0, 1] and labels.tolist() == [1, 1]
-    assert torch.equal(found[0], found[1])
+    assert data.labels.tolist() == [0, 1] and labels.tolist() == [1] and found.shape == (1, 48)
+    held = load(tmp_path, "train", size=32, on_damaged="skip")
+    said = read(model, held, named_classes(model, 3))
+    assert said.values.shape == (1, 3) and said.rows.tolist() == [0] and "a/0.png" in said.damaged[0]
+    (tmp_path / "train" / "b" / "0.png").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="None of the 2 images can be decoded|neither|cannot be decoded"):
+        features(model, load(tmp_path, "train", size=32, stream=True, workers=0, on_damaged="skip"))
+
+
+def test_images_are_shown_as_the_model_was_trained(tmp_path):
+    deit = timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=2).eval()
+    assert deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"
+    files = [write(tmp_path / "all", {f"{c}/0.jpg": encoded(i, "JPEG", (300 + 40 * i, 260))}) / c / "0.jpg"
+             for i, c in enumerate("ab")]  # fmt: skip
+    ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches([torch.arange(2)])
+    config = deit.pretrained_cfg
+    torch.testing.assert_close(
+        normalised(images, config["mean"], config["std"]), preprocess(deit, files), rtol=0, atol=1e-6
+    )
+    read_by_workers = opened(deit, str(tmp_path / "all"), "whole", workers=1)
+    assert next(read_by_workers.batches([torch.arange(2)]))[0].equal(images)
+    assert pickle.loads(pickle.dumps(pixels(deit)))(images[0]).shape == (3, 224, 224)
+    oblong = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
+    oblong.pretrained_cfg = {**oblong.pretrained_cfg, "input_size": (3, 224, 192)}
+    with pytest.raises(ValueError, match="takes 3 × 224 × 192"):
+        opened(oblong, "digits", "test")
+
+
+SHARED = """
+import sys, timm, torch
+from vitlens.datasets import load
+from vitlens.evaluate import named_classes, read
+from vitlens.train import join
+torch.manual_seed(0)
+model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=1, num_heads=3)
+world = join("cpu")
+data = load(sys.argv[1], "whole", size=16, stream=True, workers=0, on_damaged="skip")
+said = read(model.eval(), data, named_classes(model), world=world)
+torch.save(tuple(said), f"{sys.argv[2]}-{world.size}-{world.rank}")
+"""
+
+
+def test_processes_share_the_images_and_know_all_answers(tmp_path):
+    folder = write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c)) for c in "abc" for i in range(7)})
+    for name in ("a/0.png", "c/6.png"):
+        (folder / name).write_bytes(b"damaged")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    pair = [{"WORLD_SIZE": "2", "RANK": str(r), "LOCAL_RANK": str(r), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for r in range(2)]  # fmt: skip
+    command = [sys.executable, "-c", SHARED, str(folder), str(tmp_path / "said")]
+    for group in ([{}], pair):
+        for process in [subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | more) for more in group]:
+            assert process.wait(120) == 0
+    alone, *both = (torch.load(tmp_path / f"said-{name}") for name in ("1-0", "2-0", "2-1"))
+    for shared in both:
+        assert all(torch.equal(a, b) for a, b in zip(alone[:3], shared[:3], strict=True)) and alone[3] == shared[3]
+    assert len(alone[0]) == 19 and len(alone[3]) == 2 and 0 not in alone[2] and 20 not in alone[2]
 
 
 @pytest.mark.parametrize("noise", (1.0, 3.0, 6.0))

@@ -1,4 +1,4 @@
-"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`, `models`, `table`.
+"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`, `evaluate`, `models`, `table`.
 
 A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
 rest is done and the exit code is 1.
@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from vitlens.commands.evaluating import evaluate
 from vitlens.commands.looking import explain, explorer, inspect
 from vitlens.commands.paper import models, table
 from vitlens.commands.training import train
@@ -28,6 +29,7 @@ app.command()(inspect)
 app.command()(explain)
 app.command(name="app")(explorer)
 app.command()(train)
+app.command()(evaluate)
 app.command()(models)
 app.command()(table)
 

@@ -6,6 +6,7 @@ Every process holds the whole model and the same weights; gradients are summed b
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,6 +48,14 @@ class World:
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
         self.sum([shared])
         return shared.item()
+
+    def joined(self, values: Sequence) -> list:
+        """The values of all processes, those of the first before those of the second and so on, in all of them."""
+        if self.size == 1:
+            return list(values)
+        parts: list = [None] * self.size
+        torch.distributed.all_gather_object(parts, list(values))
+        return [value for part in parts for value in part]
 
     def first(self, value: float) -> float:
         """The first process's ``value``, in all of them."""

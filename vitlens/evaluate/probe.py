@@ -1,4 +1,4 @@
-"""What the features of a model are worth where it was not trained: the model stays as it is, a classifier reads it.
+"""What the features of a model are worth where it was not trained: the model stays as it is, a classifier reads them.
 
 Shapes: N images, D width of the model.
 """
@@ -6,28 +6,7 @@ Shapes: N images, D width of the model.
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-
-from vitlens.augment import normalised
-from vitlens.datasets import ImageSet, ImageStream
-from vitlens.support import evaluating
-
-
-@torch.no_grad()
-def features(model: nn.Module, data: ImageSet | ImageStream) -> tuple[Tensor, Tensor]:
-    """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
-
-    The images must have the size that the model takes. They are normalised as its `pretrained_cfg` says, which for a
-    model that was opened is what it was trained with. The training flag of each module is left as found.
-    """
-    config, device, parts = model.pretrained_cfg, next(model.parameters()).device, []
-    with evaluating(model):
-        for images, labels in data.batches(torch.arange(len(data)).split(100)):
-            tokens = model.forward_features(normalised(images.to(device), config["mean"], config["std"]))
-            parts.append((model.forward_head(tokens, pre_logits=True).cpu(), labels.cpu()))
-    read, labels = zip(*parts, strict=True)
-    return torch.cat(read), torch.cat(labels)
+from torch import Tensor
 
 
 def linear_probe(train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> float:

@@ -1,0 +1,27 @@
+"""On a GPU: the features of images and the classes that a model names are those of the CPU."""
+
+import pytest
+import timm
+import torch
+
+from vitlens.datasets import load
+from vitlens.evaluate import features, named_classes, opened, read
+from vitlens.train import World
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
+
+
+def test_a_model_says_the_same_on_both():
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=3)
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
+    data = opened(model, "digits", "test", workers=1)
+    here, labels = features(model, data)
+    named = read(model, data, named_classes(model)).values[:, 0]
+    model.cuda()
+    there, same = features(model, data, world=World(device=torch.device("cuda")))
+    torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
+    assert torch.equal(labels, same)
+    assert (read(model, data, named_classes(model)).values[:, 0] == named).float().mean() > 0.99
+    held = load("digits", "valid", size=32, device="cuda")
+    assert features(model, held)[0].device.type == "cpu"

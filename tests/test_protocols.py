@@ -1,0 +1,267 @@
+"""Classifiers on features, scores and intervals equal what other libraries, closed forms and hand counts say."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from sklearn.metrics import top_k_accuracy_score
+from sklearn.neighbors import KNeighborsClassifier
+from timm.data import ImageNetInfo, RealLabelsImagenet
+
+from tests.test_evaluate import clouds
+from vitlens.datasets.tasks import VTAB
+from vitlens.evaluate import (
+    Record,
+    class_numbers,
+    few_shot,
+    group_means,
+    least_squares,
+    mean_of,
+    nearest,
+    over_seeds,
+    proportion,
+    read_results,
+    real,
+    real_labels,
+    supports,
+    table,
+    top_k,
+    validation_numbers,
+    write,
+)
+from vitlens.evaluate.fewshot import support
+from vitlens.evaluate.tuning import Tuned, vtab_tasks
+
+# Few-shot
+
+
+@pytest.mark.parametrize("penalty", [2.0**10, 1.0])
+@pytest.mark.parametrize("images", [30, 200], ids=["fewer than features", "more than features"])
+def test_both_forms_are_the_ridge_of_scikit_learn(images, penalty):
+    x, y = clouds(images, 1, classes=4, width=60)
+    z = x.double().numpy()
+    z = np.hstack([(z - z.mean(0)) / (z.std(0) + 1e-5), np.full((images, 1), 100.0)])
+    targets = 2.0 * np.eye(4)[y] - 1
+    theirs = Ridge(alpha=penalty, fit_intercept=False, solver="cholesky").fit(z, targets).coef_.T
+    new, _ = clouds(50, 2, classes=4, width=60)
+    w = new.double().numpy()
+    w = np.hstack([(w - x.double().numpy().mean(0)) / (x.double().numpy().std(0) + 1e-5), np.full((50, 1), 100.0)])
+    for form in ("primal", "dual", ""):
+        ours = least_squares(x, y, 4, penalty, form)
+        assert ours.weights.dtype == torch.float64
+        np.testing.assert_allclose(ours.weights, theirs, rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(ours.values(new), w @ theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_the_bias_is_all_but_free():
+    """Without information every image is of the class that is most frequent: values are the means of the targets."""
+    x, y = torch.randn(80, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0] * 60 + [1] * 20)
+    values = least_squares(x, y, 2, penalty=1e6).values(x)
+    shrunk = torch.tensor([0.5, -0.5]).double() * 8e5 / (8e5 + 1e6)
+    torch.testing.assert_close(values.mean(0), shrunk, rtol=1e-3, atol=0)
+    values = least_squares(x, y, 2).values(x)
+    torch.testing.assert_close(values.mean(0), torch.tensor([0.5, -0.5]).double(), rtol=2e-3, atol=0)
+
+
+def test_support_has_so_many_of_each_class_is_nested_and_follows_its_seed():
+    labels = torch.randint(0, 7, (400,), generator=torch.Generator().manual_seed(1))
+    few, many, other = support(labels, 5, 0), support(labels, 25, 0), support(labels, 5, 1)
+    assert torch.bincount(labels[few]).tolist() == [5] * 7 and torch.bincount(labels[many]).tolist() == [25] * 7
+    assert len(many.unique()) == 175 and set(few.tolist()) < set(many.tolist()) and set(few.tolist()) != set(
+        other.tolist()
+    )
+    assert torch.equal(few, support(labels, 5, 0))
+    with pytest.raises(ValueError, match="5 were asked for, but class rose has 1 to learn from"):
+        support(torch.tensor([0] * 5 + [1]), 5, 0, ("daisy", "rose"))
+    with pytest.raises(ValueError, match="class tulip has 0"):
+        support(torch.tensor([0, 1]), 1, 0, ("daisy", "rose", "tulip"))
+    with pytest.raises(ValueError, match="0 were asked for"):
+        support(labels, 0, 0)
+
+
+def test_few_shot_learns_what_the_features_hold():
+    train, test = clouds(300, 1, noise=0.5), clouds(90, 2, noise=0.5)
+    drawn = supports(train[1], (1, 25), range(3))
+    found = few_shot(train, test, drawn, 3)
+    assert set(found) == {1, 25} and len(found[1]) == 3 and min(found[25]) > 95 and np.mean(found[1]) > 50
+    x, y = (part[drawn[25][1]] for part in train)
+    by_hand = (least_squares(x, y, 3).values(test[0]).argmax(1) == test[1]).double().mean() * 100
+    assert found[25][1] == pytest.approx(by_hand.item())
+    assert few_shot(train, (test[0], (test[1] + 1) % 3), drawn, 3)[25][0] < 5
+
+
+def test_what_least_squares_cannot_learn_from_is_refused():
+    x, y = clouds(9, 1)
+    with pytest.raises(ValueError, match="above 0 .* 0 came"):
+        least_squares(x, y, 3, penalty=0)
+    with pytest.raises(ValueError, match="Labels from 0 to 1"):
+        least_squares(x, y, 2)
+
+
+# Neighbours
+
+
+@pytest.mark.parametrize("k", [1, 7, 20, 500])
+def test_neighbours_are_those_of_scikit_learn(k):
+    train, (x, y) = clouds(120, 1, classes=5, noise=4.0), clouds(2100, 2, classes=5, noise=4.0)
+    train, x = (train[0][:, 1:], train[1]), x[:, 1:]  # the first feature alone would settle every cosine
+    theirs = KNeighborsClassifier(
+        min(k, 120), metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07)
+    ).fit(train[0].double().numpy(), train[1])
+    ours = nearest(train, x, k)
+    assert (ours == torch.from_numpy(theirs.predict(x.double().numpy()))).float().mean() > 0.999
+    assert (ours == y).float().mean() > 0.25  # of five classes
+
+
+def test_votes_are_weighted_by_nearness():
+    far, near = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.05])
+    train = torch.stack([near, far, far, far]), torch.tensor([1, 0, 0, 0])
+    x = torch.tensor([[2.0, 0.0]])
+    assert nearest(train, x, 4).tolist() == [1] and nearest(train, x, 4, temperature=100.0).tolist() == [0]
+    assert nearest((-train[0], train[1]), x, 4, temperature=0.001).tolist() == [0]  # no weight overflows or vanishes
+    with pytest.raises(ValueError, match="k = 0 and"):
+        nearest(train, x, 0)
+
+
+# Accuracy and intervals
+
+
+def test_top_k():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(500, 8)), rng.integers(0, 8, 500)
+    classes = torch.from_numpy(logits).topk(5).indices
+    for k in (1, 5):
+        found = top_k(classes, torch.from_numpy(labels), k)
+        assert found.value == pytest.approx(100 * top_k_accuracy_score(labels, logits, k=k))
+
+
+@pytest.mark.parametrize("right, n", [(0, 10), (7, 10), (10, 10), (4368, 10_000)])
+def test_wilson(right, n):
+    p, z = right / n, 1.959963984540054
+    centre, half = p + z**2 / 2 / n, z * math.sqrt(p * (1 - p) / n + z**2 / 4 / n**2)
+    expected = (p, (centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n))
+    assert proportion(right, n) == pytest.approx([100 * max(x, 0) for x in expected], abs=1e-9)
+
+
+def test_student():
+    found = over_seeds([70.0, 72.0, 77.0])  # deviation √13, t of 2 degrees 4.302653
+    assert found == pytest.approx((73, 73 - 4.302653 * math.sqrt(13 / 3), 73 + 4.302653 * math.sqrt(13 / 3)), abs=1e-5)
+    assert over_seeds([80.0, 80.0, 80.0]) == (80, 80, 80) and over_seeds([80.0]) == (80, 0, 100)
+    assert over_seeds([99.0, 100.0]).high == 100
+
+
+def test_mean_of_tasks():
+    value, low, high = mean_of([(80.0, 1000), (60.0, 500)])
+    half = 1.959964 * math.sqrt(0.8 * 0.2 / 1000 + 0.6 * 0.4 / 500) / 2 * 100
+    assert (value, low, high) == pytest.approx((70, 70 - half, 70 + half), abs=1e-5)
+
+
+# ReaL
+
+
+def test_real_is_what_timm_counts_on_all_images():
+    labels = real_labels()
+    assert len(labels) == 50_000 and sum(map(bool, labels)) == 46_837 and sum(len(x) == 1 for x in labels) == 39_394
+    rng = np.random.default_rng(0)
+    classes = torch.from_numpy(rng.integers(0, 1000, (50_000, 5)))
+    for i in range(0, 50_000, 2):  # half of them right
+        classes[i, 0] = labels[i][-1] if labels[i] else 0
+    names = [f"ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(50_000)]
+    timms = RealLabelsImagenet(names)
+    for part in classes[:, :1].split(5000):
+        timms.add_result(torch.nn.functional.one_hot(part[:, 0], 1000).half())
+    found, scored = real(classes, validation_numbers(names))
+    assert scored == 46_837 and found.value == pytest.approx(timms.get_accuracy(1)) and 49 < found.value < 53
+
+
+def test_real_of_some_images_in_any_order():
+    labels = real_labels()
+    names = ["val/n01/ILSVRC2012_val_00000003.JPEG", "0.tar: ILSVRC2012_val_00000001.jpg", "elsewhere.jpg"]
+    numbers = validation_numbers(names)
+    assert numbers.tolist() == [2, 0, -1]
+    empty, (one, other) = labels.index([]), [i for i, each in enumerate(labels) if len(each) == 2][:2]
+    wrong = next(c for c in range(1000) if c not in labels[other])
+    score, scored = real(torch.tensor([[labels[one][1]], [wrong], [0]]), torch.tensor([one, other, empty]))
+    assert scored == 2 and score.value == 50
+    with pytest.raises(ValueError, match="ILSVRC2012_val_00000001 .* named otherwise"):
+        real(torch.zeros(3, 1, dtype=torch.int64), numbers)
+    with pytest.raises(ValueError, match="None of these images has a ReaL label"):
+        real(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([empty]))
+
+
+# Classes
+
+
+def test_classes_are_found_by_name(vit):
+    model, info = vit(num_classes=1000, depth=1), ImageNetInfo()
+    assert class_numbers(model, ("n02123045", "n01440764")).tolist() == [281, 0]
+    assert class_numbers(model, ("tabby", "Tinca_tinca", "tench, Tinca tinca")[:2]).tolist() == [281, 0]
+    every = tuple(info.index_to_description(i) for i in range(1000))
+    apart = [i for i in range(1000) if every.count(every[i]) == 1]  # two classes are called sunglasses, say
+    assert class_numbers(model, tuple(every[i] for i in apart)).tolist() == apart and len(apart) > 990
+    assert class_numbers(model, every).tolist() == list(range(1000))  # all of them, in order
+    assert class_numbers(model, ("partridge",)).tolist() == [every.index("partridge")]  # and not the ruffed grouse
+    assert class_numbers(model, ("0", "995", "17")).tolist() == [0, 995, 17]
+    for names, reason in ((("tabby", "unicorn"), "no 'unicorn'"), (("crane",), "no 'crane'"),
+                          (("tench", "n01440764"), "the same one"), (("1000",), "no '1000'")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"classes of the data must be among the model's 1000, but .*{reason}"):
+            class_numbers(model, names)
+
+
+def test_classes_of_other_models(vit):
+    model = vit(num_classes=3, depth=1)
+    assert class_numbers(model, ("daisy", "rose", "tulip")).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="among the model's 3, but it knows no 'daisy'"):
+        class_numbers(model, ("daisy", "rose"))
+    model.label_names = ["tulip", "daisy", "rose"]
+    assert class_numbers(model, ("daisy", "Tulip")).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="no 'cat'"):
+        class_numbers(model, ("cat", "daisy", "rose"))
+    with pytest.raises(ValueError, match="Accuracy needs a model with a classifier"):
+        class_numbers(vit(num_classes=0, depth=1), ("a",))
+
+
+# Results
+
+
+def record(**changes) -> Record:
+    arguments = dict(model="m", data="d", protocol="fewshot", metric="top1", value=70.0, low=60.0, high=80.0, images=9,
+                     damaged=0, when="now", versions={}, command="vitlens", shots=5, seeds=3)  # fmt: skip
+    return Record(**arguments | changes)
+
+
+def test_results_are_replaced_by_new_measurements_of_the_same(tmp_path):
+    path = tmp_path / "deep" / "results.json"
+    write(path, [record(), record(shots=None, seeds=None, metric="top5")])
+    write(path, [record(value=75.0), record(shots=1)])
+    kept = json.loads(path.read_text())
+    assert [(r["metric"], r["value"], r.get("shots")) for r in kept] == [
+        ("top5", 70.0, None), ("top1", 75.0, 5), ("top1", 70.0, 1),
+    ]  # fmt: skip
+    assert "seeds" not in kept[0] and read_results(path)[1] == record(value=75.0)
+    path.write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="results.json is not a file of results"):
+        write(path, [record()])
+
+
+def test_the_table_says_everything():
+    lines = table([record(damaged=2), record(shots=1, images=10_000)]).splitlines()
+    assert lines[1].split("  ") == ["d   ", "fewshot, 5 shots", "top1  ", " 70.00 [60.00, 80.00]", "9, 2 damaged"] or (
+        "5 shots" in lines[1] and "70.00 [60.00, 80.00]" in lines[1] and "2 damaged" in lines[1]
+    )
+    assert "1 shot " in lines[2] and "10,000" in lines[2]
+
+
+def test_group_means_are_of_complete_groups():
+    found = {t.name: Tuned(proportion(80 + i, 100), 100, ()) for i, t in enumerate(VTAB) if t.group != "structured"}
+    means = group_means(found)
+    assert set(means) == {"vtab natural", "vtab specialized"}
+    assert means["vtab natural"].score.value == pytest.approx(83) and means["vtab natural"].images == 700
+    found = {t.name: Tuned(proportion(50, 100), 100, ("x",)) for t in VTAB}
+    assert group_means(found)["vtab"].score.value == 50 and len(group_means(found)["vtab"].damaged) == 19
+    assert [t.name for t in vtab_tasks(["vtab/dtd", "pcam"])] == ["vtab/dtd", "vtab/pcam"] and len(vtab_tasks([])) == 19
+    with pytest.raises(ValueError, match="no task 'dttd'. Its tasks are caltech101, "):
+        vtab_tasks(["dttd"])

@@ -1,0 +1,244 @@
+"""Each named data set is read from files in exactly the format that it is published in; what is missing is said."""
+
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+import torchvision
+from PIL import Image
+
+from tests.test_cli import vitlens
+from tests.test_sources import encoded, tar, write
+from vitlens.datasets import load
+from vitlens.datasets.imageset import drawn
+from vitlens.datasets.tasks import TASKS, VTAB
+from vitlens.evaluate import recipe_of
+from vitlens.paper import TABLE_4
+from vitlens.recipes import RECIPES
+
+HUB = [task for task in VTAB if task.source.startswith("wds/")]
+PIXELS = [encoded(i, size=(8, 8)) for i in range(7)]
+
+
+def webp(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(PIXELS[seed % 7])).save(buffer, "WEBP", lossless=True)
+    return buffer.getvalue()
+
+
+def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
+    """A copy as CLIP benchmark writes one: numbered shards in train/ and test/, `nshards.txt`, `classnames.txt`."""
+    folder, raw = root / task.source.removeprefix("wds/"), task.raw_classes or task.classes
+    for split, n in (("train", train), ("test", test)):
+        for shard in range(2):
+            content = {}
+            for i in range(shard * n // 2, (shard + 1) * n // 2):
+                content |= {f"s{i:07d}.webp": webp(i), f"s{i:07d}.cls": str(i % raw).encode()}
+            tar(folder / split / f"{shard}.tar", content)
+        (folder / split / "nshards.txt").write_text("2\n")
+    (folder / "classnames.txt").write_text("".join(f"class {i}\n" for i in range(raw)))
+    return folder
+
+
+def test_the_table_is_vtab_and_the_paper():
+    assert len(VTAB) == 19 and [sum(t.group == g for t in VTAB) for g in ("natural", "specialized", "structured")] == [
+        7, 4, 8,
+    ]  # fmt: skip
+    assert [t.classes for t in VTAB] == [102, 100, 47, 102, 37, 397, 10, 2, 10, 45, 5, 8, 6, 6, 16, 16, 4, 18, 9]
+    still = {t.name.removeprefix("vtab/") for t in VTAB if not t.flip}
+    uncut = {t.name.removeprefix("vtab/") for t in VTAB if not t.crop}
+    assert still == {"dsprites-orientation", "dsprites-location", "smallnorb-azimuth"}
+    assert uncut == {"clevr-count", "clevr-distance", "dmlab", "kitti-distance", "dsprites-location"}
+    rows = {row.data for row in TABLE_4}
+    assert len(rows) == len({TASKS[name].recipe for name in ("imagenet", "cifar10", "pets", "vtab/dtd")}) == 4
+    assert all(task.recipe in RECIPES for task in TASKS.values())
+
+
+def test_what_a_task_forbids_reaches_its_recipe():
+    name, forbidden = recipe_of("vtab/dsprites-location")
+    plan = RECIPES[name].override(*forbidden)
+    assert plan.augment.flip == 0 and (plan.resize or plan.image_size) == plan.image_size == 384
+    assert recipe_of("vtab800/dtd") == ("finetune-vtab", []) and recipe_of("pets") == ("finetune-pets", [])
+    assert recipe_of("some/folder") == ("finetune-small", [])
+
+
+@pytest.mark.parametrize("task", HUB, ids=lambda t: t.name)
+def test_copies_in_shards(tmp_path, task, monkeypatch):
+    folder = clip_benchmark(tmp_path, task)
+    raw = task.raw_classes or task.classes
+    sets = {
+        split: load(source, split, root=tmp_path)
+        for source, split in ((task.name, "train"), (task.name, "valid"), (task.name, "test"))
+    }
+    assert [len(sets[split]) for split in ("train", "valid", "test")] == [1000, 200, 30]
+    rows = drawn(1020, 1000, seed=0)
+    expected = [int(np.floor(i % raw / (raw / task.classes))) for i in rows.tolist()]  # as VTAB's own code bins them
+    assert sets["train"].labels.tolist() == expected and sets["valid"].labels.tolist() == expected[800:]
+    eight = load(task.name.replace("vtab/", "vtab800/"), root=tmp_path)
+    assert len(eight) == 800 and eight.images.equal(sets["train"].images[:800])
+    wanted = np.array(Image.open(io.BytesIO(PIXELS[int(rows[3]) % 7])))
+    np.testing.assert_array_equal(sets["train"].images[3].permute(1, 2, 0), wanted)
+    assert len(sets["test"].class_names) == task.classes
+    assert sets["test"].class_names[0] == ("0" if task.raw_classes else "class 0")
+    (folder / "test" / "1.tar").unlink()  # half a download is none, though without a network the hub says it is whole
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *name, **how: asked.append((name, how)))
+    with pytest.raises(ValueError, match=f"{task.source} is not in .* cannot be fetched from here .*`hf download"):
+        load(task.name, "test", root=tmp_path)
+    (name, how), = asked
+    assert name == (task.source.removeprefix("wds/"),) and how["local_dir"] == folder
+    assert "test/*" in how["allow_patterns"] and "train/*" not in how["allow_patterns"]
+
+
+def test_copies_that_do_not_fit_are_refused(tmp_path):
+    task = TASKS["vtab/pcam"]
+    clip_benchmark(tmp_path, task, train=100)
+    with pytest.raises(ValueError, match="vtab/pcam takes 1,000 training images, but .* has 100"):
+        load(task.name, root=tmp_path)
+    tar(tmp_path / task.source[4:] / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
+    with pytest.raises(ValueError, match="vtab/pcam has labels from 0 to 1, but .* run from 0 to 2"):
+        load(task.name, "test", root=tmp_path)
+    with pytest.raises(ValueError, match="vtab/pacm is no task of VTAB-1k, which are vtab/caltech101, "):
+        load("vtab/pacm", root=tmp_path)
+
+
+def test_sun397_from_parquet(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    names = [f"scene {i}" for i in range(397)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    folder = tmp_path / "dpdl-benchmark" / "sun397" / "data"
+    folder.mkdir(parents=True)
+    for split, n in (("train", 1010), ("validation", 5), ("test", 9)):
+        images = [{"bytes": PIXELS[i % 7], "path": None} for i in range(n)]
+        rows = datasets.Dataset.from_dict({"image": images, "label": [i % 397 for i in range(n)]}, features)
+        rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    monkeypatch.chdir(tmp_path)  # a folder of that name stands in for the hub
+    train, test = (load("vtab/sun397", split, root=tmp_path / "cache") for split in ("train", "test"))
+    assert train.labels.tolist() == (drawn(1010, 1000, seed=0) % 397).tolist() and test.labels.tolist() == [*range(9)]
+    assert train.class_names == tuple(names)
+
+
+def described_textures(root: Path) -> None:
+    (root / "dtd" / "dtd" / "labels").mkdir(parents=True)
+    for split, n in (("train", 1001), ("val", 2), ("test", 4)):
+        files = [f"texture{i % 47:02d}/{split}_{i:04d}.jpg" for i in range(n)]
+        write(root / "dtd" / "dtd" / "images", {name: encoded(1, "JPEG", (8, 8)) for name in files})
+        (root / "dtd" / "dtd" / "labels" / f"{split}1.txt").write_text("\n".join(files))
+
+
+def flowers(root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)
+    ids = {"trnid": range(1, 1006), "valid": range(1006, 1010), "tstid": range(1010, 1016)}
+    folder = root / "flowers-102"
+    write(folder / "jpg", {f"image_{i:05d}.jpg": encoded(i % 7, "JPEG", (8, 8)) for i in range(1, 1016)})
+    scipy.io.savemat(folder / "setid.mat", {name: np.array([list(i)]) for name, i in ids.items()})
+    scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([[1 + i % 102 for i in range(1015)]])})
+
+
+@pytest.mark.parametrize("name", ["dtd", "flowers102"])
+def test_tasks_of_torchvision_have_their_own_test_images(tmp_path, monkeypatch, name):
+    described_textures(tmp_path) if name == "dtd" else flowers(tmp_path, monkeypatch)
+    train, valid, test = (load(f"vtab/{name}", split, root=tmp_path) for split in ("train", "valid", "test"))
+    n = {"dtd": 4, "flowers102": 6}[name]
+    assert (len(train), len(valid), len(test), len(train.class_names)) == (1000, 200, n, TASKS[f"vtab/{name}"].classes)
+    kind = torchvision.datasets.DTD if name == "dtd" else torchvision.datasets.Flowers102
+    assert test.labels.tolist() == [label for _, label in kind(tmp_path, split="test")]
+    if name == "flowers102":
+        assert len(load("flowers102", root=tmp_path)) == 1005 and len(load("flowers102", "test", root=tmp_path)) == 6
+        assert len(load("flowers102", "valid", root=tmp_path)) == 4
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar(tmp_path, monkeypatch, classes):
+    kind = getattr(torchvision.datasets, f"CIFAR{classes}")
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    folder, key = tmp_path / kind.base_folder, "labels" if classes == 10 else "fine_labels"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    (folder / kind.meta["filename"]).write_bytes(pickle.dumps({kind.meta["key"]: [f"c{i}" for i in range(classes)]}))
+    pixels = {}
+    for name, _ in (*kind.train_list, *kind.test_list):
+        pixels[name] = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": pixels[name], key: [classes - 1, 0, 1, 2]}))
+    test = load(f"cifar{classes}", "test", root=tmp_path)
+    np.testing.assert_array_equal(test.images.flatten(1), pixels[kind.test_list[0][0]])
+    assert test.labels.tolist() == [classes - 1, 0, 1, 2] and len(test.class_names) == classes
+    assert len(load(f"cifar{classes}", root=tmp_path)) == 4 * len(kind.train_list)
+
+
+def test_pets(tmp_path):
+    folder = tmp_path / "oxford-iiit-pet"
+    (folder / "annotations").mkdir(parents=True)
+    for split, first in (("trainval", 0), ("test", 100)):
+        lines = [f"breed_{chr(97 + i)}_{first + i} {i + 1} 1 1" for i in range(3)]
+        write(folder / "images", {f"{line.split()[0]}.jpg": encoded(i, "JPEG", (8, 8)) for i, line in enumerate(lines)})
+        (folder / "annotations" / f"{split}.txt").write_text("\n".join(lines))
+    for split in ("train", "test"):
+        found = load("pets", split, root=tmp_path)
+        assert found.labels.tolist() == [0, 1, 2] and found.class_names == ("Breed A", "Breed B", "Breed C")
+
+
+def imagenet(root: Path, per_class=1, first=1) -> None:
+    """As torchvision leaves it after unpacking ImageNet's archives: `meta.bin`, train/ and val/ by WordNet id."""
+    wnids = {"n01440764": ("tench", "Tinca tinca"), "n01443537": ("goldfish", "Carassius auratus")}
+    torch.save((wnids, []), root / "meta.bin")
+    numbers = iter(range(first, 10**6))
+    for wnid in wnids:
+        names = [f"ILSVRC2012_val_{next(numbers):08d}.JPEG" for _ in range(per_class)]
+        write(root / "val" / wnid, {name: encoded(i, "JPEG", (8, 8)) for i, name in enumerate(names)})
+        write(root / "train" / wnid, {f"{wnid}_1.JPEG": encoded(5, "JPEG", (8, 8))})
+
+
+def test_imagenet_in_a_folder_in_archives_and_unpacked(tmp_path):
+    imagenet(tmp_path)
+    for name in ("imagenet", "imagenet-real"):
+        test = load(name, "test", root=tmp_path, size=8, stream=True, workers=0)
+        assert test.labels.tolist() == [0, 1] and test.class_names[0] == "tench, Tinca tinca"
+        assert "ILSVRC2012_val_00000002" in test.samples.name(1)
+    folder = load(tmp_path, "test")
+    assert folder.class_names == ("n01440764", "n01443537") and folder.labels.tolist() == [0, 1]
+    with tarfile.open(tmp_path / "imagenet.tar", "w") as archive:
+        archive.add(tmp_path / "val", "val")
+    assert load(tmp_path / "imagenet.tar", "test").images.equal(folder.images)
+
+
+def test_the_test_split_falls_back_and_the_whole_is_undivided(tmp_path):
+    both = {f"{split}/{c}/{i}.png": encoded(i) for split in ("train", "val", "test") for c in "ab" for i in range(2)}
+    folder = write(tmp_path / "divided", both)
+    (folder / "test" / "a" / "1.png").unlink()
+    assert [len(load(folder, split)) for split in ("train", "valid", "test", "whole")] == [4, 4, 3, 3]
+    plain = write(tmp_path / "plain", {f"{c}/{i}.png": encoded(i) for c in "ab" for i in range(30)})
+    whole, test = load(plain, "whole"), load(plain, "test")
+    assert len(whole) == 60 and not whole.note and len(test) < 20 and test.note
+    assert test.images.equal(load(plain, "valid").images)
+    archive = tar(tmp_path / "plain.tar", {f"{c}/{i}.png": encoded(i) for c in "ab" for i in range(30)})
+    assert load(archive, "whole").labels.tolist() == whole.labels.tolist()
+    one = write(tmp_path / "one", {"a/0.png": encoded(0)})
+    assert len(load(one, "whole")) == 1
+
+
+@pytest.mark.parametrize("name", ["vtab/pcam", "vtab/sun397", "cifar10", "imagenet"])
+def test_what_is_nowhere_is_one_sentence(tmp_path, monkeypatch, name):
+    def no_network(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", no_network)
+    model = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
+    arguments = ("evaluate", model, "--data", name, "--protocol", "knn", "--root", tmp_path, "--device", "cpu")
+    done = vitlens(*arguments, expect=2)
+    assert done.stderr.count("\n") == 1 and "cannot be fetched" in done.stderr and TASKS[name].source in done.stderr
+
+
+def test_the_tasks_are_listed():
+    lines = vitlens("evaluate", "--list").stdout.splitlines()
+    assert len(lines) == len(TASKS) and any("dsprites-location" in x and "no flip and no crop" in x for x in lines)
+    assert json.dumps(lines).count("structured") == 8
+    assert "needs a model" in vitlens("evaluate", "--data", "pets", expect=2).stderr

@@ -1,0 +1,24 @@
+"""What a model is worth, by the protocols of the paper: accuracy, few-shot, nearest neighbours, probe, fine-tuning.
+
+``evaluate`` answers a ``Question`` with ``Record``s, as ``vitlens evaluate`` does. Below it lie the parts: what a model
+says of every image (``features``, ``read``), classifiers on features (``few_shot``, ``nearest``, ``linear_probe``),
+counts (``top_k``, ``real``) and their confidence intervals.
+"""
+
+from vitlens.evaluate.accuracy import real, real_labels, top_k, validation_numbers
+from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.fewshot import few_shot, least_squares, supports
+from vitlens.evaluate.intervals import Score, mean_of, over_seeds, proportion
+from vitlens.evaluate.knn import nearest
+from vitlens.evaluate.probe import linear_probe
+from vitlens.evaluate.protocols import Question, command_of, evaluate
+from vitlens.evaluate.reading import Reading, features, named_classes, opened, read
+from vitlens.evaluate.results import Record, read_results, table, write
+from vitlens.evaluate.tuning import fine_tuned, group_means, recipe_of
+
+__all__ = [
+    "Question", "Reading", "Record", "Score", "class_numbers", "command_of", "evaluate", "features", "few_shot",
+    "fine_tuned", "group_means", "least_squares", "linear_probe", "mean_of", "named_classes", "nearest", "opened",
+    "over_seeds", "proportion", "read", "read_results", "real", "real_labels", "recipe_of", "supports", "table",
+    "top_k", "validation_numbers", "write",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+"""Which class of a model a label of a data set means."""
+
+from __future__ import annotations
+
+import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from torch import Tensor, nn
+
+from vitlens.models import label_names
+
+
+def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
+    """(K,) int64: the number that `model` has for each of the K classes of a data set, in the order of `names`.
+
+    By name where both have names: the model's own, or, for models of ImageNet, WordNet ids (n01440764) and the names
+    that WordNet has for them (tench). Names that are numbers are numbers of the model's classes, and where only one
+    side has names, equally many classes are the same ones, in order. Accuracy stays that among all of the model's
+    classes, however few the data set has.
+
+    Raises ValueError where that leaves a class without a number, or where two become one.
+    """
+    count = model.num_classes
+    if not count:
+        raise ValueError(
+            "Accuracy needs a model with a classifier, but this one has none; fine-tune it, or choose a protocol that "
+            "reads features (fewshot, knn, probe)."
+        )
+    numbered = all(name.isdecimal() for name in names)
+    if numbered and max(map(int, names)) < count:
+        return torch.tensor([int(name) for name in names])
+    every = _names(model)
+    if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
+        return torch.arange(count)  # in order; two of ImageNet's classes are called crane
+    numbers = _numbers(every)
+    found = [numbers.get(_plain(name)) for name in names]
+    missing = [name for name, number in zip(names, found, strict=True) if number is None]
+    if missing or len(set(found)) < len(found):
+        reason = f"it knows no {missing[0]!r}" if missing else "several of them are the same one to it"
+        raise ValueError(
+            f"The {len(names)} classes of the data must be among the model's {count}, but {reason}. Name the classes "
+            "as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the classes."
+        )
+    return torch.tensor(found)
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").lower().split())
+
+
+def _names(model: nn.Module) -> list[list[str]]:
+    """What each class of the model is called, the name that is most its own first; nothing if they have no names."""
+    subset = None if hasattr(model, "label_names") else infer_imagenet_subset(model)
+    if not subset:
+        return [[_plain(name)] for name in label_names(model) or []]
+    info = ImageNetInfo(subset)
+    texts = [(wnid, info.label_name_to_description(wnid)) for wnid in info.label_names()]
+    return [[wnid, _plain(text), *map(_plain, text.split(","))] for wnid, text in texts]
+
+
+def _numbers(every: list[list[str]]) -> dict[str, int]:
+    """Numbers by name. Whole names come before their parts; a name that two classes share is none."""
+    found: dict[str, int | None] = {}
+    for part in (slice(0, 2), slice(2, None)):
+        new: dict[str, int | None] = {}
+        for number, names in enumerate(every):
+            for name in dict.fromkeys(names[part]):
+                new[name] = None if name in new else number
+        found = new | found
+    return {name: number for name, number in found.items() if number is not None}

@@ -1,0 +1,195 @@
+"""The protocols by name: what `vitlens evaluate` does."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from timm.data import infer_imagenet_subset
+from torch import nn
+
+from vitlens.datasets import ImageStream
+from vitlens.evaluate.accuracy import real, top_k, validation_numbers
+from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.fewshot import few_shot, supports
+from vitlens.evaluate.intervals import Score, over_seeds, proportion
+from vitlens.evaluate.knn import nearest
+from vitlens.evaluate.probe import linear_probe
+from vitlens.evaluate.reading import Reading, before_the_head, named_classes, opened, read
+from vitlens.evaluate.results import Record
+from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
+from vitlens.models import load_model
+from vitlens.runs import versions
+from vitlens.train import World, join
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that an evaluation depends on; the words are those of `vitlens evaluate`."""
+
+    model: str
+    """A timm name or a folder."""
+    data: str
+    """What `datasets.load` reads; nothing for the protocol vtab."""
+    protocol: str = "top1"
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    seeds: int | None = None
+    """How many, from 0 up: three by default for fewshot, one for fine-tuning."""
+    neighbours: int = 20
+    tasks: tuple[str, ...] = ()
+    """Of VTAB-1k; all by default."""
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+    """"key=value" of the recipe."""
+    runs: Path = Path("runs")
+    """Where fine-tuning leaves its runs."""
+    root: Path | None = None
+    workers: int | None = None
+    device: str | None = None
+    command: str = ""
+    say: Callable[[str], None] = print
+    """Is told the notes about the data and the damaged images."""
+
+    @cached_property
+    def world(self) -> World:
+        return join(self.device)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        return load_model(self.model).to(self.world.device)
+
+    def images(self, split: str) -> ImageStream:
+        found = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
+        if found.note and self.world.rank == 0:
+            self.say(found.note)
+        return found
+
+    def read(self, images, say: Callable, what: str) -> Reading:
+        found = read(self.network, images, say, world=self.world, progress=what)
+        self.name(found.damaged)
+        return found
+
+    def name(self, damaged: Sequence[str]) -> None:
+        for reason in damaged if self.world.rank == 0 else ():
+            self.say(f"Left out: {reason}.")
+
+    def record(self, data: str, metric: str, score: Score, images: int, damaged: Sequence[str], **more) -> Record:
+        return Record(
+            _short(self.model), _short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
+            len(damaged), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
+            self.command, **more,
+        )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    """A folder or file by its own name, and by that of its run if it is a model: where it lies is nobody's concern."""
+    if not (Path(name).exists() or Path(name).is_absolute()):
+        return name
+    path = Path(name).resolve()
+    return f"{path.parent.name}/model" if path.name == "model" else path.name
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The command with these arguments, folders and files by their own names."""
+    parts = (argument.rpartition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments)
+    return shlex.join(["vitlens", *(option + equals + _short(value) for option, equals, value in parts)])
+
+
+def evaluate(question: Question) -> Iterator[Record]:
+    """The answers to a question, each as soon as it is known.
+
+    top1: top-1 and top-5 of the model as it is, and ReaL where the files are ImageNet's validation images; of a folder
+    that is not divided, over all of its images. fewshot, knn, probe: a classifier on what the head reads, learned from
+    the training images and measured on the test images. finetune: top-1 after fine-tuning by the data's recipe. vtab:
+    that for the tasks of VTAB-1k, and the means of those groups that are complete.
+
+    Raises ValueError for what does not fit together, and what the protocols raise.
+    """
+    protocols = {"top1": _top1, "fewshot": _few_shot, "knn": _knn, "probe": _probe, "finetune": _tuned, "vtab": _vtab}
+    if question.protocol not in protocols:
+        raise ValueError(f"There is no protocol {question.protocol!r}. The protocols are {', '.join(protocols)}.")
+    if not question.data and question.protocol != "vtab":
+        raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
+    if question.seeds is not None and question.seeds < 1:
+        raise ValueError(f"An evaluation takes one seed or more, but {question.seeds} came.")
+    if question.neighbours < 1:
+        raise ValueError(f"An image is named by one neighbour or more, but {question.neighbours} came.")
+    yield from protocols[question.protocol](question)
+
+
+def _top1(q: Question) -> Iterator[Record]:
+    images = q.images("whole")
+    numbers = class_numbers(q.network, images.class_names)
+    if images.class_names[0].isdecimal() and q.world.rank == 0:
+        q.say("The classes of the data have no names, so each number is taken to be that of the model's class.")
+    said = q.read(images, named_classes(q.network), "top1")
+    labels = numbers[said.labels]
+    if q.data != "imagenet-real":
+        yield q.record(q.data, "top1", top_k(said.values, labels, 1), len(labels), said.damaged)
+        if q.network.num_classes > 5:
+            yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged)
+    files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
+    if q.data == "imagenet-real" or infer_imagenet_subset(q.network) == "imagenet-1k" and (files >= 0).all():
+        score, scored = real(said.values, files)
+        yield q.record(q.data, "real", score, scored, said.damaged)
+
+
+def _few_shot(q: Question) -> Iterator[Record]:
+    images, seeds = q.images("train"), q.seeds or 3
+    wanted = supports(images.labels, q.shots, range(seeds), images.class_names)
+    rows = torch.cat([each for drawn in wanted.values() for each in drawn]).unique()
+    train = q.read(images.chosen(rows), before_the_head(q.network), "to learn from")
+    place = torch.full((len(images),), -1)
+    place[rows[train.rows]] = torch.arange(len(train.rows))
+    wanted = {n: [found[found >= 0] for found in (place[each] for each in drawn)] for n, drawn in wanted.items()}
+    test = q.read(q.images("test"), before_the_head(q.network), "to measure on")
+    found = few_shot(train[:2], test[:2], wanted, len(images.class_names))
+    for n, values in found.items():
+        damaged = {*train.damaged, *test.damaged}
+        yield q.record(q.data, "top1", over_seeds(values), len(test.labels), damaged, shots=n, seeds=seeds)
+
+
+def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:
+    before = before_the_head(q.network)
+    train, test = (q.read(q.images(split), before, split) for split in ("train", "test"))
+    return train, test, tuple({*train.damaged, *test.damaged})
+
+
+def _knn(q: Question) -> Iterator[Record]:
+    train, test, damaged = _features(q)
+    right = int((nearest(train[:2], test.values, q.neighbours) == test.labels).sum())
+    yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged)
+
+
+def _probe(q: Question) -> Iterator[Record]:
+    train, test, damaged = _features(q)
+    right = round(linear_probe(train[:2], test[:2]) * len(test.labels) / 100)
+    yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged)
+
+
+def _tuning(q: Question, data: str, out: Path) -> Tuned:
+    found = fine_tuned(
+        q.model, data, out, recipe=q.recipe, overrides=q.overrides, seeds=range(q.seeds or 1), world=q.world,
+        root=q.root, workers=q.workers,
+    )  # fmt: skip
+    q.name(found.damaged)
+    return found
+
+
+def _tuned(q: Question) -> Iterator[Record]:
+    found = _tuning(q, q.data, q.runs)
+    yield q.record(q.data, "top1", found.score, found.images, found.damaged, seeds=q.seeds)
+
+
+def _vtab(q: Question) -> Iterator[Record]:
+    found = {}
+    for task in vtab_tasks(q.tasks):
+        found[task.name] = each = _tuning(q, task.name, q.runs / task.name.removeprefix("vtab/"))
+        yield q.record(task.name, "top1", each.score, each.images, each.damaged, seeds=q.seeds)
+    for name, mean in group_means(found).items():
+        yield q.record(name, "mean", mean.score, mean.images, mean.damaged, seeds=q.seeds)

@@ -1,0 +1,126 @@
+"""What a model says of every image of a split, batch by batch: its features, or the classes that it names.
+
+Shapes: N images, M of them read, D width of the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from vitlens import datasets
+from vitlens.augment import normalised
+from vitlens.datasets import ImageSet, ImageStream
+from vitlens.preprocessing import pixels
+from vitlens.support import evaluating
+from vitlens.train import World
+
+
+class Reading(NamedTuple):
+    """What was read of the M images that could be read, on the CPU, in the order of the split."""
+
+    values: Tensor
+    """(M, …)"""
+    labels: Tensor
+    """(M,) int64"""
+    rows: Tensor
+    """(M,) int64, the place of each image in the split."""
+    damaged: tuple[str, ...]
+    """The images that could not be decoded, each with the reason; they count nowhere."""
+
+
+def opened(
+    model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
+) -> ImageStream:
+    """A split of what `datasets.load` reads, streamed, each image as `preprocessing.preprocess` shows it to `model`.
+
+    Raises ValueError for what `load` refuses and for a model of grey or of oblong images.
+    """
+    channels, height, width = resolve_model_data_config(model)["input_size"]
+    if height != width or channels != 3:
+        raise ValueError(
+            f"Evaluation shows square images in colour, but this model takes {channels} × {height} × {width}; use one "
+            "that takes 3 × S × S."
+        )
+
+    def load() -> ImageStream:
+        return datasets.load(
+            source, split, size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers
+        )
+
+    world = world or World()
+    found = load() if world.rank == 0 else None  # the first process fetches what is missing, the others wait
+    world.total(0)
+    return found or load()
+
+
+def features(
+    model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None, progress: str = ""
+) -> tuple[Tensor, Tensor]:
+    """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
+
+    The images must have the size that the model takes. They are normalised as its `pretrained_cfg` says, which for a
+    model that was opened is what it was trained with. The training flag of each module is left as found. Damaged images
+    of a stream are left out. The processes of `world` share the images, and all of them have all features at the end.
+    `progress`: what to call the bar; without it there is none.
+    """
+    return read(model, data, before_the_head(model), world=world, progress=progress)[:2]
+
+
+def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """From a batch (b, 3, H, W) to what the head of a timm model reads of it, (b, D)."""
+    return lambda x: model.forward_head(model.forward_features(x), pre_logits=True)
+
+
+def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
+    """From a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), the likeliest first."""
+    return lambda x: (logits := model(x)).topk(min(k, logits.shape[1])).indices
+
+
+@torch.no_grad()
+def read(
+    model: nn.Module,
+    data: ImageSet | ImageStream,
+    say: Callable[[Tensor], Tensor],
+    *,
+    world: World | None = None,
+    batch: int = 100,
+    progress: str = "",
+) -> Reading:
+    """What `say` makes of each normalised batch, of all images of `data`; see `features`.
+
+    Raises ValueError if there are fewer images than processes, and what `batches` of the data raises.
+    """
+    config, device = model.pretrained_cfg, next(model.parameters()).device
+    world = world or World(device=device)
+    if len(data) < world.size:
+        raise ValueError(f"{len(data)} images cannot be shared by {world.size} processes; start fewer of them.")
+    rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
+    mine = rows[world.rank :: world.size]
+    values, labels, lost = None, torch.zeros(len(data), dtype=torch.int64, device=device), torch.zeros(len(data))
+    bar = tqdm(
+        total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+    )  # fmt: skip
+    with evaluating(model), bar:
+        for row, (images, found) in zip(mine, data.batches(iter(mine)), strict=True):
+            said = say(normalised(images.to(device), config["mean"], config["std"]))
+            if values is None:
+                values = said.new_zeros(len(data), *said.shape[1:])
+            values[row], labels[row] = said, found.to(device)
+            bar.update(len(row) * world.size)
+    lost += data.stand_ins()
+    lost = lost.to(device)
+    for shared in (values, labels, lost):
+        world.sum([shared])
+    kept = (lost == 0).nonzero()[:, 0].cpu()
+    damaged = tuple(sorted(set(world.joined(data.damaged))))
+    if not len(kept):
+        raise ValueError(f"None of the {len(data)} images can be decoded, the first being {damaged[0]}.")
+    return Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)

@@ -1,0 +1,102 @@
+"""Accuracy after fine-tuning: the paper's transfer (Table 4) and its mean over the 19 tasks of VTAB-1k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vitlens import runs
+from vitlens.datasets.tasks import TASKS, VTAB, Task
+from vitlens.evaluate.accuracy import top_k
+from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.intervals import Score, mean_of, over_seeds
+from vitlens.evaluate.reading import named_classes, opened, read
+from vitlens.models import load_model
+from vitlens.train import World
+
+
+class Tuned(NamedTuple):
+    """Top-1 of fine-tuned models on the test images of a data set."""
+
+    score: Score
+    images: int
+    damaged: tuple[str, ...]
+
+
+def recipe_of(data: str) -> tuple[str, list[str]]:
+    """The recipe for a data set, with what its task forbids: for a folder, the one for small data.
+
+    Where a mirrored image would have another label nothing is flipped, and where a crop would nothing is cut off.
+    """
+    task = TASKS.get(data.replace("vtab800/", "vtab/"))
+    if task is None:
+        return "finetune-small", []
+    return task.recipe, [*(() if task.flip else ("augment.flip=0",)), *(() if task.crop else ("resize=0",))]
+
+
+def fine_tuned(
+    model: str,
+    data: str,
+    out: Path,
+    *,
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    world: World | None = None,
+    root=None,
+    workers: int | None = None,
+) -> Tuned:
+    """Fine-tune `model` on the training images of `data` once for each seed, and measure on its test images.
+
+    The runs are those of `vitlens train`: each lies in a folder of its own in `out`, and one that was stopped goes on.
+    With one seed the interval is that of the test images; with several, that of their mean over seeds.
+
+    Raises KeyboardInterrupt if a run was asked to stop, and what `runs.run`, `load_model` and `read` raise.
+    """
+    world = world or World()
+    named, forbidden = recipe_of(data)
+    found, damaged = [], ()
+    for seed in seeds:
+        folder = out / f"seed-{seed}"
+        account = runs.run(
+            recipe or named, data, folder, model=model, resume=(folder / "checkpoints").is_dir(), seed=seed, watch=0,
+            overrides=[*forbidden, *overrides], device=str(world.device), root=root, workers=workers,
+            on_damaged="skip",
+        )  # fmt: skip
+        if not account["finished"]:
+            raise KeyboardInterrupt
+        world.total(0)  # the first process writes the model, the others wait
+        tuned = load_model(folder / "model").to(world.device)
+        images = opened(tuned, data, "test", root=root, workers=workers, world=world)
+        said = read(tuned, images, named_classes(tuned, 1), world=world, progress=f"{data}, tuned")
+        found.append(top_k(said.values, class_numbers(tuned, images.class_names)[said.labels], 1))
+        damaged = said.damaged
+    score = found[0] if len(found) == 1 else over_seeds([each.value for each in found])
+    return Tuned(score, len(said.labels), damaged)
+
+
+def vtab_tasks(names: Sequence[str]) -> list[Task]:
+    """The tasks of VTAB-1k called so, with or without "vtab/"; all 19 by default. Raises ValueError for others."""
+    known = {task.name.removeprefix("vtab/"): task for task in VTAB}
+    wanted = [name.removeprefix("vtab/") for name in names] or list(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"VTAB-1k has no task {unknown[0]!r}. Its tasks are {', '.join(known)}.")
+    return [known[name] for name in wanted]
+
+
+def group_means(found: dict[str, Tuned]) -> dict[str, Tuned]:
+    """Means over the groups of VTAB-1k, and over all 19 tasks, of those that are complete in `found` (by task name)."""
+    means = {}
+    groups: dict[str, Callable[[Task], bool]] = {
+        "vtab natural": lambda task: task.group == "natural",
+        "vtab specialized": lambda task: task.group == "specialized",
+        "vtab structured": lambda task: task.group == "structured",
+        "vtab": lambda task: True,
+    }
+    for name, belongs in groups.items():
+        parts = [found.get(task.name) for task in VTAB if belongs(task)]
+        if all(parts):
+            score = mean_of([(part.score.value, part.images) for part in parts])
+            means[name] = Tuned(score, sum(part.images for part in parts), sum((p.damaged for p in parts), ()))
+    return means
