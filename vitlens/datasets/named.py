@@ -13,6 +13,7 @@ import torchvision.datasets
 from PIL import Image
 from torch import Tensor
 
+from vitlens.datasets.hub import quiet
 from vitlens.datasets.samples import SPLITS, Listing, numbered
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
@@ -165,7 +166,8 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
             f"hfds/{name} is read by a package that is not installed, datasets. Install it: pip install datasets"
         ) from problem
     try:
-        splits = datasets.load_dataset(name, cache_dir=root and str(root))
+        with quiet():
+            splits = datasets.load_dataset(name, cache_dir=root and str(root))
     except Exception as problem:  # the network, the hub, the builder of the data set
         where = root or "the cache of Hugging Face"
         raise ValueError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from vitlens.datasets.hub import quiet
 from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, SUFFIXES, Listing, first_of, names_beside, numbered, packed
 from vitlens.datasets.tars import Members, members
 
@@ -51,10 +53,11 @@ def fetched(name: str, folder: Path, split: str) -> None:
 
     wanted = [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
     try:
-        snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=[*wanted, "*.txt", "*.json"])
+        with quiet():
+            snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=[*wanted, "*.txt", "*.json"])
         _shards(folder, split)  # where there is no network, half a download is returned as if it were whole
     except Exception as problem:  # the network, the hub, the disk
-        reason = " ".join(str(problem).split())[:200].rstrip(".")
+        reason = textwrap.shorten(str(problem), 160, placeholder=" …").rstrip(".")
         raise ValueError(
             f"wds/{name} is not in {folder} and cannot be fetched from here ({type(problem).__name__}: {reason}). To "
             f"have it, run `hf download {name} --repo-type dataset --local-dir {folder}` where there is a network, and "

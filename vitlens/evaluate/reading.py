@@ -114,7 +114,7 @@ def read(
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])
             values[row], labels[row] = said, found.to(device)
-            bar.update(len(row) * world.size)
+            bar.update(min(len(row) * world.size, len(data) - bar.n))
     lost += data.stand_ins()
     lost = lost.to(device)
     for shared in (values, labels, lost):
