@@ -196,7 +196,7 @@ def imagenet(root: Path, per_class=1, first=1) -> None:
         write(root / "train" / wnid, {f"{wnid}_1.JPEG": encoded(5, "JPEG", (8, 8))})
 
 
-def test_imagenet_in_a_folder_in_archives_and_unpacked(tmp_path):
+def test_imagenet_by_name_in_a_folder_and_in_a_tar_file(tmp_path, monkeypatch):
     imagenet(tmp_path)
     for name in ("imagenet", "imagenet-real"):
         test = load(name, "test", root=tmp_path, size=8, stream=True, workers=0)
@@ -204,6 +204,9 @@ def test_imagenet_in_a_folder_in_archives_and_unpacked(tmp_path):
         assert "ILSVRC2012_val_00000002" in test.samples.name(1)
     folder = load(tmp_path, "test")
     assert folder.class_names == ("n01440764", "n01443537") and folder.labels.tolist() == [0, 1]
+    write(tmp_path / "pets", {f"{c}/{i}.png": encoded(i) for c in "ab" for i in range(2)})
+    monkeypatch.chdir(tmp_path)
+    assert load("pets", "whole").class_names == ("a", "b")  # a folder that is there is meant
     with tarfile.open(tmp_path / "imagenet.tar", "w") as archive:
         archive.add(tmp_path / "val", "val")
     assert load(tmp_path / "imagenet.tar", "test").images.equal(folder.images)

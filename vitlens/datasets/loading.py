@@ -51,8 +51,9 @@ def load(
     * ``"digits"``: the 1,797 handwritten digits of scikit-learn as they are, 8×8 grey, levels 0…16 scaled to 0…255.
       Five stratified folds: ``split="valid"`` is number ``fold``, ``"train"`` the other four;
     * the name of a task (``"imagenet"``, ``"cifar10"``, ``"pets"``, ``"vtab/dtd"`` …; ``tasks.TASKS`` says where each
-      comes from). ``"vtab/…"`` are the 1,000 training images of VTAB-1k, ``"vtab800/…"`` the 800 that a setting is
-      chosen with, both with 200 to choose it on as validation and with the task's own test images;
+      comes from), unless there is a folder of that name. ``"vtab/…"`` are the 1,000 training images of VTAB-1k,
+      ``"vtab800/…"`` the 800 that a setting is chosen with, both with 200 to choose it on as validation and with the
+      task's own test images;
     * ``"torch/NAME"``: a data set of torchvision (``torch/cifar10``, ``torch/flowers102`` …; ``named.TORCH`` lists
       them and what they call the splits), read from ``root`` and fetched there if it is missing;
     * ``"hfds/NAME"``: a data set of the Hugging Face hub, or a folder that ``datasets.load_dataset`` reads; ``root`` is
@@ -73,8 +74,8 @@ def load(
 
     ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a centre crop; with
     ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. ``fit``, where given, does it in
-    its own way: from uint8 (3, H, W) to uint8 (3, ``size``, ``size``). By default images stay as they are
-    and must all be alike. ``on_damaged="skip"`` leaves out what cannot be decoded and lists it in ``damaged``.
+    its own way: from uint8 (3, H, W) to uint8 (3, ``size``, ``size``). By default images stay as they are and must all
+    be alike. ``on_damaged="skip"`` leaves out what cannot be decoded and lists it in ``damaged``.
     ``allow_partial`` accepts a folder that lacks some of the Parquet shards its file names announce.
 
     ``stream``: whether images stay where they lie and ``workers`` processes read them as they are wanted (an
@@ -118,7 +119,7 @@ def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path
     prefix, _, name = source.partition("/")
     if prefix in ("vtab", "vtab800"):
         return thousand(source, part(split), lambda *which: _listed(*which, fold, allow_partial, cache, root))
-    if source in TASKS:
+    if source in TASKS and not Path(source).is_dir():
         return _listed(TASKS[source].source, split, fold, allow_partial, cache, root)
     if prefix == "torch":
         return from_torchvision(name, part(split), cache)
