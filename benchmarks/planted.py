@@ -1,0 +1,84 @@
+"""A planted truth: how often each method points at the one patch that decides the class.
+
+    python benchmarks/planted.py --out data/results/planted.csv
+
+For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the colour of one patch is the
+class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
+with one mark; `two`, pictures with two marks of different classes, asked for each of the two; `contrast`, the same, why
+the first rather than the second. Shares over all pictures of all seeds, and the least share of a seed; chance is 1/64.
+Of two marks a map that knows no class can be right about one of the two questions only.
+"""
+
+import argparse
+import csv
+import datetime
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from vitlens import explanation
+from vitlens.attribution import METHODS
+from vitlens.augment import normalised
+from vitlens.faithfulness.planted import RECIPE, planted
+from vitlens.runs import hardware, versions
+from vitlens.train import World, fit
+
+SETTINGS = {"kernel_shap": {"n_samples": 500}, "occlusion": {"window": 1}}
+NAMES = ("rollout", *METHODS)
+
+
+def trained(seed: int, train, valid) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = RECIPE.build()
+    *_, last = fit(model, (train.data, valid.data), RECIPE.override(f"seed={seed}"), device="cpu")
+    print(f"seed {seed}: {last.metrics['top1']:.1f} % of new pictures are named right", flush=True)
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=100)
+    options = parser.parse_args()
+    train, valid = planted(4000, 0), planted(400, 1)
+    one, two = planted(options.images, 2), planted(options.images, 3, marks=2)
+    cases = {"one": [(one, 0, None)], "two": [(two, 0, None), (two, 1, None)], "contrast": [(two, 0, 1)]}
+    hits: dict[str, dict[str, list[float]]] = {name: {case: [] for case in cases} for name in NAMES}
+    seconds = dict.fromkeys(NAMES, 0.0)
+    for seed in range(options.seeds):
+        model = trained(seed, train, valid)
+        for name, method in explanation.methods(NAMES).items():
+            start = time.perf_counter()
+            for case, asked in cases.items():
+                found = []
+                for pictures, mark, other in asked:
+                    x = normalised(pictures.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+                    against = None if other is None else pictures.classes[:, other]
+                    maps = method(model, x, pictures.classes[:, mark], against=against, **SETTINGS.get(name, {}))
+                    found.append(pictures.hits(maps, mark).float().mean().item())
+                hits[name][case].append(statistics.mean(found))
+            seconds[name] += time.perf_counter() - start
+            print(name, {case: round(values[-1], 3) for case, values in hits[name].items()}, flush=True)
+    about = {
+        "seeds": options.seeds, "images": options.images, "device": hardware(World(device=torch.device("cpu"))),
+        **versions(), "date": datetime.date.today().isoformat(), "command": "python benchmarks/planted.py",
+    }  # fmt: skip
+    rows = []
+    for name in NAMES:
+        row = {"method": name}
+        for case, values in hits[name].items():
+            row |= {case: round(statistics.mean(values), 4), f"{case}_least": round(min(values), 4)}
+        rows.append(row | {"ms_per_map": round(1000 * seconds[name] / (4 * options.images * options.seeds), 1)} | about)
+    rows.sort(key=lambda row: -row["two"])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A planted truth: where a map has to point is known."""
+
+import pytest
+import torch
+
+from vitlens import explanation
+from vitlens.augment import normalised
+from vitlens.faithfulness.planted import COLOURS, PATCH, RECIPE, SIDE, planted
+from vitlens.train import fit
+
+GOOD = ("integrated_gradients", "feature_ablation")
+PULLED = ("relevance", "gradient_rollout")
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = RECIPE.build()
+    *_, last = fit(made, (planted(4000, 0).data, planted(400, 1).data), RECIPE, device="cpu")
+    assert last.metrics["top1"] >= 99.5
+    return made.eval()
+
+
+def shown(model, pictures):
+    config = model.pretrained_cfg
+    return normalised(pictures.data.images, config["mean"], config["std"])
+
+
+def mean_of(pictures, model, name, mark=0, **kwargs):
+    maps = explanation.methods([name])[name](model, shown(model, pictures), pictures.classes[:, mark], **kwargs)
+    return pictures.hits(maps, mark).float().mean().item()
+
+
+def test_a_picture_tells_its_class_by_its_marks_alone():
+    pictures = planted(300, 5, marks=2)
+    colours = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
+    assert (pictures.classes[:, 0] != pictures.classes[:, 1]).all()
+    assert (pictures.patches[:, 0] != pictures.patches[:, 1]).all()
+    assert torch.equal(pictures.data.labels, pictures.classes[:, 0])
+    tiles = pictures.data.images.float().unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).mean((-1, -2)).flatten(2)
+    for mark in (0, 1):
+        means = tiles[torch.arange(300), :, pictures.patches[:, mark]]
+        assert torch.equal(torch.cdist(means, colours).argmin(1), pictures.classes[:, mark])
+    spread = tiles.amax(1) - tiles.amin(1)  # what is grey has none
+    assert torch.equal(spread.topk(2, 1).indices.sort(1).values, pictures.patches.sort(1).values)
+    assert planted(1, 0).data.size == (SIDE, SIDE)
+    assert torch.bincount(planted(4000, 0).data.labels).min() > 900
+    assert len(planted(4000, 0).patches.unique()) == (SIDE // PATCH) ** 2
+    assert torch.equal(planted(10, 3).data.images, planted(10, 3).data.images)
+    assert not torch.equal(planted(10, 3).data.images, planted(10, 4).data.images)
+    with pytest.raises(ValueError, match="1 to 4 marks, of different colours, but marks=5 came"):
+        planted(1, 0, marks=5)
+
+
+@pytest.mark.parametrize("name", [*GOOD, *PULLED])
+def test_good_methods_point_at_the_mark(model, name):
+    assert mean_of(planted(60, 2), model, name) >= 0.95
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_of_two_marks_they_point_at_that_of_the_class(model, name):
+    pictures = planted(40, 3, marks=2)
+    for mark in (0, 1):
+        assert mean_of(pictures, model, name, mark) >= 0.95
+    assert mean_of(pictures, model, name, against=pictures.classes[:, 1]) >= 0.95
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_what_is_pulled_back_through_attention_knows_the_class_too(model, name):
+    """Less surely, as `data/results/planted.csv` says; a map that knows no class is right half the time at most."""
+    pictures = planted(200, 3, marks=2)
+    assert sum(mean_of(pictures, model, name, mark) for mark in (0, 1)) / 2 >= 0.75
+
+
+def test_rollout_does_not_know_which_class_was_asked_for(model):
+    assert mean_of(planted(60, 2), model, "rollout") >= 0.95
+    pictures = planted(60, 3, marks=2)
+    found = [mean_of(pictures, model, "rollout", mark) for mark in (0, 1)]
+    assert sum(found) <= 1 and max(found) <= 0.75
+
+
+def test_a_model_with_random_weights_points_nowhere(model):
+    torch.manual_seed(1)
+    random = RECIPE.build().eval()
+    with torch.no_grad():
+        random.head.weight.normal_()
+    for name in ("relevance", "legrad"):
+        assert mean_of(planted(200, 2), random, name) <= 0.2
