@@ -17,6 +17,7 @@ from vitlens.plot.patches import patches
 from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
 from vitlens.plot.style import STYLE
 from vitlens.plot.tiles import all_heads, overlays, tiles
+from vitlens.plot.trust import insertion_deletion, randomised
 from vitlens.plot.weights import attention_distance, filters, position_similarity
 
 __all__ = [
@@ -28,12 +29,14 @@ __all__ = [
     "film_strip",
     "filters",
     "heads",
+    "insertion_deletion",
     "mask",
     "overlay",
     "overlays",
     "patches",
     "position_similarity",
     "pretraining_size",
+    "randomised",
     "rollouts",
     "snapshot",
     "tiles",
