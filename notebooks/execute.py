@@ -89,6 +89,9 @@ def compact(png: bytes) -> bytes:
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1)
+    palette, page = few.getpalette(), few.getpixel((0, 0))  # the page keeps its colour, which means are a little off
+    palette[3 * page : 3 * page + 3] = picture.getpixel((0, 0))
+    few.putpalette(palette)
     if picture.getcolors(CHART):
         return encoded(few)
     exact, dithered = encoded(picture), encoded(picture.quantize(palette=few))

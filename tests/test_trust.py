@@ -1,0 +1,70 @@
+"""Figures of how far to trust a map, by their artists."""
+
+import numpy as np
+import pytest
+import torch
+from test_plot import assert_tidy
+
+from vitlens import plot
+from vitlens.faithfulness import Randomisation
+
+SHARES = np.linspace(0, 1, 9)
+NAMES = ("relevance", "integrated_gradients", "rollout")
+CURVES = {name: (SHARES[::-1] ** (k + 1), SHARES ** (k + 1)) for k, name in enumerate(NAMES)}
+CONTROL = torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(0))
+
+
+def test_curves_are_where_they_belong():
+    figure = plot.insertion_deletion(CURVES, CONTROL, shares=SHARES, score="Probability of “cat”")
+    assert_tidy(figure)
+    for k, ax in enumerate(figure.axes):
+        drawn = {line.get_label(): line for line in ax.lines}
+        assert list(drawn) == ["random orders", *NAMES]
+        for name, both in CURVES.items():
+            np.testing.assert_allclose(drawn[name].get_xydata(), np.stack([SHARES, both[k]], -1))
+        np.testing.assert_allclose(drawn["random orders"].get_ydata(), CONTROL[k].mean(0))
+        (band,) = ax.collections
+        low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+        assert (low, high) == pytest.approx((CONTROL[k].min().item(), CONTROL[k].max().item()))
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert legend == ["random orders", *NAMES]
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 4
+
+
+def randomisation(values, parts=("head", "blocks.1", "blocks.0")):
+    correlations = torch.tensor(values)[:, None].expand(-1, 2) * torch.tensor([1.0, -0.5])
+    return Randomisation(parts, correlations, correlations, 0.4)
+
+
+def test_maps_under_random_weights():
+    figure = plot.randomised({"rollout": randomisation([1.0, 0.8, 0.4]), "grad_cam": randomisation([0.2, 0.1, 0.0])})
+    assert_tidy(figure)
+    (ax,) = figure.axes
+    threshold, rollout, cam = ax.lines
+    assert list(threshold.get_ydata()) == [0.4, 0.4]
+    np.testing.assert_allclose(rollout.get_ydata(), [1, 0.75, 0.6, 0.3])  # the mean of |ρ| of both images
+    np.testing.assert_allclose(cam.get_ydata(), [1, 0.15, 0.075, 0], atol=1e-7)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "head", "blocks.1", "blocks.0"]
+    named = {text.get_text(): text.get_color() for text in ax.texts}
+    assert named == {"rollout": rollout.get_color(), "grad_cam": cam.get_color()}
+    figure = plot.randomised({"rollout": randomisation([1.0, 0.8, 0.4])}, threshold=0.7)
+    assert list(figure.axes[0].lines[0].get_ydata()) == [0.7, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda: plot.insertion_deletion({}, CONTROL, shares=SHARES), "One to 8 maps fit into the figure, but 0 came"),
+        (lambda: plot.insertion_deletion(CURVES, CONTROL, shares=SHARES[1:]), "8 values were wanted, .* but 9 came"),
+        (lambda: plot.insertion_deletion(CURVES, CONTROL[0], shares=SHARES), "Random orders of shape .orders, S."),
+        (lambda: plot.randomised({}), "One to 8 methods fit into the figure, but 0 came"),
+        (
+            lambda: plot.randomised({"a": randomisation([1.0] * 3), "b": randomisation([1.0], ("head",))}),
+            "tried on one model, but its parts differ",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_in_one_sentence(draw, words):
+    with pytest.raises(ValueError, match=words):
+        draw()
