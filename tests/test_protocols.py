@@ -216,6 +216,13 @@ def test_classes_of_other_models(vit):
     assert class_numbers(model, ("daisy", "rose", "tulip")).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="among the model's 3, but it knows no 'daisy'"):
         class_numbers(model, ("daisy", "rose"))
+    model.label_names = ["10", "2", "9"]  # as folders are sorted: names, though they are numbers
+    assert class_numbers(model, ("10", "2", "9")).tolist() == [0, 1, 2]
+    assert class_numbers(model, ("2", "9")).tolist() == [1, 2]
+    model.label_names = ["0", "1", "10"]
+    assert class_numbers(model, ("1", "10")).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="no '2'"):
+        class_numbers(model, ("0", "1", "2"))
     model.label_names = ["tulip", "daisy", "rose"]
     assert class_numbers(model, ("daisy", "Tulip")).tolist() == [1, 0]
     with pytest.raises(ValueError, match="no 'cat'"):

@@ -13,8 +13,8 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     """(K,) int64: the number that `model` has for each of the K classes of a data set, in the order of `names`.
 
     By name where both have names: the model's own, or, for models of ImageNet, WordNet ids (n01440764) and the names
-    that WordNet has for them (tench). Names that are numbers are numbers of the model's classes, and where only one
-    side has names, equally many classes are the same ones, in order. Accuracy stays that among all of the model's
+    that WordNet has for them (tench). Where only one side has names, numbers are those of the model's classes
+    (`by_number`), and equally many classes are the same ones, in order. Accuracy stays that among all of the model's
     classes, however few the data set has.
 
     Raises ValueError where that leaves a class without a number, or where two become one.
@@ -25,8 +25,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
             "Accuracy needs a model with a classifier, but this one has none; fine-tune it, or choose a protocol that "
             "reads features (fewshot, knn, probe)."
         )
-    numbered = all(name.isdecimal() for name in names)
-    if numbered and max(map(int, names)) < count:
+    if by_number(model, names):
         return torch.tensor([int(name) for name in names])
     every = _names(model)
     if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
@@ -41,6 +40,13 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
             "as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the classes."
         )
     return torch.tensor(found)
+
+
+def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether `names` are numbers of the model's classes; not where its own classes are called by numbers."""
+    if any(name.isdecimal() for name in label_names(model) or []):
+        return False  # folders 0 … 11 come as 0, 1, 10, 11, 2 …, and so do the names of what was trained on them
+    return all(name.isdecimal() for name in names) and max(map(int, names)) < model.num_classes
 
 
 def _plain(name: str) -> str:
