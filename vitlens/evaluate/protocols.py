@@ -15,7 +15,7 @@ from torch import nn
 
 from vitlens.datasets import ImageStream
 from vitlens.evaluate.accuracy import real, top_k, validation_numbers
-from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.classes import by_number, class_numbers
 from vitlens.evaluate.fewshot import few_shot, supports
 from vitlens.evaluate.intervals import Score, over_seeds, proportion
 from vitlens.evaluate.knn import nearest
@@ -125,7 +125,7 @@ def evaluate(question: Question) -> Iterator[Record]:
 def _top1(q: Question) -> Iterator[Record]:
     images = q.images("whole")
     numbers = class_numbers(q.network, images.class_names)
-    if images.class_names[0].isdecimal() and q.world.rank == 0:
+    if by_number(q.network, images.class_names) and q.world.rank == 0:
         q.say("The classes of the data have no names, so each number is taken to be that of the model's class.")
     said = q.read(images, named_classes(q.network), "top1")
     labels = numbers[said.labels]
