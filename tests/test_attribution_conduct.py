@@ -11,6 +11,7 @@ import torch
 from vitlens import attribution, capture
 from vitlens.attribution import attention_gradient, grad_cam, gradient_rollout, legrad, relevance
 from vitlens.attribution.forward import explaining
+from vitlens.support import evaluating
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
 SIZE, TARGET = (64, 96), [3, 7]
@@ -80,6 +81,26 @@ def test_half_precision(vit):
         low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
         assert low.dtype == torch.float32
         assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
+
+
+def test_threads_that_overlap_leave_the_modes_as_found(vit):
+    model, inside, outside = vit().train(), threading.Event(), threading.Event()
+    model.blocks[0].eval()
+    before = [module.training for module in model.modules()]
+
+    def other():
+        with evaluating(model):
+            inside.set()
+            outside.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(60)
+    with evaluating(model):
+        outside.set()
+        thread.join()
+        assert not any(module.training for module in model.modules())  # though the other one is done
+    assert [module.training for module in model.modules()] == before
 
 
 def test_several_threads_at_once(vit):

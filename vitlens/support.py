@@ -7,6 +7,7 @@ softmax over all tokens of one whole image. What the model then really calls is 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -116,16 +117,31 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
+_SWITCHING = threading.Lock()
+_MODES: dict[nn.Module, list] = {}
+"""Of modules in eval mode meanwhile: the mode that they were in, and in how many blocks they are."""
+
+
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in.
+
+    Where blocks of several threads overlap, the last one to end puts the modes back.
+    """
+    modules = list(model.modules())
+    with _SWITCHING:
+        for module in modules:
+            _MODES.setdefault(module, [module.training, 0])[1] += 1
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        with _SWITCHING:
+            for module in modules:
+                mode = _MODES[module]
+                mode[1] -= 1
+                if not mode[1]:
+                    module.training = _MODES.pop(module)[0]
 
 
 def model_name(model: nn.Module) -> str:
