@@ -79,6 +79,19 @@ def test_a_class_rather_than_another(folder, tmp_path):
     assert alone.against == "" and not torch.allclose(alone.maps["relevance"], chosen[0])
 
 
+def test_a_picture_whose_class_is_the_other_is_left_out():
+    model, said = timm.create_model("vit_tiny_patch16_224", patch_size=32, embed_dim=48, depth=1, num_heads=3), []
+    with torch.no_grad():
+        logits = torch.cat([model.eval()(preprocess(model, samples()[name])) for name in ("chelsea", "coffee")])
+        model.head.bias -= logits.mean(0)  # now one has the more of what the other has the less
+    first = (logits[0] - logits[1]).argmax().item()
+    both, options = pictures("chelsea", "coffee"), {"names": ("relevance",), "orders": 2}
+    (found,) = explanation.explain(model, both, against=first, on_error=said.append, **options)
+    assert found.name == "coffee" and said[0].startswith("chelsea is left out. A contrast is between two classes")
+    with pytest.raises(ValueError, match="contrast"):
+        explanation.explain(model, both, against=first, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -19,7 +19,7 @@ from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import preprocess, restore
 from vitlens.support import evaluating, model_name
-from vitlens.target import asked
+from vitlens.target import SameClass, asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 """What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
@@ -80,9 +80,9 @@ def explain(
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
     for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
-    on_error: called with a sentence for a picture that cannot be read, which is left out; without it the ImageError is
-    raised. baseline, step, options: those of `faithfulness.table` (orders, score, seed). Raises what
-    `vitlens.attribution` raises, and ImageError if no picture can be read.
+    on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
+    left out; without it that error is raised. baseline, step, options: those of `faithfulness.table` (orders, score,
+    seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
     chosen, found = methods(names), []
     known = label_names(model)
@@ -96,7 +96,13 @@ def explain(
             continue
         with torch.no_grad(), evaluating(model), capture(model) as attn:
             logits = model(x)
-        question = asked(model, logits, target, against)
+        try:
+            question = asked(model, logits, target, against)
+        except SameClass as error:
+            if on_error is None or target is not None:
+                raise
+            on_error(f"{name} is left out. {error}")
+            continue
         number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
         maps = {label: method(model, x, number, against=other) for label, method in chosen.items()}
         covering = {"baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
@@ -109,7 +115,7 @@ def explain(
             Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
         )
     if not found:
-        raise ImageError("None of the images given could be read, so there is nothing to explain.")
+        raise ImageError("None of the images given is left, so there is nothing to explain.")
     return found
 
 

@@ -15,6 +15,10 @@ from vitlens.models import label_names
 from vitlens.support import model_name
 
 
+class SameClass(ValueError):
+    """A class that is contrasted with itself."""
+
+
 @dataclass(frozen=True)
 class Target:
     """numbers: (B,) the class of each image. against: (B,) what it is contrasted with, or None."""
@@ -40,13 +44,13 @@ class Target:
 
 def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
     """What `target` and `against` mean for (B, classes) logits; both are read as in `classes`, but against=None is no
-    class. Raises ValueError for a class that is contrasted with itself."""
+    class. Raises SameClass, a ValueError, for a class that is contrasted with itself."""
     numbers = classes(model, logits, target, names)
     if against is None:
         return Target(numbers)
     others = classes(model, logits, against, names)
     if (same := numbers == others).any():
-        raise ValueError(
+        raise SameClass(
             f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
             "itself; give another one to `against`."
         )
