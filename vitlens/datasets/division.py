@@ -18,7 +18,8 @@ def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[li
     """
     if split == "whole":
         found = [(name, label) for label, files in enumerate(by_class.values()) for name in files]
-        return [name for name, _ in found], [label for _, label in found], ""
+        note = f"{where} is not divided, so all of its images count, also those that a model may have learned from."
+        return [name for name, _ in found], [label for _, label in found], note
     names, labels = [], []
     for label, (class_name, files) in enumerate(by_class.items()):
         if len(files) < 2:
