@@ -32,6 +32,12 @@ def test_curves_are_where_they_belong():
     assert len({line.get_color() for line in figure.axes[0].lines}) == 4
 
 
+def test_scores_below_zero_are_seen():
+    below = {"relevance": (-SHARES, SHARES - 2)}
+    figure = plot.insertion_deletion(below, -CONTROL, shares=SHARES, score="Logit")
+    assert all(ax.get_ylim()[0] <= -2 for ax in figure.axes)
+
+
 def randomisation(values, parts=("head", "blocks.1", "blocks.0")):
     correlations = torch.tensor(values)[:, None].expand(-1, 2) * torch.tensor([1.0, -0.5])
     return Randomisation(parts, correlations, correlations, 0.4)

@@ -34,13 +34,14 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     with styled():
         figure = page(900, 310)
         axes = [_axes(figure, 56 + 350 * k, 300, 214, title) for k, title in enumerate(TITLES)]
-        highest = max(part.max() for both in (*lines.values(), chance) for part in both)
+        every = np.concatenate([part.ravel() for both in (*lines.values(), chance) for part in both])
+        lowest, highest = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
         for k, ax in enumerate(axes):
             ax.fill_between(shares, chance[k].min(0), chance[k].max(0), color="0.9", lw=0)
             ax.plot(shares, chance[k].mean(0), color="0.5", lw=1.2, ls=(0, (4, 3)), label="random orders")
             for colour, (name, both) in zip(SERIES, lines.items(), strict=False):
                 ax.plot(shares, both[k], color=colour, lw=1.7, label=name)
-            ax.set(xlim=(0, 1), ylim=(0, 1.05 * highest), xlabel=("Patches covered", "Patches shown")[k])
+            ax.set(xlim=(0, 1), ylim=(lowest, highest), xlabel=("Patches covered", "Patches shown")[k])
             ax.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].set_ylabel(score)
         axes[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
