@@ -118,6 +118,17 @@ def test_a_model_without_classes_has_none_to_ask_for(vit):
     assert explorer.frame["bars"] == []
 
 
+def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.set(view="legrad")
+    before = until_scored(explorer)
+    made = explorer.subject._made
+    made.pop(next(key for key in made if key[0] == "random"))  # as after a day of clicks
+    explorer.set(strength=0.5)
+    assert "curves" not in explorer.frame["score"]  # the page does not wait for it
+    assert until_scored(explorer) == before
+
+
 def test_what_would_take_too_long_says_so(vit, monkeypatch):
     explorer = widgets.explore(vit(), PICTURE)
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))

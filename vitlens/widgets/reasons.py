@@ -130,7 +130,9 @@ def long(subject: Subject, choice: Choice) -> float:
 
 
 def is_scored(subject: Subject, view: str, choice: Choice) -> bool:
-    return subject.has("score", view, *asked(subject, choice))
+    """Whether all that a score is made of is there; a subject keeps so much and no more."""
+    classes = asked(subject, choice)
+    return all(subject.has(*key, *classes) for key in (("reason", view), ("random",), ("score", view)))
 
 
 def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], bool]) -> Score:
