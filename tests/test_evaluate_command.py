@@ -60,6 +60,9 @@ def test_what_learns_from_features(tmp_path, small, protocol):
     evaluate(small, folder, protocol, out, "--shots", "1,5", "--neighbours", "3")
     again = json.loads(out.read_text())
     assert [r["value"] for r in again] == [r["value"] for r in found]  # nothing is drawn anew, nothing is added
+    if protocol == "knn":
+        evaluate(small, folder, protocol, out, "--neighbours", "1")
+        assert [r["neighbours"] for r in json.loads(out.read_text())] == [3, 1]  # another measurement
 
 
 def test_top1_of_a_folder_of_wordnet_ids(tmp_path):
@@ -155,6 +158,12 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, small, monkeypatch, data, p
         data, more = "wds/shards", ("--root", str(tmp_path))
     done = evaluate(small, data, protocol, tmp_path / "out.json", *more, expect=2)
     assert done.stderr.count("\n") == 1 and sentence in done.stderr and not (tmp_path / "out.json").exists()
+
+
+def test_a_file_of_something_else_is_refused_before_anything_is_measured(tmp_path, small):
+    (tmp_path / "notes.json").write_text("mine")
+    done = evaluate(small, "nowhere", "knn", tmp_path / "notes.json", expect=2)
+    assert "notes.json is not a file of results" in done.stderr and (tmp_path / "notes.json").read_text() == "mine"
 
 
 def test_a_model_that_cannot_be_reached(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def evaluate(
 ) -> None:
     """Measure a model: accuracy, few-shot, nearest neighbours, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens.datasets.tasks import TASKS
-    from vitlens.evaluate import Question, command_of, table, write
+    from vitlens.evaluate import Question, command_of, read_results, table, write
     from vitlens.evaluate import evaluate as answers
 
     if list_tasks:
@@ -47,6 +47,8 @@ def evaluate(
         checked_device(device)
     if out is not None and out.is_dir():
         raise ValueError(f"The results need a file, but {out} is a folder. Give another --out.")
+    if out is not None and out.exists():
+        read_results(out)  # refuses now what could not be added to when all is measured
     try:
         counts = tuple(sorted({int(n) for n in shots.split(",")}))
     except ValueError:

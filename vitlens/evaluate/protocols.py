@@ -163,7 +163,8 @@ def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:
 def _knn(q: Question) -> Iterator[Record]:
     train, test, damaged = _features(q)
     right = int((nearest(train[:2], test.values, q.neighbours) == test.labels).sum())
-    yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged)
+    score = proportion(right, len(test.labels))
+    yield q.record(q.data, "top1", score, len(test.labels), damaged, neighbours=q.neighbours)
 
 
 def _probe(q: Question) -> Iterator[Record]:

@@ -33,10 +33,13 @@ class Record:
     seeds: int | None = None
     """How many, where the number is a mean over seeds; they are 0, 1, 2 …"""
 
+    neighbours: int | None = None
+    """Of each image, for knn."""
+
     @property
     def key(self) -> tuple:
         """What makes two records measurements of the same thing."""
-        return self.model, self.data, self.protocol, self.metric, self.shots
+        return self.model, self.data, self.protocol, self.metric, self.shots, self.neighbours
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
@@ -71,6 +74,7 @@ def table(records: Sequence[Record]) -> str:
     rows = [("data", "protocol", "metric", "value [95 %]", "images")]
     for r in records:
         protocol = r.protocol + (f", {r.shots} shot{'s' * (r.shots > 1)}" if r.shots else "")
+        protocol += f", {r.neighbours} neighbour{'s' * (r.neighbours > 1)}" if r.neighbours else ""
         count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")
         rows.append((r.data, protocol, r.metric, f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]", count))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
