@@ -1,4 +1,4 @@
-"""The explorer: one picture, every view of it, every layer and head, from any patch, for any class."""
+"""The explorer: one picture, every view of it, every layer and head, from any patch, for the likeliest classes."""
 
 from __future__ import annotations
 
