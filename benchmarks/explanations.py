@@ -7,7 +7,7 @@ random orders; `vitlens.faithfulness.table` scores them. The table has one row f
 photographs of deletion (low is good), insertion and insertion − deletion, each with the half width of its 95 % interval
 (Student's t); the same of its distance above plain rollout and above the random orders of the same photograph; the mean
 rank; and the share of photographs in which it lies above the random orders by more than two of their standard
-deviations. Then the cost, in a process of its own for each method: seconds for one map, the best of five, the same in
+deviations. Then the cost, in a process of its own for each method: seconds for one map, the best of three, the same in
 forwards of the model, and the memory that the map took at its peak, beyond what a forward leaves (Linux only).
 
 What was scored goes to --rows at once, photograph by photograph; the same command continues there.
@@ -98,7 +98,7 @@ def measured(model_name: str, data: Path, name: str) -> None:
     one()
     reset_peak()
     before = peak_since_reset()
-    seconds = best(one, 5)
+    seconds = best(one, 3)
     print(json.dumps({"seconds": seconds, "forwards": seconds / forward, "peak_mib": peak_since_reset() - before}))
 
 

@@ -33,6 +33,7 @@ from vitlens.evaluate import (
     write,
 )
 from vitlens.evaluate.fewshot import support
+from vitlens.evaluate.intervals import Score
 from vitlens.evaluate.tuning import Tuned, vtab_tasks
 
 # Few-shot
@@ -70,8 +71,10 @@ def test_support_has_so_many_of_each_class_is_nested_and_follows_its_seed():
     labels = torch.randint(0, 7, (400,), generator=torch.Generator().manual_seed(1))
     few, many, other = support(labels, 5, 0), support(labels, 25, 0), support(labels, 5, 1)
     assert torch.bincount(labels[few]).tolist() == [5] * 7 and torch.bincount(labels[many]).tolist() == [25] * 7
-    assert len(many.unique()) == 175 and set(few.tolist()) < set(many.tolist()) and set(few.tolist()) != set(
-        other.tolist()
+    assert (
+        len(many.unique()) == 175
+        and set(few.tolist()) < set(many.tolist())
+        and set(few.tolist()) != set(other.tolist())
     )
     assert torch.equal(few, support(labels, 5, 0))
     with pytest.raises(ValueError, match="5 were asked for, but class rose has 1 to learn from"):
@@ -147,16 +150,34 @@ def test_wilson(right, n):
 
 
 def test_student():
-    found = over_seeds([70.0, 72.0, 77.0])  # deviation √13, t of 2 degrees 4.302653
-    assert found == pytest.approx((73, 73 - 4.302653 * math.sqrt(13 / 3), 73 + 4.302653 * math.sqrt(13 / 3)), abs=1e-5)
-    assert over_seeds([80.0, 80.0, 80.0]) == (80, 80, 80) and over_seeds([80.0]) == (80, 0, 100)
-    assert over_seeds([99.0, 100.0]).high == 100
+    found = over_seeds([70.0, 72.0, 77.0], 10**12)  # deviation √13, t of 2 degrees 4.302653
+    assert found == pytest.approx((73, 73 - 4.302653 * math.sqrt(13 / 3), 73 + 4.302653 * math.sqrt(13 / 3)), abs=1e-4)
+    assert over_seeds([80.0], 50) == (80, 0, 100) and over_seeds([99.0, 100.0], 50).high == 100
+
+
+def test_seeds_that_agree_leave_what_the_images_leave():
+    assert over_seeds([80.0, 80.0, 80.0], 50) == pytest.approx(proportion(40, 50))
+    value, low, high = over_seeds([70.0, 72.0, 77.0], 200)
+    below, above = (abs(end - 73) for end in proportion(146, 200)[1:])
+    seeds = 4.302653 * math.sqrt(13 / 3)
+    assert (73 - low, high - 73) == pytest.approx((math.hypot(seeds, below), math.hypot(seeds, above)), abs=1e-5)
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says():
+    """Seeds differ by a normal deviate, images by chance: 95 % of the intervals hold the mean."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        easy = rng.random(200)  # an image is named right where the seed's skill is above its difficulty
+        skills = 0.7 + 0.03 * rng.standard_normal(3)
+        found = over_seeds([100 * float((easy < skill).mean()) for skill in skills], 200)
+        held += found.low <= 70 <= found.high
+    assert 0.94 <= held / 2000 <= 1.0
 
 
 def test_mean_of_tasks():
-    value, low, high = mean_of([(80.0, 1000), (60.0, 500)])
-    half = 1.959964 * math.sqrt(0.8 * 0.2 / 1000 + 0.6 * 0.4 / 500) / 2 * 100
-    assert (value, low, high) == pytest.approx((70, 70 - half, 70 + half), abs=1e-5)
+    found = mean_of([Score(80.0, 77.0, 81.0), Score(60.0, 56.0, 65.0)])
+    assert found == pytest.approx((70, 70 - math.sqrt(9 + 16) / 2, 70 + math.sqrt(1 + 25) / 2))
+    assert mean_of([Score(99.0, 97.0, 100.0), Score(100.0, 90.0, 100.0)]).high == 100
 
 
 # ReaL

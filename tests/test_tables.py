@@ -7,6 +7,7 @@ from test_cli import vitlens
 
 from vitlens import paper
 from vitlens.paper import MODELS, TABLE_2, TABLE_5
+from vitlens.paper.measured import TEST_IMAGES
 
 RESULT = {
     "model": "vit_base_patch16_384.orig_in21k_ft_in1k", "data": "imagenet", "protocol": "top1", "metric": "top1",
@@ -45,12 +46,22 @@ def lines(text):
     ],
 )
 def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
-    path = written(tmp_path / "r.json", RESULT | {"data": data, "protocol": protocol, "metric": metric})
-    assert [record.row for record in paper.measured(path)] == [row]
+    images = TEST_IMAGES.get(row, 50_000)
+    record = RESULT | {"data": data, "protocol": protocol, "metric": metric, "images": images}
+    fewer = [record | {"images": round(share * images)} for share in (0.995, 0.9)]  # some damaged, and a folder's own
+    found = paper.measured(written(tmp_path / "r.json", record, *fewer))
+    assert [each.row for each in found] == [row, row, row if row == "VTAB" else None]
 
 
 def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
-    other = RESULT | {"model": "runs/mine", "data": "cifar10", "protocol": "finetune", "value": 91.234, "low": 90.0}
+    other = RESULT | {
+        "model": "runs/mine",
+        "data": "cifar10",
+        "images": 10_000,
+        "protocol": "finetune",
+        "value": 91.234,
+        "low": 90.0,
+    }
     nothing = RESULT | {"data": "imagenet", "protocol": "knn"}
     later = RESULT | {"value": 84.1, "when": "2026-02-02T00:00:00+00:00"}
     records = paper.measured(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing))

@@ -26,10 +26,12 @@ def proportion(right: int, images: int) -> Score:
     return Score(*(100 * float(x) for x in (right / images, *interval)))
 
 
-def over_seeds(values: Sequence[float]) -> Score:
-    """The mean of numbers in per cent, with Student's interval of their mean: what other seeds would give.
+def over_seeds(values: Sequence[float], images: int) -> Score:
+    """The mean of accuracies in per cent, each with another seed on the same `images`, with an interval for both.
 
-    It is cut off at 0 and 100. One seed alone tells nothing of others: the interval is then 0 to 100.
+    What other seeds would give (Student's interval of the mean) and what other images would (Wilson's) are independent:
+    their half widths add up as squares. It is cut off at 0 and 100. One seed alone tells nothing of others: the
+    interval is then 0 to 100.
     """
     from scipy.stats import sem, t
 
@@ -37,16 +39,14 @@ def over_seeds(values: Sequence[float]) -> Score:
     if len(values) < 2:
         return Score(mean, 0.0, 100.0)
     half = float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1))
-    return Score(mean, max(0.0, mean - half), min(100.0, mean + half))
+    _, low, high = proportion(round(mean / 100 * images), images)
+    low, high = mean - np.hypot(half, max(mean - low, 0)), mean + np.hypot(half, max(high - mean, 0))
+    return Score(mean, max(0.0, float(low)), min(100.0, float(high)))
 
 
-def mean_of(scores: Sequence[tuple[float, int]]) -> Score:
-    """The mean of accuracies (per cent, on so many images each), with the interval that their test images leave.
-
-    Their errors are independent, so the variances p (1 − p) / n add up; by a normal distribution, cut off at 0 and 100.
-    """
-    from scipy.stats import norm
-
-    p, n = np.array([s for s, _ in scores]) / 100, np.array([n for _, n in scores])
-    half = float(norm.ppf((1 + LEVEL) / 2) * np.sqrt((p * (1 - p) / n).sum()) / len(p))
-    return Score(*(100 * float(x) for x in (p.mean(), max(0.0, p.mean() - half), min(1.0, p.mean() + half))))
+def mean_of(scores: Sequence[Score]) -> Score:
+    """The mean of scores that were measured on different images: their half widths add up as squares."""
+    value, low, high = np.array(scores).T
+    mean = value.mean()
+    below, above = (float(np.sqrt((side**2).sum())) / len(value) for side in (value - low, high - value))
+    return Score(float(mean), max(0.0, float(mean) - below), min(100.0, float(mean) + above))

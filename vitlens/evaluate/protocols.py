@@ -150,8 +150,8 @@ def _few_shot(q: Question) -> Iterator[Record]:
     test = q.read(q.images("test"), before_the_head(q.network), "to measure on")
     found = few_shot(train[:2], test[:2], wanted, len(images.class_names))
     for n, values in found.items():
-        damaged = {*train.damaged, *test.damaged}
-        yield q.record(q.data, "top1", over_seeds(values), len(test.labels), damaged, shots=n, seeds=seeds)
+        damaged, images = {*train.damaged, *test.damaged}, len(test.labels)
+        yield q.record(q.data, "top1", over_seeds(values, images), images, damaged, shots=n, seeds=seeds)
 
 
 def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:

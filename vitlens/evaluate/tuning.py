@@ -72,7 +72,7 @@ def fine_tuned(
         said = read(tuned, images, named_classes(tuned, 1), world=world, progress=f"{data}, tuned")
         found.append(top_k(said.values, class_numbers(tuned, images.class_names)[said.labels], 1))
         damaged = said.damaged
-    score = found[0] if len(found) == 1 else over_seeds([each.value for each in found])
+    score = found[0] if len(found) == 1 else over_seeds([each.value for each in found], len(said.labels))
     return Tuned(score, len(said.labels), damaged)
 
 
@@ -97,6 +97,6 @@ def group_means(found: dict[str, Tuned]) -> dict[str, Tuned]:
     for name, belongs in groups.items():
         parts = [found.get(task.name) for task in VTAB if belongs(task)]
         if all(parts):
-            score = mean_of([(part.score.value, part.images) for part in parts])
+            score = mean_of([part.score for part in parts])
             means[name] = Tuned(score, sum(part.images for part in parts), sum((p.damaged for p in parts), ()))
     return means
