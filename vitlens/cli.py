@@ -13,6 +13,7 @@ import typer
 from vitlens.commands.evaluating import evaluate
 from vitlens.commands.looking import explain, explorer, inspect
 from vitlens.commands.paper import models, table
+from vitlens.commands.studying import study
 from vitlens.commands.training import train
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(inspect)
 app.command()(explain)
 app.command(name="app")(explorer)
 app.command()(train)
+app.command()(study)
 app.command()(evaluate)
 app.command()(models)
 app.command()(table)

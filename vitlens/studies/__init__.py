@@ -1,0 +1,11 @@
+"""The paper in miniature: models of three kinds trained on more and more images (its Fig. 3 and 4), by one recipe."""
+
+from vitlens.studies.networks import Network
+from vitlens.studies.running import five_shot, run_study
+from vitlens.studies.study import STUDIES, Cell, Study, study
+from vitlens.studies.table import curves, lead, read_table, write_table
+
+__all__ = [
+    "STUDIES", "Cell", "Network", "Study", "curves", "five_shot", "lead", "read_table", "run_study", "study",
+    "write_table",
+]  # fmt: skip

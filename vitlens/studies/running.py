@@ -1,0 +1,210 @@
+"""Runs the trainings of a study, one after the other, and keeps what each of them gave.
+
+A study stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json`, the one
+under way as a checkpoint. The weights themselves are not kept.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitlens import compute, datasets
+from vitlens.datasets import ImageSet
+from vitlens.evaluate import features, few_shot, proportion
+from vitlens.evaluate.fewshot import support
+from vitlens.recipes import Recipe
+from vitlens.runs import hardware, versions
+from vitlens.runs.watching import Stop
+from vitlens.studies.study import Cell, Study
+from vitlens.train import World, checkpoint, compiled, fit, join
+
+SHOTS, DRAWS = 5, 3
+
+
+def run_study(
+    study: Study,
+    data: str,
+    out: Path | str,
+    *,
+    root: Path | str | None = None,
+    device: str | None = None,
+    max_minutes: float | None = None,
+    command: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> list[dict]:
+    """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
+
+    data: what `datasets.load` reads. out: a folder; one that holds part of the same study is gone on with. Each record
+    has the model's name, kind, parameters and FLOPs of one image; images, seed, steps and epochs; `top1`, after the
+    last step, with the 95 % interval `low` to `high` that the validation images leave; `best`, the best top-1 seen on
+    the way, which is what early stopping would give; `five_shot`, least squares on 5 validation images of each class,
+    measured on the others, a mean of three draws; exaFLOPs and seconds of training, validation aside; `device`, `date`,
+    versions and `command`. Accuracies in per cent. After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it
+    stops with a checkpoint and returns what there is.
+
+    Raises ValueError for data that does not have what the study wants, a folder of another study and `out` that cannot
+    be written to, and what `fit` raises.
+    """
+    start, world, out = time.monotonic(), join(device), Path(out)
+    _writable(out)
+    splits = [_chosen(datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False), study, data)
+              for split in ("train", "valid")]  # fmt: skip
+    _check(study, splits, data)
+    _same(out / "study.json", study, splits)
+    train, valid = (split.to(world.device) for split in splits)
+    trial, records = Trial(valid, world, out), []
+    with Stop() as stop:
+        for cell in study.cells():
+            kept = out / "cells" / f"{cell.name}.json"
+            if not kept.exists():
+                rows = support(splits[0].labels, cell.images // study.classes, cell.seed)
+                plan = study.plan(cell)
+                ended = trial.trained(
+                    cell, plan, train.chosen(rows),
+                    lambda: stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes),
+                )  # fmt: skip
+                if not ended:
+                    say(f"Stopped in {cell.name} with a checkpoint; the same command goes on.")
+                    break
+                record = trial.record(study, cell, plan, command)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
+                say(_line(record))
+            shutil.rmtree(trial.folder(cell), ignore_errors=True)
+            records.append(json.loads(kept.read_text(encoding="utf-8")))
+    return records
+
+
+class Trial:
+    """Trains one cell after the other. Cells of one model share the module, which is compiled once."""
+
+    def __init__(self, valid: ImageSet, world: World, out: Path):
+        self.valid, self.world, self.out = valid, world, out
+        self.models: dict[str, tuple[nn.Module, Callable]] = {}
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / "runs" / cell.name
+
+    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, stop: Callable[[], object]) -> bool:
+        """Whether the training came to its end, and was not stopped before."""
+        fresh = cell.network.build(plan).to(self.world.device)
+        if cell.network.name not in self.models:
+            self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
+        model, criterion = self.models[cell.network.name]
+        model.load_state_dict(fresh.state_dict())
+        with closing(
+            fit(model, (train, self.valid), plan, out=self.folder(cell), resume=True, criterion=criterion,
+                world=self.world)
+        ) as training:  # fmt: skip
+            for step in training:
+                if step.step < step.steps and stop():
+                    return False
+        return True
+
+    def record(self, study: Study, cell: Cell, plan: Recipe, command: str) -> dict:
+        network, (model, _) = cell.network, self.models[cell.network.name]
+        log = [json.loads(line) for line in (self.folder(cell) / "log.jsonl").read_text().splitlines()]
+        reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
+        shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))
+        seen, per_image = plan.steps * plan.batch_size, compute.flops(model, plan.image_size)
+        before = [0, *(line["step"] for line in log)]
+        seconds = sum(
+            (line["step"] - last) * plan.batch_size / line["images_per_second"]
+            for line, last in zip(log, before, strict=False)
+        )
+        return {
+            "study": study.name, "model": network.name, "kind": network.kind,
+            "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,
+            "classes": study.classes, "seed": cell.seed, "steps": plan.steps, "epochs": round(seen / cell.images, 2),
+            **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
+            "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
+            "validation_images": len(self.valid), "exaflops": compute.exaflops(per_image, seen, 1),
+            "seconds": round(seconds, 1), "device": hardware(self.world),
+            "date": datetime.date.today().isoformat(), **versions(), "command": command,
+        }  # fmt: skip
+
+
+def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
+    """Top-1 (%) of least squares on the features of 5 images of each class, measured on all others; 3 draws' mean.
+
+    The images are those of validation, which the model was not trained on, but on their classes it was: not the
+    transfer to another data set that the paper's Fig. 4 has.
+    """
+    x, y = features(model, valid)
+    found = []
+    for seed in range(DRAWS):
+        rows = support(y, SHOTS, seed)
+        rest = torch.ones(len(y), dtype=torch.bool).index_fill(0, rows, False)
+        found += few_shot((x, y), (x[rest], y[rest]), {SHOTS: [rows]}, classes)[SHOTS]
+    return sum(found) / DRAWS
+
+
+def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
+    """The images of as many classes as the study takes, numbered anew; which they are depends on nothing else."""
+    have = len(images.class_names)
+    if have < study.classes:
+        raise ValueError(f"The study {study.name} takes {study.classes} classes, but {data} has {have}; use other data.")
+    kept = torch.randperm(have, generator=torch.Generator().manual_seed(0))[: study.classes].sort().values
+    rows = torch.isin(images.labels, kept).nonzero()[:, 0]
+    return ImageSet(
+        images.images[rows], torch.searchsorted(kept, images.labels[rows]),
+        tuple(images.class_names[k] for k in kept.tolist()), images.damaged, images.note,
+    )  # fmt: skip
+
+
+def _check(study: Study, splits: list[ImageSet], data: str) -> None:
+    for split, each, wanted in zip(
+        ("training", "validation"), splits, (max(study.sizes) // study.classes, SHOTS + 1), strict=True
+    ):
+        fewest = int(torch.bincount(each.labels, minlength=study.classes).min())
+        if fewest < wanted:
+            raise ValueError(
+                f"The study {study.name} takes {wanted} {split} images of each class, but {data} has a class of "
+                f"{fewest}; use other data, or --tiny."
+            )
+
+
+def _writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        checkpoint.write(out / ".writable", b"")
+        (out / ".writable").unlink()
+    except OSError as problem:
+        raise ValueError(f"A study is kept in a folder, and {out} cannot be written to ({problem.strerror}).") from problem
+
+
+def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
+    """Note what the study is and what it is made on; refuse a folder in which something else is noted."""
+    digest = hashlib.sha256("\0".join(splits[0].class_names).encode())
+    for split in splits:
+        digest.update(split.labels.numpy().tobytes())
+        digest.update(split.images[:: max(1, len(split) // 100)].contiguous().numpy().tobytes())
+    now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16]}))
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = [key for key in now if before.get(key) != now[key]]
+        if other:
+            raise ValueError(
+                f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
+                "--out, or go on with the same command."
+            )
+    checkpoint.write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
+
+
+def _line(record: dict) -> str:
+    return (
+        f"{record['model']}, {record['images']:,} images, seed {record['seed']}: {record['top1']:.1f} % "
+        f"[{record['low']:.1f}, {record['high']:.1f}], five-shot {record['five_shot']:.1f} %, "
+        f"{record['seconds']:.0f} s"
+    )

@@ -1,0 +1,71 @@
+"""What a study found, as a table in a CSV file, and as curves with intervals over its seeds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitlens.evaluate import over_seeds
+
+
+def write_table(path: Path | str, records: Sequence[dict]) -> None:
+    """One line for each training. Raises ValueError if there is none, or the file cannot be written."""
+    if not records:
+        raise ValueError("A table needs at least one training that came to its end, but there is none yet.")
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+            table.writeheader()
+            table.writerows(records)
+    except OSError as problem:
+        raise ValueError(f"The table cannot be written to {path} ({problem.strerror}); give another file.") from problem
+
+
+def read_table(path: Path | str) -> list[dict]:
+    """The lines of a table, numbers as numbers."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def curves(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple[float, float, float, float]]]:
+    """By model, rows of (training images, mean over the seeds, low, high): Student's 95 % interval of the mean."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        found.setdefault(record["model"], {}).setdefault(record["images"], []).append(record[metric])
+    return {model: [(n, *over_seeds(values)) for n, values in sorted(sizes.items())] for model, sizes in found.items()}
+
+
+def lead(
+    records: Iterable[dict], first: str, second: str, metric: str = "top1"
+) -> list[tuple[float, float, float, float]]:
+    """By how much one model is ahead of another: rows of (training images, mean difference, low, high), in points.
+
+    Trainings with the same seed saw the same images, so that differences are taken within seeds; the interval of their
+    mean is Student's, 95 %, and without end for a single seed.
+    """
+    from scipy.stats import sem, t
+
+    by = {(r["model"], r["images"], r["seed"]): r[metric] for r in records}
+    rows = []
+    for images in sorted({n for model, n, _ in by if model == first}):
+        seeds = [s for model, n, s in by if (model, n) == (first, images) and (second, images, s) in by]
+        found = [by[first, images, s] - by[second, images, s] for s in seeds]
+        if found:
+            half = sem(found) * t.ppf(0.975, len(found) - 1) if len(found) > 1 else np.inf
+            rows.append((images, np.mean(found), np.mean(found) - half, np.mean(found) + half))
+    if not rows:
+        raise ValueError(f"No training of {first} has its pair among those of {second}; name two models of the table.")
+    return [tuple(map(float, row)) for row in rows]
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
