@@ -1,4 +1,4 @@
-"""The models of a study: plain ViTs, BiT-style ResNets, and transformers on the features of such a ResNet, all small."""
+"""The models of a study, all small: plain ViTs, BiT-style ResNets, and transformers on features of such ResNets."""
 
 from __future__ import annotations
 

@@ -13,11 +13,10 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens import compute, datasets
 from vitlens.datasets import ImageSet
@@ -57,6 +56,8 @@ def run_study(
     be written to, and what `fit` raises.
     """
     start, world, out = time.monotonic(), join(device), Path(out)
+    if world.size > 1:
+        raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
     _writable(out)
     splits = [_chosen(datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False), study, data)
               for split in ("train", "valid")]  # fmt: skip
@@ -68,8 +69,7 @@ def run_study(
         for cell in study.cells():
             kept = out / "cells" / f"{cell.name}.json"
             if not kept.exists():
-                rows = support(splits[0].labels, cell.images // study.classes, cell.seed)
-                plan = study.plan(cell)
+                rows, plan = subset(splits[0].labels, cell.images, study.classes, cell.seed), study.plan(cell)
                 ended = trial.trained(
                     cell, plan, train.chosen(rows),
                     lambda: stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes),
@@ -135,6 +135,11 @@ class Trial:
         }  # fmt: skip
 
 
+def subset(labels: Tensor, n: int, classes: int, seed: int) -> Tensor:
+    """Places of `n` training images, as many of each class, int64 (n,); a larger subset of a seed holds the smaller."""
+    return support(labels, n // classes, seed)
+
+
 def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
     """Top-1 (%) of least squares on the features of 5 images of each class, measured on all others; 3 draws' mean.
 
@@ -154,7 +159,9 @@ def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
     """The images of as many classes as the study takes, numbered anew; which they are depends on nothing else."""
     have = len(images.class_names)
     if have < study.classes:
-        raise ValueError(f"The study {study.name} takes {study.classes} classes, but {data} has {have}; use other data.")
+        raise ValueError(
+            f"The study {study.name} takes {study.classes} classes, but {data} has {have}; use other data, or --tiny."
+        )
     kept = torch.randperm(have, generator=torch.Generator().manual_seed(0))[: study.classes].sort().values
     rows = torch.isin(images.labels, kept).nonzero()[:, 0]
     return ImageSet(
@@ -181,7 +188,9 @@ def _writable(out: Path) -> None:
         checkpoint.write(out / ".writable", b"")
         (out / ".writable").unlink()
     except OSError as problem:
-        raise ValueError(f"A study is kept in a folder, and {out} cannot be written to ({problem.strerror}).") from problem
+        raise ValueError(
+            f"A study is kept in a folder, and {out} cannot be written to ({problem.strerror}); give another --out."
+        ) from problem
 
 
 def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:

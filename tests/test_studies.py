@@ -1,0 +1,255 @@
+"""A study is what it says: subsets nest, kinds are kinds, what was stopped goes on to the same table."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+from timm.layers import HybridEmbed, StdConv2d
+
+from tests.test_cli import vitlens
+from vitlens import compute, plot, studies
+from vitlens.datasets import load
+from vitlens.evaluate import proportion
+from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study
+from vitlens.studies.running import _chosen as chosen
+from vitlens.studies.running import subset
+
+TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
+TIMES = ("seconds", "date")
+SMALL = replace(study("data-size-digits").tiny(), seeds=(0,))
+every = pytest.mark.parametrize("each", STUDIES.values(), ids=STUDIES)
+
+
+def cells(each, kind):
+    return [cell for cell in each.cells() if cell.network.kind == kind]
+
+
+def timeless(records):
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A small study that nothing stopped, and its folder."""
+    out = tmp_path_factory.mktemp("whole")
+    return run_study(SMALL, "digits", out, device="cpu"), out
+
+
+def test_subsets_nest_are_balanced_and_follow_the_seed():
+    digits = load("digits", "train")
+    for seed in (0, 1):
+        few, more, most = (subset(digits.labels, n, 10, seed) for n in (50, 200, 1000))
+        assert set(few.tolist()) < set(more.tolist()) < set(most.tolist())
+        for rows, each in ((few, 5), (more, 20), (most, 100)):
+            assert torch.equal(torch.bincount(digits.labels[rows]), torch.full((10,), each))
+        assert torch.equal(few, subset(digits.labels, 50, 10, seed))
+    assert set(subset(digits.labels, 50, 10, 0).tolist()) != set(subset(digits.labels, 50, 10, 1).tolist())
+
+
+def test_all_trainings_have_the_same_classes_numbered_anew():
+    digits = load("digits", "train")
+    few = chosen(digits, SMALL, "digits")
+    assert len(few.class_names) == 5 and few.class_names == chosen(load("digits", "valid"), SMALL, "digits").class_names
+    kept = torch.isin(digits.labels, torch.tensor([int(name) for name in few.class_names]))
+    assert torch.equal(few.images, digits.images[kept])
+    assert torch.equal(torch.tensor([int(few.class_names[k]) for k in few.labels]), digits.labels[kept])
+
+
+@every
+def test_kinds_are_what_the_paper_calls_them(each):
+    for cell in {cell.network: cell for cell in each.cells()}.values():
+        plan = each.plan(cell)
+        model = cell.network.build(plan)
+        convolutions = [m for m in model.modules() if isinstance(m, StdConv2d)]
+        assert bool(convolutions) == (cell.network.kind != "ViT")
+        assert hasattr(model, "blocks") == (cell.network.kind != "ResNet")
+        assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
+        assert all(m.num_channels > m.num_groups for m in model.modules() if isinstance(m, torch.nn.GroupNorm))
+        assert isinstance(getattr(model, "patch_embed", None), HybridEmbed) == (cell.network.kind == "hybrid")
+        with torch.no_grad():
+            logits = model(torch.randn(2, 3, plan.image_size, plan.image_size))
+        assert logits.shape == (2, each.classes)
+        again, other = (cell.network.build(replace(plan, seed=seed)).state_dict() for seed in (plan.seed, 9))
+        state = model.state_dict()
+        assert all(torch.equal(state[name], again[name]) for name in state)
+        assert not all(torch.equal(state[name], other[name]) for name in state)
+
+
+@every
+def test_a_hybrid_has_the_tokens_of_the_vit_and_its_transformer(each):
+    for cell in cells(each, "hybrid"):
+        vit = next(n for n in each.networks if n.kind == "ViT" and n.width == cell.network.width)
+        models = [n.build(each.plan(cell)) for n in (vit, cell.network)]
+        assert models[0].pos_embed.shape == models[1].pos_embed.shape
+        assert len({compute.parameters(m.blocks) for m in models}) == 1
+
+
+def test_the_large_study_and_its_one_recipe():
+    big = study("data-size")
+    assert [n.kind for n in big.networks] == ["ViT", "ViT", "hybrid", "ResNet"]
+    assert (big.sizes, big.seeds, big.classes) == ((5000, 10000, 30000, 100000), (0, 1, 2), 200)
+    assert big.recipe.image_size == 64
+    assert len(list(big.cells())) == 48 and len({cell.name for cell in big.cells()}) == 48
+    shared = [{**big.plan(cell).to_dict(), "seed": 0, "evaluate_every": 0} for cell in big.cells()]
+    assert all(plan == shared[0] for plan in shared)
+
+
+def test_records_hold_what_was_measured(whole):
+    records, out = whole
+    assert [(r["model"], r["images"], r["seed"]) for r in records] == [
+        (c.network.name, c.images, c.seed) for c in SMALL.cells()
+    ]
+    valid = chosen(load("digits", "valid"), SMALL, "digits")
+    for record, cell in zip(records, SMALL.cells(), strict=True):
+        plan = SMALL.plan(cell)
+        fresh = cell.network.build(plan)
+        assert record["flops"] == compute.flops(fresh, 8) and record["parameters"] == compute.parameters(fresh)
+        assert record["exaflops"] == pytest.approx(3 * record["flops"] * 6 * 20 / 1e18)
+        assert record["epochs"] == 120 / cell.images and record["validation_images"] == len(valid)
+        right = record["top1"] * len(valid) / 100
+        assert right == pytest.approx(round(right), abs=0.01) and record["best"] >= record["top1"]
+        shares = proportion(round(right), len(valid))
+        assert (record["top1"], record["low"], record["high"]) == pytest.approx(tuple(shares), abs=1e-3)
+    assert not list(out.glob("runs/*/checkpoints/*")), "checkpoints of finished trainings are not kept"
+
+
+def test_five_shot_is_of_images_that_it_did_not_learn_from():
+    valid = chosen(load("digits", "valid"), SMALL, "digits")
+    cell = cells(SMALL, "ResNet")[0]
+    model = cell.network.build(SMALL.plan(cell))
+    order = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))
+    shuffled = replace(valid, labels=valid.labels[order])
+    assert five_shot(model, shuffled, 5) < 30 < 50 < five_shot(model, valid, 5)  # shuffled, 25 of 181 by heart make 31
+
+
+KILLED = """
+import sys
+from tests.test_studies import SLOW
+from vitlens.studies import run_study
+run_study(SLOW, "digits", sys.argv[1], device="cpu")
+"""
+SLOW = replace(SMALL, recipe=replace(SMALL.recipe, steps=30, save_every=0.0))  # a checkpoint after every step
+
+
+def test_a_killed_study_goes_on_to_the_same_table(tmp_path):
+    for done in (0, 2):  # within the first training, and within the third
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out")])
+        while child.poll() is None:
+            finished, begun = (list(tmp_path.glob(f"out/{p}.json")) for p in ("cells/*", "runs/*/checkpoints/step-*"))
+            if len(finished) >= done and begun:
+                child.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        assert child.wait() == -signal.SIGKILL, "the study ended before it could be killed"
+    assert 2 <= len(list(tmp_path.glob("out/cells/*.json"))) < 4
+    gone_on, whole = (run_study(SLOW, "digits", tmp_path / name, device="cpu") for name in ("out", "whole"))
+    assert timeless(gone_on) == timeless(whole)
+
+
+def test_what_is_finished_is_not_done_again(whole, monkeypatch):
+    records, out = whole
+    monkeypatch.setattr(studies.running, "fit", None)
+    assert run_study(SMALL, "digits", out, device="cpu") == records
+
+
+def test_time_is_up(tmp_path):
+    said = []
+    records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
+    assert not records and "the same command goes on" in said[-1]
+
+
+def test_the_command_writes_the_table_and_goes_on(tmp_path):
+    out, table = tmp_path / "out", tmp_path / "new" / "table.csv"
+    arguments = ("study", "data-size-digits", "--data", "digits", "--out", out, "--tiny", "--device", "cpu")
+    vitlens(*arguments, "--max-minutes", "1e-9", expect=1)
+    done = vitlens(*arguments, "--table", table)
+    rows = read_table(table)
+    assert len(rows) == 8 == len(done.stdout.splitlines())
+    assert rows[0]["command"].startswith("vitlens study data-size-digits --data digits") and rows[0]["torch"]
+    assert str(tmp_path) not in table.read_text()
+    names = [cell.name for cell in study("data-size-digits").tiny().cells()]
+    assert rows == [json.loads((out / "cells" / f"{name}.json").read_text()) for name in names]
+
+
+def test_the_command_lists_the_studies():
+    shown = vitlens("study", "--list").stdout
+    assert all(f"{name}: " in shown for name in STUDIES) and "R26x1" in shown and "100000" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "A study needs a name"),
+        (("data-size",), "A study needs --data"),
+        (("data-size", "--data", "digits"), "A study needs --out"),
+        (("nonsense", "--data", "digits", "--out", "OUT"), "There is no study 'nonsense'. The studies are: data-size,"),
+        (("data-size", "--data", "NOWHERE", "--out", "OUT"), "is not a folder"),
+        (("data-size", "--data", "digits", "--out", "OUT"), "takes 200 classes, but digits has 10"),
+        (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (File exists)"),
+        (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
+        (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
+        (("data-size-digits", "--data", "digits", "--out", "OTHER", "--tiny"), "holds the study"),
+        (("data-size-digits", "--data", "digits", "--out", "OUT", "--tiny", "--table", "FILE/a.csv"), "give another"),
+    ],
+)
+def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path, whole):
+    (tmp_path / "file").write_text("")
+    places = {"OUT": tmp_path / "out", "FILE": tmp_path / "file", "NOWHERE": tmp_path / "none", "OTHER": whole[1],
+              "FILE/OUT": tmp_path / "file" / "out", "FILE/a.csv": tmp_path / "file" / "a.csv"}  # fmt: skip
+    done = vitlens("study", *(places.get(a, a) for a in arguments), expect=2)
+    assert sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_data_that_is_too_small_is_refused(tmp_path):
+    large = replace(SMALL, sizes=(5 * 400,))
+    with pytest.raises(ValueError, match="takes 400 training images of each class, but digits has a class of 1"):
+        run_study(large, "digits", tmp_path, device="cpu")
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match="7 is no multiple"):
+        replace(SMALL, sizes=(7,))
+    with pytest.raises(ValueError, match="give its recipe steps"):
+        replace(SMALL, recipe=replace(SMALL.recipe, steps=0, epochs=3))
+    with pytest.raises(ValueError, match="odd cannot be built"):
+        Network("odd", patch=2, width=7, depth=1, heads=2).build(SMALL.recipe)
+
+
+def test_curves_and_leads_by_student(tmp_path):
+    rng = np.random.default_rng(0)
+    values = {(m, n, s): rng.uniform(20, 80) for m in "ab" for n in (10, 30) for s in range(3)}
+    records = [{"model": m, "images": n, "seed": s, "top1": v} for (m, n, s), v in values.items()]
+    studies.write_table(tmp_path / "t.csv", records[::-1])
+    records = read_table(tmp_path / "t.csv")
+    for images, mean, low, high in curves(records)["a"]:
+        wanted = ttest_1samp([values["a", images, s] for s in range(3)], 0)
+        interval = wanted.confidence_interval(0.95)
+        assert mean == pytest.approx(np.mean([values["a", images, s] for s in range(3)]))
+        assert (low, high) == pytest.approx((max(0, interval.low), min(100, interval.high)))
+    for images, mean, low, high in lead(records, "a", "b"):
+        found = [values["a", images, s] - values["b", images, s] for s in range(3)]
+        assert (mean, low, high) == pytest.approx((np.mean(found), *ttest_1samp(found, 0).confidence_interval(0.95)))
+    assert lead(records[:1], "b", "b")[0][1:] == (0, -np.inf, np.inf)
+    with pytest.raises(ValueError, match="name two models"):
+        lead(records, "a", "c")
+    ax = plot.few_shot(curves(records), ylabel="Top-1 (%)").axes[0]
+    assert ax.get_ylabel() == "Top-1 (%)" and len(ax.lines) == 2
+
+
+def test_the_committed_table_is_a_whole_study():
+    rows = read_table(TABLE)
+    assert all(r["device"] and r["torch"] and r["timm"] and r["date"] for r in rows)
+    assert all(r["command"].startswith("vitlens study data-size-cpu --data tiny-imagenet ") for r in rows)
+    for row, cell in zip(rows, study("data-size-cpu").cells(), strict=True):
+        model = cell.network.build(study("data-size-cpu").plan(cell))
+        assert (row["model"], row["images"], row["seed"]) == (cell.network.name, cell.images, cell.seed)
+        assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 24))
+        assert row["low"] <= row["top1"] <= min(row["high"], row["best"])
