@@ -28,7 +28,7 @@ NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 INDEX = FOLDER / "README.md"
 DEIT = FOLDER.parent / "data" / "results" / "deit-tiny"
 # What is looked at, and a reader's own takes the place of; else a MODEL.
-SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA"}
+SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA", "12": "TABLE"}
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

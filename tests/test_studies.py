@@ -1,6 +1,7 @@
 """A study is what it says: subsets nest, kinds are kinds, what was stopped goes on to the same table."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,9 +9,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import ttest_1samp
 from timm.layers import HybridEmbed, StdConv2d
 
@@ -179,6 +183,20 @@ def test_the_command_writes_the_table_and_goes_on(tmp_path):
     assert rows == [json.loads((out / "cells" / f"{name}.json").read_text()) for name in names]
 
 
+def test_the_large_study_takes_the_same_path_tiny(tmp_path):
+    for split, each in (("train", 16), ("val", 6)):
+        for label in range(5):
+            (tmp_path / "data" / split / str(label)).mkdir(parents=True)
+            for i in range(each):
+                pixels = np.random.default_rng(i).integers(0, 80, (70, 64, 3)) + 40 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "data" / split / str(label) / f"{i}.png")
+    arguments = ("study", "data-size", "--data", tmp_path / "data", "--out", tmp_path / "out", "--tiny")
+    vitlens(*arguments, "--device", "cpu", "--table", tmp_path / "t.csv")
+    rows = read_table(tmp_path / "t.csv")
+    assert [r["kind"] for r in rows] == ["ViT", "ViT", "hybrid", "ResNet"] * 4
+    assert {r["model"] for r in rows} == {n.name for n in study("data-size").networks}
+
+
 def test_the_command_lists_the_studies():
     shown = vitlens("study", "--list").stdout
     assert all(f"{name}: " in shown for name in STUDIES) and "R26x1" in shown and "100000" in shown
@@ -253,3 +271,22 @@ def test_the_committed_table_is_a_whole_study():
         assert (row["model"], row["images"], row["seed"]) == (cell.network.name, cell.images, cell.seed)
         assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 24))
         assert row["low"] <= row["top1"] <= min(row["high"], row["best"])
+
+
+def test_notebook_12_says_what_the_committed_table_says():
+    (path,) = TABLE.parents[2].glob("notebooks/12_*.ipynb")
+    cells, rows = nbformat.read(path, as_version=4).cells, read_table(TABLE)
+    vit, resnet = dict.fromkeys(row["model"] for row in rows)
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    shown = "".join(data.get("text/plain", "") for data in outputs)
+    for metric in ("top1", "five_shot"):
+        leads = lead(rows, resnet, vit, metric)
+        table = pd.DataFrame(leads, columns=["images", f"lead of the ResNet, {metric}", "low", "high"])
+        assert str(table.set_index("images").round(1)) in shown
+    means = [row[1] for metric in ("top1", "five_shot", "best") for c in curves(rows, metric).values() for row in c]
+    leads = [abs(row[1]) for metric in ("top1", "five_shot") for row in lead(rows, resnet, vit, metric)]
+    known = {f"{value:.1f}" for value in (*means, *leads)}
+    told = [c.source for c in cells if c.source.startswith("**Measured.**")]
+    assert len(told) == 2
+    for number in re.findall(r"\d+\.\d+", "".join(told)):
+        assert number in known, f"{number} is said, and is not in the table"

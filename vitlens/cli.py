@@ -1,4 +1,4 @@
-"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`, `evaluate`, `models`, `table`.
+"""The same functions from a shell: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `models` …
 
 A wrong option, path or file ends with one sentence and exit code 2; if some images of several could not be read, the
 rest is done and the exit code is 1.

@@ -152,7 +152,7 @@ def few_shot(
     found = {name: _series(name, rows, (2, 4)) for name, rows in curves.items()}
     with styled():
         figure = page(900, 400)
-        ax = _panel(figure, 52, 14, 700, 330, "")
+        ax = _panel(figure, 60, 14, 692, 330, "")
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel=ylabel)
         ends = []
         for k, (name, rows) in enumerate(found.items()):
