@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,12 @@ def test_what_is_finished_is_not_done_again(whole, monkeypatch):
     assert run_study(SMALL, "digits", out, device="cpu") == records
 
 
+def test_more_seeds_go_on_in_the_same_folder(whole, tmp_path):
+    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
+    more = run_study(replace(SMALL, seeds=(0, 1), sizes=SMALL.sizes[:1]), "digits", tmp_path, device="cpu")
+    assert more[:2] == whole[0][:2] and [r["seed"] for r in more] == [0, 0, 1, 1]
+
+
 def test_time_is_up(tmp_path):
     said = []
     records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
@@ -214,7 +221,7 @@ def test_the_command_lists_the_studies():
         (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (File exists)"),
         (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
-        (("data-size-digits", "--data", "digits", "--out", "OTHER", "--tiny"), "holds the study"),
+        (("data-size-digits", "--data", "digits", "--out", "OTHER"), "with other networks and recipe and classes and data"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--tiny", "--table", "FILE/a.csv"), "give another"),
     ],
 )

@@ -194,7 +194,10 @@ def _writable(out: Path) -> None:
 
 
 def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
-    """Note what the study is and what it is made on; refuse a folder in which something else is noted."""
+    """Note what the study is and what it is made on; refuse a folder in which something else is noted.
+
+    Sizes and seeds may become more or fewer: each training stands for itself.
+    """
     digest = hashlib.sha256("\0".join(splits[0].class_names).encode())
     for split in splits:
         digest.update(split.labels.numpy().tobytes())
@@ -202,7 +205,7 @@ def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
     now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16]}))
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        other = [key for key in now if before.get(key) != now[key]]
+        other = [key for key in now if key not in ("sizes", "seeds") and before.get(key) != now[key]]
         if other:
             raise ValueError(
                 f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
