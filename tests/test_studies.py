@@ -221,7 +221,7 @@ def test_the_command_lists_the_studies():
         (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (File exists)"),
         (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
-        (("data-size-digits", "--data", "digits", "--out", "OTHER"), "with other networks and recipe and classes and data"),
+        (("data-size-digits", "--data", "digits", "--out", "OTHER"), "other networks and recipe and classes and data"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--tiny", "--table", "FILE/a.csv"), "give another"),
     ],
 )
@@ -262,9 +262,16 @@ def test_curves_and_leads_by_student(tmp_path):
     for images, mean, low, high in lead(records, "a", "b"):
         found = [values["a", images, s] - values["b", images, s] for s in range(3)]
         assert (mean, low, high) == pytest.approx((np.mean(found), *ttest_1samp(found, 0).confidence_interval(0.95)))
+    with pytest.raises(ValueError, match="'images' of five_shot"):
+        curves(records, "five_shot", over="images")
     assert lead(records[:1], "b", "b")[0][1:] == (0, -np.inf, np.inf)
     with pytest.raises(ValueError, match="name two models"):
         lead(records, "a", "c")
+    bounds = {n: dict(zip(("low", "high"), proportion(n, 100)[1:], strict=True)) for n in (10, 30)}
+    whole = [record | bounds[record["images"]] for record in records]
+    for n, mean, low, high in curves(whole, over="images")["a"]:
+        assert mean == pytest.approx(np.mean([values["a", n, s] for s in range(3)]))
+        assert (low, high) == pytest.approx(tuple(bounds[n].values()))
     ax = plot.few_shot(curves(records), ylabel="Top-1 (%)").axes[0]
     assert ax.get_ylabel() == "Top-1 (%)" and len(ax.lines) == 2
 

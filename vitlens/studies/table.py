@@ -31,17 +31,31 @@ def read_table(path: Path | str) -> list[dict]:
         return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def curves(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple[float, float, float, float]]]:
-    """By model, rows of (training images, mean over the seeds, low, high): Student's 95 % interval of the mean."""
-    found: dict[str, dict[int, list[float]]] = {}
+def curves(
+    records: Iterable[dict], metric: str = "top1", over: str = "seeds"
+) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By model, rows of (training images, mean over the seeds, low, high), for `plot.few_shot`.
+
+    over: what the 95 % interval is about. "seeds": what other seeds would give, Student's interval of the mean;
+    "images": what other validation images would give, Wilson's, a mean over the seeds; of `top1` alone.
+    """
+    if over not in ("seeds", "images") or (over == "images" and metric != "top1"):
+        raise ValueError(f"Intervals are over 'seeds', or of top1 over 'images'; {over!r} of {metric} came.")
+    found: dict[str, dict[int, list[dict]]] = {}
     for record in records:
-        found.setdefault(record["model"], {}).setdefault(record["images"], []).append(record[metric])
-    return {model: [(n, *over_seeds(values)) for n, values in sorted(sizes.items())] for model, sizes in found.items()}
+        found.setdefault(record["model"], {}).setdefault(record["images"], []).append(record)
+
+    def row(cells: list[dict]) -> Iterable[float]:
+        if over == "seeds":
+            return over_seeds([cell[metric] for cell in cells])
+        return (float(np.mean([cell[name] for cell in cells])) for name in ("top1", "low", "high"))
+
+    return {model: [(n, *row(cells)) for n, cells in sorted(sizes.items())] for model, sizes in found.items()}
 
 
 def lead(
     records: Iterable[dict], first: str, second: str, metric: str = "top1"
-) -> list[tuple[float, float, float, float]]:
+) -> list[tuple[int, float, float, float]]:
     """By how much one model is ahead of another: rows of (training images, mean difference, low, high), in points.
 
     Trainings with the same seed saw the same images, so that differences are taken within seeds; the interval of their
@@ -55,11 +69,12 @@ def lead(
         seeds = [s for model, n, s in by if (model, n) == (first, images) and (second, images, s) in by]
         found = [by[first, images, s] - by[second, images, s] for s in seeds]
         if found:
-            half = sem(found) * t.ppf(0.975, len(found) - 1) if len(found) > 1 else np.inf
-            rows.append((images, np.mean(found), np.mean(found) - half, np.mean(found) + half))
+            mean = float(np.mean(found))
+            half = float(sem(found) * t.ppf(0.975, len(found) - 1)) if len(found) > 1 else np.inf
+            rows.append((images, mean, mean - half, mean + half))
     if not rows:
         raise ValueError(f"No training of {first} has its pair among those of {second}; name two models of the table.")
-    return [tuple(map(float, row)) for row in rows]
+    return rows
 
 
 def _number(text: str) -> int | float | str:
