@@ -115,7 +115,6 @@ STUDIES = types.MappingProxyType({study.name: study for study in (
             precision="fp32",  # faster than bf16 in models this narrow
             **STANDARD,
         ),
-        seeds=(0, 1),
     ),
     # A minute a seed on a laptop, with data that scikit-learn brings along: handwritten digits, 8×8.
     Study(
