@@ -22,7 +22,7 @@ from timm.layers import HybridEmbed, StdConv2d
 from tests.test_cli import vitlens
 from vitlens import compute, plot, studies
 from vitlens.datasets import load
-from vitlens.evaluate import proportion
+from vitlens.evaluate import features, proportion
 from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study
 from vitlens.studies.running import _chosen as chosen
 from vitlens.studies.running import subset
@@ -126,13 +126,21 @@ def test_records_hold_what_was_measured(whole):
     assert not list(out.glob("runs/*/checkpoints/*")), "checkpoints of finished trainings are not kept"
 
 
-def test_five_shot_is_of_images_that_it_did_not_learn_from():
+def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
     valid = chosen(load("digits", "valid"), SMALL, "digits")
     cell = cells(SMALL, "ResNet")[0]
     model = cell.network.build(SMALL.plan(cell))
     order = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))
     shuffled = replace(valid, labels=valid.labels[order])
-    assert five_shot(model, shuffled, 5) < 30 < 50 < five_shot(model, valid, 5)  # shuffled, 25 of 181 by heart make 31
+    assert five_shot(model, shuffled, 5) < 30 < 50 < five_shot(model, valid, 5)
+    seen = []
+    monkeypatch.setattr(studies.running, "few_shot", lambda _, test, drawn, k: seen.append((test, drawn)) or {5: [1]})
+    five_shot(model, valid, 5)
+    x = features(model, valid)[0]
+    for test, drawn in seen:
+        learned = set(drawn[5][0].tolist())
+        assert len(learned) == 25 and torch.equal(test[0], x[[i for i in range(len(x)) if i not in learned]])
+    assert len({tuple(drawn[5][0].tolist()) for _, drawn in seen}) == 3
 
 
 KILLED = """
