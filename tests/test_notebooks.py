@@ -274,7 +274,8 @@ def test_files_of_pictures_are_small_and_nobody_sees_it():
 def test_committed_figures_of_deit_tiny():
     """What `data/README.md` says was kept of the run on DeiT-Tiny; the weights are asked in test_real.py."""
     figures = sorted(DEIT.glob("*.png"))
-    assert {p.name[:2] for p in figures} == {p.name[:2] for p in NOTEBOOKS} - {*SUBJECTS}
+    # 11 takes DeiT-Tiny ten minutes; what it would say of many photographs is in explanations.csv.
+    assert {p.name[:2] for p in figures} == {p.name[:2] for p in NOTEBOOKS} - {*SUBJECTS, "11"}
     assert sum(p.stat().st_size for p in DEIT.iterdir()) <= 2_000_000
     for png in figures:
         check_fits_a_page(png.read_bytes())

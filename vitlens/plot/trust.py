@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from vitlens.plot.naming import at_the_right
@@ -32,7 +33,7 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     }
     chance = [_as_long(array(part, 2, "Random orders of shape (orders, S)", fits), shares) for part in control]
     with styled():
-        figure = page(900, 310)
+        figure = _page(900, 310)
         axes = [_axes(figure, 56 + 350 * k, 300, 214, title) for k, title in enumerate(TITLES)]
         every = np.concatenate([part.ravel() for both in (*lines.values(), chance) for part in both])
         lowest, highest = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
@@ -62,7 +63,7 @@ def randomised(found: Mapping[str, object], *, threshold: float | None = None) -
         raise ValueError("All methods must have been tried on one model, but its parts differ.")
     names, steps = ["none", *parts[0]], np.arange(len(parts[0]) + 1)
     with styled():
-        figure = page(900, 350)
+        figure = _page(900, 350)
         ax = _axes(figure, 60, 660, 210, "Rank correlation with the map of the trained model")
         level = next(iter(found.values())).threshold if threshold is None else threshold
         ax.axhline(level, color="0.5", lw=1.0, ls=(0, (4, 3)))
@@ -75,6 +76,13 @@ def randomised(found: Mapping[str, object], *, threshold: float | None = None) -
         ax.set_xticks(steps, names, rotation=40, ha="right", rotation_mode="anchor")
         at_the_right(ax, ends)
         write(figure, 60, 338, "Random from the head down to and with …", size=9)
+    return figure
+
+
+def _page(width: float, height: float) -> plt.Figure:
+    """A page of which notebooks, which cut off what is empty, show all."""
+    figure = page(width, height)
+    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, fc="white", ec="none", zorder=-10))
     return figure
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlens.evaluate import over_seeds
+from vitlens.evaluate import of_seeds
 
 
 def write_table(path: Path | str, records: Sequence[dict]) -> None:
@@ -47,7 +47,7 @@ def curves(
 
     def row(cells: list[dict]) -> Iterable[float]:
         if over == "seeds":
-            return over_seeds([cell[metric] for cell in cells])
+            return of_seeds([cell[metric] for cell in cells])
         return (float(np.mean([cell[name] for cell in cells])) for name in ("top1", "low", "high"))
 
     return {model: [(n, *row(cells)) for n, cells in sorted(sizes.items())] for model, sizes in found.items()}
