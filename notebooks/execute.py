@@ -21,6 +21,7 @@ from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  (the first import anywhere builds a cache, and says so on stderr)
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
@@ -88,9 +89,11 @@ def compact(png: bytes) -> bytes:
     the file, and else all kept.
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1)
-    palette, page = few.getpalette(), few.getpixel((0, 0))  # the page keeps its colour, which means are a little off
-    palette[3 * page : 3 * page + 3] = picture.getpixel((0, 0))
+    few, page = picture.quantize(255, Image.Quantize.MAXCOVERAGE, kmeans=1), picture.getpixel((0, 0))
+    places = np.asarray(few).copy()
+    places[(np.asarray(picture) == page).all(-1)] = 255  # the page keeps its colour, which means are a little off
+    palette = [*few.getpalette()[:765], *page]
+    few = Image.fromarray(places)
     few.putpalette(palette)
     if picture.getcolors(CHART):
         return encoded(few)
