@@ -27,11 +27,11 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 from attention import peak_since_reset, reset_peak
-from scipy.stats import t
 from tqdm import tqdm
 
 from vitlens import explanation, faithfulness, load_model
 from vitlens.attribution import METHODS
+from vitlens.evaluate import student
 from vitlens.preprocessing import preprocess
 from vitlens.runs import hardware, versions
 from vitlens.train import World
@@ -53,10 +53,6 @@ def scored(model, encoded: bytes, number: int) -> pd.DataFrame:
     return found.assign(image=number, target=target, probability=probability)
 
 
-def half_width(values: pd.Series) -> float:
-    return float(t.ppf(0.975, len(values) - 1) * values.sem())
-
-
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """One row for each method, the best by insertion − deletion first."""
     by_image = rows.pivot(index="image", columns="method")
@@ -65,10 +61,10 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         row = {"method": name.removesuffix(" mean")}
         for score in ("deletion", "insertion", "difference"):
             values = by_image[score][name]
-            row |= {score: values.mean(), f"{score}_95": half_width(values)}
+            row |= {score: values.mean(), f"{score}_95": student(values)}
         for label, other in (("rollout", "rollout"), ("random", "random mean")):
             above = by_image["difference"][name] - by_image["difference"][other]
-            row |= {f"above_{label}": above.mean(), f"above_{label}_95": half_width(above)}
+            row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
         if name in NAMES:
             row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
                     (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip

@@ -8,7 +8,7 @@ counts (``top_k``, ``real``) and their confidence intervals.
 from vitlens.evaluate.accuracy import real, real_labels, top_k, validation_numbers
 from vitlens.evaluate.classes import class_numbers
 from vitlens.evaluate.fewshot import few_shot, least_squares, supports
-from vitlens.evaluate.intervals import Score, mean_of, of_seeds, over_seeds, proportion
+from vitlens.evaluate.intervals import Score, mean_of, of_seeds, over_seeds, proportion, student
 from vitlens.evaluate.knn import nearest
 from vitlens.evaluate.probe import linear_probe
 from vitlens.evaluate.protocols import Question, command_of, evaluate
@@ -19,6 +19,6 @@ from vitlens.evaluate.tuning import fine_tuned, group_means, recipe_of
 __all__ = [
     "Question", "Reading", "Record", "Score", "class_numbers", "command_of", "evaluate", "features", "few_shot",
     "fine_tuned", "group_means", "least_squares", "linear_probe", "mean_of", "named_classes", "nearest", "opened",
-    "of_seeds", "over_seeds", "proportion", "read", "read_results", "real", "real_labels", "recipe_of", "supports",
-    "table", "top_k", "validation_numbers", "write",
+    "of_seeds", "over_seeds", "proportion", "read", "read_results", "real", "real_labels", "recipe_of", "student",
+    "supports", "table", "top_k", "validation_numbers", "write",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ def of_seeds(values: Sequence[float]) -> Score:
 
     It is cut off at 0 and 100. One seed alone tells nothing of others: the interval is then 0 to 100.
     """
-    mean, half = float(np.mean(values)), _student(values)
+    mean, half = float(np.mean(values)), student(values)
     return Score(mean, max(0.0, mean - half), min(100.0, mean + half))
 
 
@@ -41,14 +41,14 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
     What other seeds would give (`of_seeds`) and what other images would (`proportion`) are independent: their half
     widths add up as squares. It is cut off at 0 and 100.
     """
-    mean, half = float(np.mean(values)), _student(values)
+    mean, half = float(np.mean(values)), student(values)
     _, low, high = proportion(round(mean / 100 * images), images)
     below, above = (float(np.hypot(half, max(side, 0.0))) for side in (mean - low, high - mean))
     return Score(mean, max(0.0, mean - below), min(100.0, mean + above))
 
 
-def _student(values: Sequence[float]) -> float:
-    """Half the width of the interval of a mean; without end for one value."""
+def student(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean (Student's), in the unit of the values; without end for one."""
     from scipy.stats import sem, t
 
     return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")

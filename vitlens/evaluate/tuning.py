@@ -50,7 +50,7 @@ def fine_tuned(
     """Fine-tune `model` on the training images of `data` once for each seed, and measure on its test images.
 
     The runs are those of `vitlens train`: each lies in a folder of its own in `out`, and one that was stopped goes on.
-    With one seed the interval is that of the test images; with several, that of their mean over seeds.
+    With one seed the interval is that of the test images; with several, that of both (`over_seeds`).
 
     Raises KeyboardInterrupt if a run was asked to stop, and what `runs.run`, `load_model` and `read` raise.
     """

@@ -11,7 +11,7 @@ from matplotlib.transforms import offset_copy
 
 from vitlens import paper
 from vitlens.plot.naming import at_the_right, beside
-from vitlens.plot.style import DPI, array, page, styled, write
+from vitlens.plot.style import array, page, panel, styled, write
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
@@ -41,7 +41,7 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
     with styled():
         figure = page(900, 430)
         for k, title in enumerate(("Average of five data sets", "ImageNet")):
-            ax = _panel(figure, 60 + 444 * k, 40, 388, 312, title)
+            ax = panel(figure, 60 + 444 * k, 40, 388, 312, title)
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
             named = [(p[0], p[1 + k], name, OWN) for name, p in points.items() if p[1 + k] is not None]
             for x, y, _, colour in named:
@@ -93,7 +93,7 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
         for k, (group, limits) in enumerate(LIMITS.items()):
             values = [found.get(group, np.nan) for found in rows.values()]
             title = "All 19 tasks" if group == "VTAB" else f"{group} ({len(paper.VTAB[group])})"
-            ax = _panel(figure, 186 + 182 * k, 40, 150, height, title)
+            ax = panel(figure, 186 + 182 * k, 40, 150, height, title)
             ax.grid(axis="x", color="0.92", linewidth=0.8)
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
             low, high = np.nanmin([limits[0], *values]), np.nanmax([limits[1], *values])
@@ -118,7 +118,7 @@ def pretraining_size(points: Mapping[str, Sequence[tuple[float, float]]] | None 
     own = {name: _series(name, rows, 2) for name, rows in (points or {}).items()}
     with styled():
         figure = page(900, 420)
-        ax = _panel(figure, 52, 14, 700, 330, "")
+        ax = panel(figure, 52, 14, 700, 330, "")
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
         bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
         bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
@@ -152,7 +152,7 @@ def few_shot(
     found = {name: _series(name, rows, (2, 4)) for name, rows in curves.items()}
     with styled():
         figure = page(900, 400)
-        ax = _panel(figure, 60, 14, 692, 330, "")
+        ax = panel(figure, 60, 14, 692, 330, "")
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel=ylabel)
         ends = []
         for k, (name, rows) in enumerate(found.items()):
@@ -165,15 +165,6 @@ def few_shot(
         _sizes(ax, {}, found.values())
         at_the_right(ax, ends)
     return figure
-
-
-def _panel(figure: plt.Figure, x: float, y: float, width: float, height: float, title: str) -> plt.Axes:
-    across, down = figure.get_size_inches() * DPI
-    ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
-    ax.set_title(title, size=10)
-    ax.grid(axis="y", color="0.92", linewidth=0.8)
-    ax.set_axisbelow(True)
-    return ax
 
 
 def _series(name: str, rows, columns) -> np.ndarray:

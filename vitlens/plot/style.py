@@ -62,6 +62,16 @@ def place(figure: plt.Figure, x: float, y: float, width: float, height: float) -
     return ax
 
 
+def panel(figure: plt.Figure, x: float, y: float, width: float, height: float, title: str) -> plt.Axes:
+    """Axes for a chart, so many pixels from the left and the top of a page, with a title and faint lines across."""
+    across, down = figure.get_size_inches() * DPI
+    ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
+    ax.set_title(title, size=10)
+    ax.grid(axis="y", color="0.92", linewidth=0.8)
+    ax.set_axisbelow(True)
+    return ax
+
+
 def write(figure: plt.Figure, x: float, y: float, text: str, **kwargs) -> plt.Text:
     """Text at so many pixels from the left and the top of a page."""
     across, down = figure.get_size_inches() * DPI

@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from vitlens.plot.naming import at_the_right
 from vitlens.plot.scaling import SERIES
-from vitlens.plot.style import DPI, array, page, styled, write
+from vitlens.plot.style import array, page, panel, styled, write
 
 TITLES = ("Deletion: low is good", "Insertion: high is good")
 
@@ -34,7 +34,7 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     chance = [_as_long(array(part, 2, "Random orders of shape (orders, S)", fits), shares) for part in control]
     with styled():
         figure = _page(900, 310)
-        axes = [_axes(figure, 56 + 350 * k, 300, 214, title) for k, title in enumerate(TITLES)]
+        axes = [panel(figure, 56 + 350 * k, 38, 300, 214, title) for k, title in enumerate(TITLES)]
         every = np.concatenate([part.ravel() for both in (*lines.values(), chance) for part in both])
         lowest, highest = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
         for k, ax in enumerate(axes):
@@ -64,7 +64,7 @@ def randomised(found: Mapping[str, object], *, threshold: float | None = None) -
     names, steps = ["none", *parts[0]], np.arange(len(parts[0]) + 1)
     with styled():
         figure = _page(900, 350)
-        ax = _axes(figure, 60, 660, 210, "Rank correlation with the map of the trained model")
+        ax = panel(figure, 60, 38, 660, 210, "Rank correlation with the map of the trained model")
         level = next(iter(found.values())).threshold if threshold is None else threshold
         ax.axhline(level, color="0.5", lw=1.0, ls=(0, (4, 3)))
         ends = []
@@ -84,15 +84,6 @@ def _page(width: float, height: float) -> plt.Figure:
     figure = page(width, height)
     figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, fc="white", ec="none", zorder=-10))
     return figure
-
-
-def _axes(figure: plt.Figure, x: float, width: float, height: float, title: str) -> plt.Axes:
-    across, down = figure.get_size_inches() * DPI
-    ax = figure.add_axes((x / across, 1 - (38 + height) / down, width / across, height / down))
-    ax.set_title(title, size=10)
-    ax.grid(axis="y", color="0.92", linewidth=0.8)
-    ax.set_axisbelow(True)
-    return ax
 
 
 def _as_long(values: np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlens.evaluate import of_seeds
+from vitlens.evaluate import of_seeds, student
 
 
 def write_table(path: Path | str, records: Sequence[dict]) -> None:
@@ -61,8 +61,6 @@ def lead(
     Trainings with the same seed saw the same images, so that differences are taken within seeds; the interval of their
     mean is Student's, 95 %, and without end for a single seed.
     """
-    from scipy.stats import sem, t
-
     by = {(r["model"], r["images"], r["seed"]): r[metric] for r in records}
     rows = []
     for images in sorted({n for model, n, _ in by if model == first}):
@@ -70,7 +68,7 @@ def lead(
         found = [by[first, images, s] - by[second, images, s] for s in seeds]
         if found:
             mean = float(np.mean(found))
-            half = float(sem(found) * t.ppf(0.975, len(found) - 1)) if len(found) > 1 else np.inf
+            half = student(found)
             rows.append((images, mean, mean - half, mean + half))
     if not rows:
         raise ValueError(f"No training of {first} has its pair among those of {second}; name two models of the table.")
