@@ -330,11 +330,12 @@ def test_weights_that_changed_are_seen(vit):
 
 
 def test_captures_are_kept_within_a_bound(vit, monkeypatch):
-    made = []
+    made, model = [], vit()  # work in the background for the widgets of other tests does not count
     run = subjects.Subject.__init__
-    monkeypatch.setattr(subjects.Subject, "__init__", lambda *args: (made.append(1), run(*args))[1])
+    monkeypatch.setattr(
+        subjects.Subject, "__init__", lambda *args: (args[1] is model and made.append(1), run(*args))[1]
+    )
     monkeypatch.setattr(subjects, "_subjects", subjects.OrderedDict())
-    model = vit()
     explorer = widgets.explore(model, PICTURE)
     explorer.set(photograph="coffee")
     explorer.set(photograph="the picture given", layer=0)

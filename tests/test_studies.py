@@ -14,6 +14,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from scipy.stats import ttest_1samp
@@ -23,9 +24,11 @@ from tests.test_cli import vitlens
 from vitlens import compute, plot, studies
 from vitlens.datasets import load
 from vitlens.evaluate import features, proportion
-from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study
+from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.studies.running import _chosen as chosen
 from vitlens.studies.running import subset
+from vitlens.train import checkpoint
+from vitlens.train.validation import accuracy
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
 TIMES = ("seconds", "date")
@@ -124,6 +127,22 @@ def test_records_hold_what_was_measured(whole):
         shares = proportion(round(right), len(valid))
         assert (record["top1"], record["low"], record["high"]) == pytest.approx(tuple(shares), abs=1e-3)
     assert not list(out.glob("runs/*/checkpoints/*")), "checkpoints of finished trainings are not kept"
+
+
+def test_the_weights_of_every_training_are_kept(whole):
+    records, out = whole
+    valid = chosen(load("digits", "valid"), SMALL, "digits")
+    for record, cell in zip(records, SMALL.cells(), strict=True):
+        path = out / "cells" / f"{cell.name}.safetensors"
+        model = trained(path)
+        assert not model.training and model.label_names == list(valid.class_names)
+        assert compute.parameters(model) == record["parameters"]
+        found = accuracy(model, valid, SMALL.plan(cell))
+        assert found == pytest.approx(record["top1"], abs=150 / len(valid)), "one image may fall to the other side"
+        fresh = cell.network.build(SMALL.plan(cell)).state_dict()
+        before = trained(path, weights=False).state_dict()
+        assert all(torch.equal(before[name], fresh[name]) for name in fresh)
+        assert not all(torch.equal(model.state_dict()[name], fresh[name]) for name in fresh)
 
 
 def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
@@ -254,6 +273,15 @@ def test_contradictions_are_refused():
         replace(SMALL, recipe=replace(SMALL.recipe, steps=0, epochs=3))
     with pytest.raises(ValueError, match="odd cannot be built"):
         Network("odd", patch=2, width=7, depth=1, heads=2).build(SMALL.recipe)
+
+
+def test_what_is_no_model_of_a_study_is_told_in_a_sentence(tmp_path):
+    cases = {"missing": None, "text": b"not weights", "foreign": safetensors.torch.save({"a": torch.zeros(1)})}
+    for name, content in cases.items():
+        if content is not None:
+            checkpoint.write(tmp_path / name, content)
+        with pytest.raises(ValueError, match=f"{name} is not a model of a study .*`vitlens study` writes such files"):
+            trained(tmp_path / name)
 
 
 def test_curves_and_leads_by_student(tmp_path):

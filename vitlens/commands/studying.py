@@ -29,8 +29,9 @@ def study(
     if list_studies:
         for each in studies.STUDIES.values():
             models, sizes = (", ".join(map(str, x)) for x in ([n.name for n in each.networks], each.sizes))
+            plural = "s" * (len(each.seeds) > 1)
             print(
-                f"{each.name}: {models}; {sizes} images of {each.classes} classes, {len(each.seeds)} seeds, "
+                f"{each.name}: {models}; {sizes} images of {each.classes} classes, {len(each.seeds)} seed{plural}, "
                 f"{each.recipe.image_size} px, {each.recipe.steps:,} steps of {each.recipe.batch_size} images"
             )
         return

@@ -4,8 +4,9 @@ from vitlens.studies.networks import Network
 from vitlens.studies.running import five_shot, run_study
 from vitlens.studies.study import STUDIES, Cell, Study, study
 from vitlens.studies.table import curves, lead, read_table, write_table
+from vitlens.studies.weights import trained
 
 __all__ = [
     "STUDIES", "Cell", "Network", "Study", "curves", "five_shot", "lead", "read_table", "run_study", "study",
-    "write_table",
+    "trained", "write_table",
 ]  # fmt: skip

@@ -57,7 +57,7 @@ class Network:
         embed = partial(HybridEmbed, backbone=self._resnet(0, global_pool="", preact=False)) if self.stages else None
         return VisionTransformer(
             img_size=recipe.image_size, patch_size=1 if self.stages else self.patch, embed_dim=self.width,
-            depth=self.depth, num_heads=self.heads, num_classes=recipe.num_classes,
+            depth=self.depth, num_heads=self.heads, num_classes=recipe.num_classes, patch_drop_rate=recipe.patch_drop,
             **({"embed_layer": embed} if embed else {}),
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Runs the trainings of a study, one after the other, and keeps what each of them gave.
 
-A study stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json`, the one
-under way as a checkpoint. The weights themselves are not kept.
+A study stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json` with their
+weights in `cells/NAME.safetensors`, the one under way as a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from vitlens.evaluate.fewshot import support
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.runs.watching import Stop
+from vitlens.studies import weights
 from vitlens.studies.study import Cell, Study
 from vitlens.train import World, checkpoint, compiled, fit, join
 
@@ -79,6 +80,7 @@ def run_study(
                     break
                 record = trial.record(study, cell, plan, command)
                 kept.parent.mkdir(parents=True, exist_ok=True)
+                weights.save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
                 checkpoint.write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
                 say(_line(record))
             shutil.rmtree(trial.folder(cell), ignore_errors=True)
@@ -95,6 +97,10 @@ class Trial:
 
     def folder(self, cell: Cell) -> Path:
         return self.out / "runs" / cell.name
+
+    def model(self, cell: Cell) -> nn.Module:
+        """What was trained last of the cell's network."""
+        return self.models[cell.network.name][0]
 
     def trained(self, cell: Cell, plan: Recipe, train: ImageSet, stop: Callable[[], object]) -> bool:
         """Whether the training came to its end, and was not stopped before."""
@@ -113,7 +119,7 @@ class Trial:
         return True
 
     def record(self, study: Study, cell: Cell, plan: Recipe, command: str) -> dict:
-        network, (model, _) = cell.network, self.models[cell.network.name]
+        network, model = cell.network, self.model(cell)
         log = [json.loads(line) for line in (self.folder(cell) / "log.jsonl").read_text().splitlines()]
         reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
         shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from vitlens.augment import Augment
-from vitlens.recipes import Recipe
+from vitlens.recipes import Recipe, recipe
 from vitlens.studies.networks import Network
 
 
@@ -115,6 +115,20 @@ STUDIES = types.MappingProxyType({study.name: study for study in (
             precision="fp32",  # faster than bf16 in models this narrow
             **STANDARD,
         ),
+    ),
+    # Fig. 11, right: two models with the same tokens, one of them with a small ResNet before its transformer, trained
+    # alike on one core of a CPU in an hour and a half, to be looked into.
+    Study(
+        name="hybrid-cpu",
+        networks=(
+            Network("ViT, patch 8", patch=8, width=128, depth=6, heads=4),  # 0.17 GFLOPs
+            Network("R10+ViT/8", width=128, depth=6, heads=4, stages=(1, 1, 1), channels=64),  # 0.22
+        ),
+        sizes=(100_000,),
+        classes=200,
+        seeds=(0,),
+        # The recipe of the bundled model, three of its nine epochs.
+        recipe=replace(recipe("tiny-imagenet-cpu"), epochs=0, steps=1170, average=0.0),
     ),
     # A minute a seed on a laptop, with data that scikit-learn brings along: handwritten digits, 8×8.
     Study(
