@@ -2,8 +2,9 @@
 
 A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
 (`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
-share one pass, from the last layer to the first (the order in which a rollout needs them). On a GPU a fused kernel adds
-up most layers without making rows at all (`vitlens.kernels`).
+share one pass, from the last layer to the first (the order in which a rollout needs them). Fused attention
+makes no rows at all: on a GPU kernels of our own add up most layers (`vitlens.kernels`), on a CPU PyTorch's sums over
+queries, which a rollout and the attention received are made of (`vitlens.fused`).
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
 """
@@ -168,11 +169,15 @@ def _blocks(
 
 
 def _fused_sums(layer: Layer, grid: TokenGrid, statistics: tuple[_Statistic, ...]) -> kernels.Sums | None:
-    """The sums that the statistics need, from a GPU kernel that makes no rows at all; None where there is none."""
+    """The sums that the statistics need, by fused attention that makes no rows at all; None where there is none."""
     if not all(statistic.fusable for statistic in statistics):
         return None
     row = next((statistic.row for statistic in statistics if statistic.row is not None), None)
-    return kernels.sums(layer, grid, received=any(statistic.columns for statistic in statistics), row=row)
+    columns = any(statistic.columns for statistic in statistics)
+    if layer.lse is None or not all(statistic.columns or statistic.row is not None for statistic in statistics):
+        return kernels.sums(layer, grid, received=columns, row=row)
+    received = layer.read(torch.ones_like(layer.lse[:, 0])) if columns else None
+    return kernels.Sums(received=received, pulled=None if row is None else layer.read(row).mean(1))
 
 
 class _Statistic:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitlens import fused
 from vitlens.grid import TokenGrid, patch_embedding, token_grid
 from vitlens.layer import Layer
 from vitlens.support import UnsupportedModelError, attention_modules, gated, model_name, refuse, unwrap
@@ -182,7 +183,7 @@ class _Recorder(TorchFunctionMode):
         self._check(index, call, query, key, dropout_p, is_causal)
         self.begun, self.image = True, None
         self.padded.clear()
-        output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        output, lse = fused.attend(func, query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         if self.gradients and not output.requires_grad:
             output.requires_grad_()
         own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
@@ -195,6 +196,7 @@ class _Recorder(TorchFunctionMode):
             None if attn_mask is None else attn_mask.detach(),
             own(_all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
+            lse=None if lse is None else lse.detach().contiguous(),
         )
         if index == POOL:
             self.attn.pool = layer
@@ -272,7 +274,7 @@ def _join(calls: list[Layer]) -> Layer:
         raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
     cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
     name = " + ".join(c.name for c in calls)
-    return Layer(name, cat("q"), cat("k"), first.scale, None, cat("v"), cat("output"), cat("gradient"))
+    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient", "lse")))
 
 
 def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | None:

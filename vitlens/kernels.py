@@ -37,14 +37,14 @@ class Sums:
 
     entropy: (B, H, T) −Σ_j A_ij·ln A_ij of all queries i, in nats. distance: (B, H, P) Σ_j A_ij·d_ij over the patches
     j for query patches i, in input pixels. mass: (B, H, P) Σ_j A_ij over the patches j for the same queries.
-    received: (B, H, T) Σ_i A_ij. pulled: (B, T) Σ_i row_i · (mean over heads of A_ij); None where no row was given.
+    received: (B, H, T) Σ_i A_ij. pulled: (B, T) Σ_i row_i · (mean over heads of A_ij). None is what was not asked for.
     """
 
-    entropy: Tensor
-    distance: Tensor
-    mass: Tensor
-    received: Tensor | None
-    pulled: Tensor | None
+    entropy: Tensor | None = None
+    distance: Tensor | None = None
+    mass: Tensor | None = None
+    received: Tensor | None = None
+    pulled: Tensor | None = None
 
 
 def supported(layer: Layer, grid: TokenGrid) -> bool:

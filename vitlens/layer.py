@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vitlens import fused
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -20,7 +22,8 @@ class Layer:
     name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
     latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
     output, (B, H, T, K), are kept by `capture(model, values=True)` only; gradient, ∂score/∂output, is there after
-    `attn.differentiate(score)`.
+    `attn.differentiate(score)`. lse: (B, H, T) log-sum-exp of each query's logits, where the model's own fused
+    attention told it (`vitlens.fused`).
     """
 
     name: str
@@ -31,6 +34,7 @@ class Layer:
     v: Tensor | None = None
     output: Tensor | None = None
     gradient: Tensor | None = None
+    lse: Tensor | None = None
 
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
@@ -62,10 +66,15 @@ class Layer:
         """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
 
         row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
-        Goes through the queries with a weight, a block at a time.
+        Goes through the queries with a weight, a block at a time; many of them are summed without making rows where
+        `lse` is known.
         """
         row = row.to(self.k.device).expand(self.q.shape[0], -1)
         chosen = row.any(0).nonzero().squeeze(-1)
+        if self.lse is not None and len(chosen) > block and not self.q.requires_grad and (row >= 0).all():
+            every = len(chosen) == row.shape[-1]
+            q, lse = (self.q, self.lse) if every else (self.q[:, :, chosen], self.lse[:, :, chosen])
+            return fused.summed(q, self.k, self.scale, lse, row if every else row[:, chosen])
         result = 0
         for part in chosen.split(block):
             weights = self.logits(part).softmax(-1)
@@ -119,4 +128,5 @@ class Layer:
         """The same layer for some images of the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
         parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
-        return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)
+        lse = None if self.lse is None else self.lse[chosen]
+        return replace(self, q=self.q[chosen], k=self.k[chosen], lse=lse, **parts)
