@@ -65,6 +65,31 @@ def test_what_learns_from_features(tmp_path, small, protocol):
         assert [r["neighbours"] for r in json.loads(out.read_text())] == [3, 1]  # another measurement
 
 
+def test_damaged_images_are_as_if_they_were_not_there(tmp_path, small):
+    """Few-shot learns from as many of each class as it says: what is damaged is drawn anew."""
+    values = []
+    for name in ("damaged", "missing"):
+        folder, out = colours(tmp_path / name), tmp_path / f"{name}.json"
+        for number in range(6):
+            path = folder / "train" / "red" / f"{number}.png"
+            path.write_bytes(b"damaged") if name == "damaged" else path.unlink()
+        done = evaluate(small, folder, "fewshot", out, "--shots", "1,5")
+        records = json.loads(out.read_text())
+        values.append([(r["value"], r["low"], r["high"]) for r in records])
+        assert {r["damaged"] for r in records} == {done.stderr.count("Left out: train/red/")}
+    assert values[0] == values[1]
+    done = evaluate(small, tmp_path / "damaged", "fewshot", tmp_path / "out.json", "--shots", "7", expect=2)
+    assert "7 were asked for, but class red has 6" in done.stderr
+
+
+def test_models_of_one_name_do_not_replace_each_other(tmp_path):
+    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    for depth in (2, 1, 2):
+        evaluate(saved(tmp_path / str(depth) / "small", depth=depth), folder, "knn", out, "--neighbours", "3")
+    found = json.loads(out.read_text())
+    assert [r["model"] for r in found] == ["small", "small"] and len({r["weights"] for r in found}) == 2
+
+
 def test_top1_of_a_folder_of_wordnet_ids(tmp_path):
     model = saved(tmp_path / "thousand", num_classes=1000)
     weights = load_file(model / "model.safetensors")
@@ -110,7 +135,7 @@ def test_fine_tuning_over_seeds(tmp_path, small):
     (found,) = json.loads(out.read_text())
     values = []
     for seed in range(2):
-        kept = json.loads((tmp_path / "runs" / f"seed-{seed}" / "training.json").read_text())
+        kept = json.loads((runs_of(found, tmp_path) / f"seed-{seed}" / "training.json").read_text())
         assert kept["recipe"]["name"] == "finetune-small" and kept["recipe"]["seed"] == seed
         values.append(kept["validation"]["top1"])  # the test images of this folder are its only validation
     assert found["value"] == pytest.approx(np.mean(values), abs=0.01) and found["seeds"] == 2 and found["images"] == 15
@@ -118,6 +143,15 @@ def test_fine_tuning_over_seeds(tmp_path, small):
     assert found["high"] == pytest.approx(min(100, np.mean(values) + half), abs=0.01)
     evaluate(small, folder, "finetune", out, *runs)  # goes on from finished runs: the same numbers at once
     assert json.loads(out.read_text())[0]["value"] == found["value"]
+    evaluate(small, folder, "finetune", out, "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
+    other = json.loads(out.read_text())[1]
+    assert other["recipe"].startswith("epochs=1,") and found["recipe"].startswith("epochs=2,")
+    kept = json.loads((runs_of(other, tmp_path) / "seed-0" / "training.json").read_text())
+    assert kept["epochs"] == 1, "trained anew, not gone on with"
+
+
+def runs_of(record, tmp_path):
+    return tmp_path / "runs" / f"small-{record['weights']}" / f"colours,-{record['recipe'].replace(', ', ',-')}"
 
 
 def test_vtab(tmp_path, small):
@@ -129,8 +163,8 @@ def test_vtab(tmp_path, small):
     done = evaluate(small, "", "vtab", out, *arguments, "--set", "steps=2", *SHORT, "--set", "warmup_steps=0")
     found = json.loads(out.read_text())
     assert [(r["data"], r["images"]) for r in found] == [("vtab/pcam", 30), ("vtab/dsprites-location", 30)]
-    kept = [json.loads((tmp_path / "runs" / name / "seed-0" / "training.json").read_text())
-            for name in ("pcam", "dsprites-location")]  # fmt: skip
+    folders = [next((tmp_path / "runs").glob(f"small-*/vtab-{name}*")) for name in ("pcam", "dsprites-location")]
+    kept = [json.loads((folder / "seed-0" / "training.json").read_text()) for folder in folders]
     assert [k["training_images"] for k in kept] == [1000, 1000]
     assert [k["recipe"]["augment"]["flip"] for k in kept] == [0.5, 0.0]
     assert "vtab/pcam" in done.stdout and "mean" not in done.stdout  # of a part of a group there is none

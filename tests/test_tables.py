@@ -53,6 +53,25 @@ def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
     assert [each.row for each in found] == [row, row, row if row == "VTAB" else None]
 
 
+def test_models_of_one_name_have_columns_of_their_own(tmp_path):
+    both = [RESULT | {"value": value, "weights": weights} for value, weights in ((84.2, "a1"), (84.0, "b2"))]
+    printed = paper.table_2(paper.measured(written(tmp_path / "r.json", *both)))
+    assert "84.20 [" in printed and "84.00 [" in printed and "(2) vit_base_patch16_384" in printed
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("vit_base_patch16_224.orig_in21k", "ViT-B/16 pre-trained on ImageNet-21k, the paper's own weights"),
+        ("vit_base_patch16_224.dino", "ViT-B/16 with the weights dino of timm, which are not the paper's"),
+        ("vit_base_patch16_224", "ViT-B/16 by its name, which does not tell the weights"),
+        ("runs/mine", "not a model of the paper"),
+    ],
+)
+def test_a_name_is_told_for_what_it_is(tmp_path, model, words):
+    assert f": {words}\n" in paper.table_2(paper.measured(written(tmp_path / "r.json", RESULT | {"model": model})))
+
+
 def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
     other = RESULT | {
         "model": "runs/mine",

@@ -22,7 +22,7 @@ def evaluate(
     tasks: Annotated[str, typer.Option(help="Tasks of vtab, divided by commas; by default all 19.")] = "",
     recipe: Annotated[str, typer.Option(help="Fine-tune by this recipe, not by the data's own.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where fine-tuning leaves its runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Where fine-tuning keeps its runs, by model and data.")] = Path("runs"),
     root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that read images; by default one a core.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
@@ -45,6 +45,8 @@ def evaluate(
         raise ValueError("An evaluation needs a model: a timm name or a folder. `vitlens evaluate --help` says more.")
     if device is not None:
         checked_device(device)
+    if workers is not None and workers < 0:
+        raise ValueError(f"--workers is a number of processes from 0 up; {workers} came.")
     if out is not None and out.is_dir():
         raise ValueError(f"The results need a file, but {out} is a folder. Give another --out.")
     if out is not None and out.exists():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class Question:
     overrides: tuple[str, ...] = ()
     """"key=value" of the recipe."""
     runs: Path = Path("runs")
-    """Where fine-tuning leaves its runs."""
+    """Where fine-tuning keeps its runs, each in a folder of its model, data, recipe and seed."""
     root: Path | None = None
     workers: int | None = None
     device: str | None = None
@@ -62,6 +64,18 @@ class Question:
     @cached_property
     def network(self) -> nn.Module:
         return load_model(self.model).to(self.world.device)
+
+    @cached_property
+    def weights(self) -> str:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.network.state_dict().items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:12]
+
+    @property
+    def manner(self) -> str | None:
+        """The recipe and what is changed in it; None for what the data have of their own."""
+        return ", ".join((*filter(None, [self.recipe]), *self.overrides)) or None
 
     def images(self, split: str) -> ImageStream:
         found = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
@@ -82,7 +96,7 @@ class Question:
         return Record(
             _short(self.model), _short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
             len(damaged), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
-            self.command, **more,
+            self.command, self.weights, **more,
         )  # fmt: skip
 
 
@@ -92,6 +106,12 @@ def _short(name: str) -> str:
         return name
     path = Path(name).resolve()
     return f"{path.parent.name}/model" if path.name == "model" else path.name
+
+
+def _file(name: str) -> str:
+    """A name for a folder, the same for the same text."""
+    plain = re.sub(r"[^\w.,=+-]+", "-", name)
+    return plain if len(plain) < 100 else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -141,17 +161,25 @@ def _top1(q: Question) -> Iterator[Record]:
 
 def _few_shot(q: Question) -> Iterator[Record]:
     images, seeds = q.images("train"), q.seeds or 3
-    wanted = supports(images.labels, q.shots, range(seeds), images.class_names)
-    rows = torch.cat([each for drawn in wanted.values() for each in drawn]).unique()
-    train = q.read(images.chosen(rows), before_the_head(q.network), "to learn from")
-    place = torch.full((len(images),), -1)
-    place[rows[train.rows]] = torch.arange(len(train.rows))
-    wanted = {n: [found[found >= 0] for found in (place[each] for each in drawn)] for n, drawn in wanted.items()}
+    whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
+    while True:  # a damaged image is as if it were not there: what was drawn with it is drawn anew
+        sound = whole.nonzero()[:, 0]
+        wanted = supports(images.labels[sound], q.shots, range(seeds), images.class_names)
+        rows = sound[torch.cat([each for drawn in wanted.values() for each in drawn]).unique()]
+        train = q.read(images.chosen(rows), before_the_head(q.network), "to learn from")
+        damaged |= {*train.damaged}
+        if len(train.rows) == len(rows):
+            break
+        whole[rows] = False
+        whole[rows[train.rows]] = True
+    place = torch.zeros(len(images), dtype=torch.int64)
+    place[rows] = torch.arange(len(rows))
+    wanted = {n: [place[sound[each]] for each in drawn] for n, drawn in wanted.items()}
     test = q.read(q.images("test"), before_the_head(q.network), "to measure on")
     found = few_shot(train[:2], test[:2], wanted, len(images.class_names))
     for n, values in found.items():
-        damaged, images = {*train.damaged, *test.damaged}, len(test.labels)
-        yield q.record(q.data, "top1", over_seeds(values, images), images, damaged, shots=n, seeds=seeds)
+        score = over_seeds(values, len(test.labels))
+        yield q.record(q.data, "top1", score, len(test.labels), damaged | {*test.damaged}, shots=n, seeds=seeds)
 
 
 def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:
@@ -173,7 +201,8 @@ def _probe(q: Question) -> Iterator[Record]:
     yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged)
 
 
-def _tuning(q: Question, data: str, out: Path) -> Tuned:
+def _tuning(q: Question, data: str) -> Tuned:
+    out = q.runs / _file(f"{_short(q.model)}-{q.weights}") / _file(", ".join(filter(None, (_short(data), q.manner))))
     found = fine_tuned(
         q.model, data, out, recipe=q.recipe, overrides=q.overrides, seeds=range(q.seeds or 1), world=q.world,
         root=q.root, workers=q.workers,
@@ -183,14 +212,14 @@ def _tuning(q: Question, data: str, out: Path) -> Tuned:
 
 
 def _tuned(q: Question) -> Iterator[Record]:
-    found = _tuning(q, q.data, q.runs)
-    yield q.record(q.data, "top1", found.score, found.images, found.damaged, seeds=q.seeds)
+    found = _tuning(q, q.data)
+    yield q.record(q.data, "top1", found.score, found.images, found.damaged, seeds=q.seeds, recipe=q.manner)
 
 
 def _vtab(q: Question) -> Iterator[Record]:
     found = {}
     for task in vtab_tasks(q.tasks):
-        found[task.name] = each = _tuning(q, task.name, q.runs / task.name.removeprefix("vtab/"))
-        yield q.record(task.name, "top1", each.score, each.images, each.damaged, seeds=q.seeds)
+        found[task.name] = each = _tuning(q, task.name)
+        yield q.record(task.name, "top1", each.score, each.images, each.damaged, seeds=q.seeds, recipe=q.manner)
     for name, mean in group_means(found).items():
-        yield q.record(name, "mean", mean.score, mean.images, mean.damaged, seeds=q.seeds)
+        yield q.record(name, "mean", mean.score, mean.images, mean.damaged, seeds=q.seeds, recipe=q.manner)

@@ -29,17 +29,21 @@ class Record:
     """Date and time, UTC."""
     versions: dict[str, str]
     command: str
+    weights: str = ""
+    """What the model's weights are told from others by: the first digits of their SHA-256."""
     shots: int | None = None
     seeds: int | None = None
     """How many, where the number is a mean over seeds; they are 0, 1, 2 …"""
-
     neighbours: int | None = None
     """Of each image, for knn."""
+    recipe: str | None = None
+    """Of fine-tuning: the recipe and what was changed in it, where it is not simply the data's own."""
 
     @property
     def key(self) -> tuple:
         """What makes two records measurements of the same thing."""
-        return self.model, self.data, self.protocol, self.metric, self.shots, self.neighbours
+        what = self.model, self.weights, self.data, self.protocol, self.metric
+        return *what, self.shots, self.neighbours, self.recipe
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
@@ -60,9 +64,7 @@ def read_results(path: Path) -> list[Record]:
     try:
         return [Record(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
     except (ValueError, TypeError) as problem:
-        raise ValueError(
-            f"{path} is not a file of results ({problem}). Name another file, or remove it."
-        ) from problem
+        raise ValueError(f"{path} is not a file of results ({problem}). Name another file, or remove it.") from problem
 
 
 def _plain(record: Record) -> dict:
@@ -75,6 +77,7 @@ def table(records: Sequence[Record]) -> str:
     for r in records:
         protocol = r.protocol + (f", {r.shots} shot{'s' * (r.shots > 1)}" if r.shots else "")
         protocol += f", {r.neighbours} neighbour{'s' * (r.neighbours > 1)}" if r.neighbours else ""
+        protocol += f", {r.recipe}" if r.recipe else ""
         count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")
         rows.append((r.data, protocol, r.metric, f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]", count))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]

@@ -6,10 +6,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from vitlens.paper.models import Model, Weights, origin
+from vitlens.paper.models import origin
 from vitlens.paper.results import CIFAR10, CIFAR100, FLOWERS, IMAGENET, PETS, REAL, TABLE_2, TABLE_5
 
 ROWS = {
@@ -33,6 +33,7 @@ class Measured:
 
     model: a timm name, a folder's or the paper's. protocol: how it was measured. metric: "top1", "real" (ReaL labels),
     "mean" (over VTAB's tasks), …. images: how many were scored. when: date and time. versions: of the packages.
+    weights: a digest that tells models of one name apart.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Measured:
     images: int
     when: str
     versions: dict[str, str]
+    weights: str = ""
 
     @property
     def row(self) -> str | None:
@@ -69,7 +71,8 @@ def measured(path: str | Path) -> list[Measured]:
 
     Raises ValueError for a file that is something else, or numbers that are no percentages, and OSError.
     """
-    wanted = [each.name for each in fields(Measured)]
+    known = [each.name for each in fields(Measured)]
+    wanted = [each.name for each in fields(Measured) if each.default is MISSING]
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -82,7 +85,7 @@ def measured(path: str | Path) -> list[Measured]:
                 f"{path} is not a file of results: a result has {', '.join(wanted)}, but {', '.join(missing)} "
                 "is missing. `vitlens evaluate --out` writes such files."
             )
-        record = Measured(**{name: each[name] for name in wanted})
+        record = Measured(**{name: each[name] for name in known if name in each})
         _check(record, path)
         records.append(record)
     return records
@@ -152,13 +155,13 @@ def table_5(records: Iterable[Measured]) -> str:
 
 def _columns(records: Iterable[Measured]) -> tuple[list[dict[str, Measured]], list[Measured]]:
     """By model and protocol, what was measured in each row, the latest where there are several; and what fits none."""
-    columns: dict[tuple[str, str], dict[str, Measured]] = {}
+    columns: dict[tuple[str, str, str], dict[str, Measured]] = {}
     left_out = []
     for record in sorted(records, key=lambda r: r.when):
         if record.row is None:
             left_out.append(record)
         else:
-            columns.setdefault((record.model, record.protocol), {})[record.row] = record
+            columns.setdefault((record.model, record.weights, record.protocol), {})[record.row] = record
     return [columns[key] for key in sorted(columns)], left_out
 
 
@@ -181,7 +184,7 @@ def _notes(columns: Sequence[dict[str, Measured]], left_out: Sequence[Measured])
         counts = ", ".join(f"{row}: {record.images:,} images" for row, record in column.items())
         days = sorted({record.when[:10] for record in column.values()})
         versions = ", ".join(f"{name} {version}" for name, version in sorted(first.versions.items()))
-        lines.append(f"({number}) {first.model}: {_described(*origin(first.model))}")
+        lines.append(f"({number}) {first.model}: {_described(first.model)}")
         lines.append(f"    protocol {first.protocol}; {counts}; {' and '.join(days)}; {versions}")
     for record in left_out:
         lines.append(
@@ -190,9 +193,13 @@ def _notes(columns: Sequence[dict[str, Measured]], left_out: Sequence[Measured])
     return lines
 
 
-def _described(model: Model | None, weights: Weights | None) -> str:
+def _described(name: str) -> str:
+    model, weights = origin(name)
     if model is None:
         return "not a model of the paper"
+    tag = name.partition(".")[2]
+    if weights is None and tag:
+        return f"{model.name} with the weights {tag} of timm, which are not the paper's"
     if weights is None:
         return f"{model.name} by its name, which does not tell the weights"
     whose = {"paper": "the paper's own weights"}.get(weights.source, f"weights of {weights.source}, not the paper's")
