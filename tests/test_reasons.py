@@ -93,22 +93,43 @@ def test_a_click_on_a_class_asks_why(vit):
     assert probabilities[2].item() == pytest.approx(explorer.frame["bars"][2]["share"], abs=1e-6)
 
 
-def test_classes_of_another_picture(vit):
-    """What is not among its likeliest classes is not asked of it."""
-    model = vit(num_classes=100)
-    explorer = widgets.explore(model, PICTURE)
-    _, order = likeliest(model)
+def test_classes_stay_chosen_for_another_picture(vit):
+    explorer = widgets.explore(vit(num_classes=100), PICTURE)
+    _, order = likeliest(explorer.model)
     explorer.set(view="relevance", target=order[9].item(), against=order[8].item())
-    with pytest.raises(ValueError, match="'Class' is one of 'predicted', "):
-        explorer.set(target=order[10].item())
     with pytest.raises(ValueError, match="'Rather than' is one of 'none', "):
         explorer.set(against=order[9].item())
     explorer.set(target=order[8].item())
     assert explorer.state["against"] == "none"
     for name in samples():
         explorer.set(photograph=name)
-        likely = explorer.subject.likeliest
-        assert explorer.state["target"] in ("predicted", *likely) and explorer.frame["message"] == ""
+        assert explorer.state["target"] == order[8].item() and explorer.frame["message"] == ""
+        assert f"for “{order[8]}” (" in words(explorer)
+
+
+def test_any_class_can_be_asked_for(vit):
+    model = vit(num_classes=100)
+    model.label_names = [f"animal {number}, beast" if number == 7 else f"plant {number}" for number in range(100)]
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    rare, rarer = order[order != 7][-2:].tolist()
+    explorer.set(view="legrad")
+    assert browser(explorer, {"set": {"another": f" plant {rare} "}}) == ""
+    assert explorer.state["target"] == rare
+    np.testing.assert_allclose(values(explorer), METHODS["legrad"](model, given(model), rare)[0], atol=1e-6)
+    for wrong, sentence in (("plant 7", "no class called 'plant 7'. Did you mean"), ("100", "numbered from 0 to 99")):
+        assert sentence in browser(explorer, {"set": {"another": wrong}})
+        assert explorer.state["target"] == rare and explorer.state["another"] == f" plant {rare} "
+    browser(explorer, {"set": {"another": str(rarer)}})
+    explorer.set(against=rare)  # what was asked for before can be chosen
+    expected = METHODS["legrad"](model, given(model), rarer, against=rare)[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    explorer.set(target="Animal 7")
+    assert explorer.state["target"] == 7 and explorer.state["another"] == ""
+    explorer.set(target="predicted", against="none")
+    assert explorer.choice.target is None
+    with pytest.raises(ValueError, match="A target is a class number, a class name"):
+        explorer.set(target=1.5)
 
 
 def test_a_model_without_classes_has_none_to_ask_for(vit):

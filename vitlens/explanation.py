@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -150,5 +151,6 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
 
 
 def _caption(row: Series) -> str:
-    sigmas = f"{row.difference_sigmas:+.1f}".replace("-", "−")
-    return f"rank {row['rank']:.0f}, {sigmas} σ from random\ndeletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
+    chance = f"{row.difference_sigmas:+.1f} σ from random".replace("-", "−")
+    chance = chance if isfinite(row.difference_sigmas) else "as all random orders"  # as with a single class
+    return f"rank {row['rank']:.0f}, {chance}\ndeletion {row.deletion:.3f}, insertion {row.insertion:.3f}"

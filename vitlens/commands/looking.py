@@ -59,7 +59,7 @@ def explain(
     failures, complain = complaints()
     pictures = photographs(images)
     require_folder(out)
-    names = [name.strip() for name in methods.split(",")] if methods else explanation.QUICK
+    names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
     vit = load_model(model).to(checked_device(device))
     found = explanation.explain(
         vit, pictures, _class(target), against=_class(against), names=names, baseline=baseline, orders=orders,

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from vitlens.support import attention_modules, unwrap
+from vitlens.target import classes, require_classes
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import PAINT, Pictured
 from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, scored, seconds
@@ -32,18 +34,21 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
 ALL = {**VIEWS, **REASONS}
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
+TYPED = 10
+"""How many of the classes that were asked for last can be chosen besides the likeliest."""
 
 
 class Explorer(Pictured):
     """What `explore` returns. `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)`
-    moves its controls, `view()` is the map that is shown, `subject` the picture as the model saw it."""
+    moves its controls (a class is a number or a name), `view()` is the map that is shown, `subject` the picture as the
+    model saw it."""
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
         self.model, self.size, self._view = model, size, None
         layers = len(attention_modules(unwrap(model)))  # refuses what cannot be shown
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
-            against=NO_OTHER, **PAINT,
+            against=NO_OTHER, another="", typed=(), **PAINT,
         )  # fmt: skip
 
     def take(self, content, buffers):
@@ -76,12 +81,37 @@ class Explorer(Pictured):
             "saves": True,
         }
 
+    def change(self, **values):
+        """As every page's; a class may be any of the model's, by number or name."""
+        before = self.state
+        asks = {"target": PREDICTED, "against": NO_OTHER}
+        try:
+            if "another" in values:
+                values["target"] = values["another"].strip()
+            elif "target" in values:
+                values["another"] = ""
+            for name in asks.keys() & values.keys():
+                if values[name] != asks[name]:
+                    values[name] = self._class(values[name])
+                    self.state = self.state | {"typed": (values[name], *self.state["typed"])[:TYPED]}
+            super().change(**values)
+        except ValueError:
+            self.state = before
+            raise
+
+    def _class(self, asked: object) -> int:
+        """The number of a class that was asked for by number or name. Raises ValueError for what is none."""
+        require_classes(self.model)
+        asked = int(asked) if isinstance(asked, str) and asked.isdecimal() else asked
+        try:
+            return classes(self.model, torch.zeros(1, self.model.num_classes), asked)[0].item()
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
     def fit(self, subject):
         super().fit(subject)
-        if self.state["target"] not in subject.likeliest:  # of another picture
-            self.state = self.state | {"target": PREDICTED}
         named = subject.likeliest[:1] if self.state["target"] == PREDICTED else [self.state["target"]]
-        if self.state["against"] not in subject.likeliest or self.state["against"] in named:
+        if self.state["against"] in named:
             self.state = self.state | {"against": NO_OTHER}
 
     def afterwards(self, wanted):
@@ -139,11 +169,14 @@ class Explorer(Pictured):
 
     def _class_controls(self, shown: Subject) -> list[Control]:
         target = self.state["target"]
-        each = [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in shown.likeliest]
+        asked = [k for k in (target, self.state["against"], *self.state["typed"]) if isinstance(k, int)]
+        known = dict.fromkeys([*shown.likeliest, *asked])
+        each = [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known]
         named = shown.likeliest[:1] if target == PREDICTED else [target]
         others = [(name, k) for name, k in each if k not in named]
         return [
             Control("target", "Class", "select", target, (("the predicted one", PREDICTED), *each)),
+            Control("another", "Any class", "text", self.state["another"], hint="name or number"),
             Control("against", "Rather than", "select", self.state["against"], (("–", NO_OTHER), *others)),
         ]
 
@@ -179,6 +212,7 @@ class Explorer(Pictured):
         if score := self._score():
             shown = replace(shown, words=f"{shown.words} {score['words']}")
         about = {"model": self.subject.name, "words": shown.words, **self.state}
+        del about["another"], about["typed"]
         if self.state["view"] in REASONS:
             del about["layer"]
             name = f"vitlens-{self.state['view']}"

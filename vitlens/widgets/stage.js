@@ -54,6 +54,11 @@ function control(described, send) {
       input.value = options.length ? Math.max(0, options.findIndex((option) => same(option[1], value))) : value;
       say();
     };
+  } else if (kind === "text") {
+    let told; // what is typed and was not understood stays
+    const onchange = () => input.value.trim() && set(input.value.trim());
+    input = make("input", { id, type: "text", placeholder: described.hint, autocomplete: "off", onchange });
+    update = (value) => value !== told && (input.value = told = value);
   } else {
     const onchange = () => input.value !== "" && set(Number(input.value));
     input = make("input", { id, type: "number", min: described.low, max: described.high, step: 1, onchange });

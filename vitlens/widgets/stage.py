@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Control:
-    """One control. kind: "select", "range" (over its options, or from low to high), "check" or "number"."""
+    """One control. kind: "select", "range" (over its options, or from low to high), "check", "number" or "text"."""
 
     name: str
     label: str
@@ -39,6 +39,7 @@ class Control:
     step: float = 1
     disabled: bool = False
     hidden: bool = False
+    hint: str = ""
 
     def check(self, value: object) -> None:
         """Raise ValueError unless it can stand at a value."""
@@ -47,6 +48,8 @@ class Control:
             raise ValueError(f"{self.label!r} is one of {', '.join(map(repr, choices))}, but {value!r} came.")
         if self.kind == "check" and not isinstance(value, bool):
             raise ValueError(f"{self.label!r} is True or False, but {value!r} came.")
+        if self.kind == "text" and not isinstance(value, str):
+            raise ValueError(f"{self.label!r} is a text, but {value!r} came.")
         if self.kind in ("number", "range") and not choices:
             whole = self.step == 1
             numeric = isinstance(value, int if whole else int | float) and not isinstance(value, bool)

@@ -44,8 +44,8 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """As "12 %"."""
-    return f"{100 * share:.0f} %"
+    """As "12 %"; what is above 0 is not called 0."""
+    return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def query_row(subject: Subject, query: str | int | tuple[int, int]) -> Tensor:
