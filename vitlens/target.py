@@ -124,7 +124,12 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
         )
     if not found:
-        close = difflib.get_close_matches(wanted, [part for parts in synonyms for part in parts[1:]], n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(close)}?" if close else " Give the class as a number instead."
+        known: dict[str, list[str]] = {}
+        for part in (part for parts in synonyms for part in parts[1:]):
+            for key in {part, *part.split()}:
+                known.setdefault(key, []).append(part)
+        keys = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
+        close = dict.fromkeys(part for key in keys for part in known[key])
+        hint = f" Did you mean {', '.join([*close][:3])}?" if close else " Give the class as a number instead."
         raise ValueError(f"{model_name(model)} has no class called {target!r}.{hint}")
     return found[0]
