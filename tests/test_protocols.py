@@ -270,6 +270,9 @@ def test_results_are_replaced_by_new_measurements_of_the_same(tmp_path):
         ("top5", 70.0, None), ("top1", 75.0, 5), ("top1", 70.0, 1),
     ]  # fmt: skip
     assert "seeds" not in kept[0] and read_results(path)[1] == record(value=75.0)
+    path.write_text(json.dumps([kept[0] | {"note": "mine"}, kept[1]]))
+    write(path, [record(value=76.0)])
+    assert json.loads(path.read_text())[0]["note"] == "mine", "what somebody wrote into the file stays"
     path.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="results.json is not a file of results"):
         write(path, [record()])

@@ -5,7 +5,7 @@ import json
 import pytest
 from test_cli import vitlens
 
-from vitlens import paper
+from vitlens import paper, records
 from vitlens.paper import MODELS, TABLE_2, TABLE_5
 from vitlens.paper.measured import TEST_IMAGES
 
@@ -49,13 +49,13 @@ def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
     images = TEST_IMAGES.get(row, 50_000)
     record = RESULT | {"data": data, "protocol": protocol, "metric": metric, "images": images}
     fewer = [record | {"images": round(share * images)} for share in (0.995, 0.9)]  # some damaged, and a folder's own
-    found = paper.measured(written(tmp_path / "r.json", record, *fewer))
-    assert [each.row for each in found] == [row, row, row if row == "VTAB" else None]
+    found = records.read(written(tmp_path / "r.json", record, *fewer))
+    assert [paper.row_of(each) for each in found] == [row, row, row if row == "VTAB" else None]
 
 
 def test_models_of_one_name_have_columns_of_their_own(tmp_path):
     both = [RESULT | {"value": value, "weights": weights} for value, weights in ((84.2, "a1"), (84.0, "b2"))]
-    printed = paper.table_2(paper.measured(written(tmp_path / "r.json", *both)))
+    printed = paper.table_2(records.read(written(tmp_path / "r.json", *both)))
     assert "84.20 [" in printed and "84.00 [" in printed and "(2) vit_base_patch16_384" in printed
 
 
@@ -69,7 +69,7 @@ def test_models_of_one_name_have_columns_of_their_own(tmp_path):
     ],
 )
 def test_a_name_is_told_for_what_it_is(tmp_path, model, words):
-    assert f": {words}\n" in paper.table_2(paper.measured(written(tmp_path / "r.json", RESULT | {"model": model})))
+    assert f": {words}\n" in paper.table_2(records.read(written(tmp_path / "r.json", RESULT | {"model": model})))
 
 
 def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
@@ -83,8 +83,7 @@ def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
     }
     nothing = RESULT | {"data": "imagenet", "protocol": "knn"}
     later = RESULT | {"value": 84.1, "when": "2026-02-02T00:00:00+00:00"}
-    records = paper.measured(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing))
-    text = paper.table_2(records)
+    text = paper.table_2(records.read(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing)))
     found = lines(text)
     imagenet, cifar = found["ImageNet            88.55 ±"], found["CIFAR-10            99.50 ±"]
     for published in TABLE_2:
@@ -101,7 +100,7 @@ def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
 def test_table_5_puts_a_model_with_the_data_that_it_was_pre_trained_on(tmp_path):
     names = ("ViT-B/16", "tf_efficientnet_l2.ns_jft_in1k", RESULT["model"], "vit_base_patch32_384.augreg_in1k")
     columns = (None, "JFT-300M", "ImageNet-21k", "ImageNet")
-    text = paper.table_5(paper.measured(written(tmp_path / "r.json", *(RESULT | {"model": n} for n in names))))
+    text = paper.table_5(records.read(written(tmp_path / "r.json", *(RESULT | {"model": n} for n in names))))
     printed = [line.split() for line in text.splitlines() if line.startswith("  ImageNet  ")]
     assert len(printed) == 4
     for line, data in zip(printed, ("ImageNet", "ImageNet-21k", "JFT-300M", None), strict=True):
@@ -132,7 +131,7 @@ def test_what_is_no_result_is_told(tmp_path, text, sentence):
     path = tmp_path / "r.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=sentence):
-        paper.measured(path)
+        records.read(path)
     told = vitlens("table", path, expect=2)
     assert told.stderr.startswith("vitlens: ") and told.stderr.count("\n") == 1 and not told.stdout
 

@@ -48,9 +48,9 @@ def table(
     results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.")],
 ) -> None:
     """Print the paper's Tables 2 and 5 with your own results beside the published ones."""
-    from vitlens import paper
+    from vitlens import paper, records
 
-    records = [record for path in results for record in paper.measured(path)]
-    print(paper.table_2(records))
+    found = [record for path in results for record in records.read(path)]
+    print(paper.table_2(found))
     print()
-    print(paper.table_5(records))
+    print(paper.table_5(found))

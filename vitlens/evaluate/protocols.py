@@ -23,9 +23,9 @@ from vitlens.evaluate.intervals import Score, over_seeds, proportion
 from vitlens.evaluate.knn import nearest
 from vitlens.evaluate.probe import linear_probe
 from vitlens.evaluate.reading import Reading, before_the_head, named_classes, opened, read
-from vitlens.evaluate.results import Record
 from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
 from vitlens.models import load_model
+from vitlens.records import Record
 from vitlens.runs import versions
 from vitlens.train import World, join
 
@@ -95,7 +95,7 @@ class Question:
     def record(self, data: str, metric: str, score: Score, images: int, damaged: Sequence[str], **more) -> Record:
         return Record(
             _short(self.model), _short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
-            len(damaged), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(),
+            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(), len(damaged),
             self.command, self.weights, **more,
         )  # fmt: skip
 

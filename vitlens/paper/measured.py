@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 
 from vitlens.paper.models import origin
 from vitlens.paper.results import CIFAR10, CIFAR100, FLOWERS, IMAGENET, PETS, REAL, TABLE_2, TABLE_5
+from vitlens.records import Record, aligned
 
 ROWS = {
     "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET, "imagenetreal": REAL,
@@ -27,89 +25,20 @@ TRANSFER = ("top1", "finetune", "vtab")
 NAMES = {"R152x4": "BiT-L R152x4", "EfficientNet-L2": "Noisy Student L2"}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One result, as `vitlens evaluate` writes it. value, low, high: per cent, the last two a 95 % interval.
-
-    model: a timm name, a folder's or the paper's. protocol: how it was measured. metric: "top1", "real" (ReaL labels),
-    "mean" (over VTAB's tasks), …. images: how many were scored. when: date and time. versions: of the packages.
-    weights: a digest that tells models of one name apart.
-    """
-
-    model: str
-    data: str
-    protocol: str
-    metric: str
-    value: float
-    low: float
-    high: float
-    images: int
-    when: str
-    versions: dict[str, str]
-    weights: str = ""
-
-    @property
-    def row(self) -> str | None:
-        """The data set of Tables 2 and 5 that was measured, None if it was none of theirs or by another measure."""
-        name = re.sub("[^a-z0-9]", "", self.data.lower().removeprefix("torch/"))
-        row = ROWS.get(name) if self.protocol in TRANSFER else None
-        if row == "VTAB":
-            return row if self.metric in ("mean", "top1") else None
-        if self.metric == "real":
-            row = REAL if row in (IMAGENET, REAL) else None
-        elif self.metric != "top1" or row == REAL:
-            row = None
-        return row if 0.99 * TEST_IMAGES.get(row, math.inf) <= self.images <= TEST_IMAGES.get(row, 0) else None
-
-    @property
-    def cell(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+def row_of(record: Record) -> str | None:
+    """The data set of Tables 2 and 5 that was measured, None if it was none of theirs or by another measure."""
+    name = re.sub("[^a-z0-9]", "", record.data.lower().removeprefix("torch/"))
+    row = ROWS.get(name) if record.protocol in TRANSFER else None
+    if row == "VTAB":
+        return row if record.metric in ("mean", "top1") else None
+    if record.metric == "real":
+        row = REAL if row in (IMAGENET, REAL) else None
+    elif record.metric != "top1" or row == REAL:
+        row = None
+    return row if 0.99 * TEST_IMAGES.get(row, math.inf) <= record.images <= TEST_IMAGES.get(row, 0) else None
 
 
-def measured(path: str | Path) -> list[Measured]:
-    """The results in a JSON file: an object with the fields of `Measured`, or a list of such; more fields are ignored.
-
-    Raises ValueError for a file that is something else, or numbers that are no percentages, and OSError.
-    """
-    known = [each.name for each in fields(Measured)]
-    wanted = [each.name for each in fields(Measured) if each.default is MISSING]
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a file of results: it cannot be read as JSON ({error}).") from error
-    records = []
-    for each in found if isinstance(found, list) else [found]:
-        if not isinstance(each, dict) or not set(wanted) <= set(each):
-            missing = [name for name in wanted if name not in each] if isinstance(each, dict) else wanted
-            raise ValueError(
-                f"{path} is not a file of results: a result has {', '.join(wanted)}, but {', '.join(missing)} "
-                "is missing. `vitlens evaluate --out` writes such files."
-            )
-        record = Measured(**{name: each[name] for name in known if name in each})
-        _check(record, path)
-        records.append(record)
-    return records
-
-
-def _check(record: Measured, path: str | Path) -> None:
-    numbers = (record.low, record.value, record.high)
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers) or not (
-        0 <= record.low <= record.value <= record.high <= 100
-    ):
-        raise ValueError(
-            f"A result gives 0 ≤ low ≤ value ≤ high ≤ 100 in per cent, but {path} has {record.low}, {record.value} and "
-            f"{record.high} for {record.model} on {record.data}."
-        )
-    texts = (record.model, record.data, record.protocol, record.metric, record.when)
-    whole = isinstance(record.images, int) and record.images > 0
-    if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
-        raise ValueError(
-            f"A result names model, data, protocol, metric and when in words, images as a whole number and versions by "
-            f"package, but {path} has a result on {record.data} that does not."
-        )
-
-
-def table_2(records: Iterable[Measured]) -> str:
+def table_2(records: Iterable[Record]) -> str:
     """Table 2 as text: what the paper printed, and right of it what was measured, a column for each model."""
     columns, left_out = _columns(records)
     head = [("", "published", *[""] * (len(TABLE_2) - 1), *(["measured"] if columns else []))]
@@ -127,15 +56,15 @@ def table_2(records: Iterable[Measured]) -> str:
         "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
         "pixels. Measured: value [95 % interval]."
     )
-    return "\n".join([title, "", *_aligned(head + body), *_notes(columns, left_out)])
+    return "\n".join([title, "", *aligned(head + body), *_notes(columns, left_out)])
 
 
-def table_5(records: Iterable[Measured]) -> str:
+def table_5(records: Iterable[Record]) -> str:
     """Table 5 as text, with what was measured right of it, in the lines of the data that each model was pre-trained on.
 
     A model whose name does not tell that data has lines of its own at the end.
     """
-    columns, left_out = _columns(record for record in records if record.row != "VTAB")
+    columns, left_out = _columns(record for record in records if row_of(record) != "VTAB")
     names = list(dict.fromkeys(p.model for p in TABLE_5))
     lines = [("", "published", *[""] * (len(names) - 1), *(["measured"] if columns else []))]
     lines += [("pre-trained on", *names, *(f"({n + 1})" for n in range(len(columns))))]
@@ -150,34 +79,27 @@ def table_5(records: Iterable[Measured]) -> str:
             mine = [column[row].cell if row in column else "–" for column in here]
             lines.append((f"  {row}", *cells, *mine))
     title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
-    return "\n".join([title, "", *_aligned(lines), *_notes(columns, left_out)])
+    return "\n".join([title, "", *aligned(lines), *_notes(columns, left_out)])
 
 
-def _columns(records: Iterable[Measured]) -> tuple[list[dict[str, Measured]], list[Measured]]:
+def _columns(records: Iterable[Record]) -> tuple[list[dict[str, Record]], list[Record]]:
     """By model and protocol, what was measured in each row, the latest where there are several; and what fits none."""
-    columns: dict[tuple[str, str, str], dict[str, Measured]] = {}
+    columns: dict[tuple[str, str, str], dict[str, Record]] = {}
     left_out = []
     for record in sorted(records, key=lambda r: r.when):
-        if record.row is None:
+        if (row := row_of(record)) is None:
             left_out.append(record)
         else:
-            columns.setdefault((record.model, record.weights, record.protocol), {})[record.row] = record
+            columns.setdefault((record.model, record.weights, record.protocol), {})[row] = record
     return [columns[key] for key in sorted(columns)], left_out
 
 
-def _pretrained_on(column: dict[str, Measured]) -> str | None:
+def _pretrained_on(column: dict[str, Record]) -> str | None:
     weights = origin(next(iter(column.values())).model)[1]
     return weights.data if weights else None
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    width = max(map(len, rows))
-    cells = [[*row, *[""] * (width - len(row))] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(width)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def _notes(columns: Sequence[dict[str, Measured]], left_out: Sequence[Measured]) -> list[str]:
+def _notes(columns: Sequence[dict[str, Record]], left_out: Sequence[Record]) -> list[str]:
     lines = [""] if columns or left_out else []
     for number, column in enumerate(columns, 1):
         first = next(iter(column.values()))
