@@ -151,7 +151,17 @@ def test_fine_tuning_over_seeds(tmp_path, small):
 
 
 def runs_of(record, tmp_path):
-    return tmp_path / "runs" / f"small-{record['weights']}" / f"colours,-{record['recipe'].replace(', ', ',-')}"
+    (found,) = (tmp_path / "runs" / f"small-{record['weights']}").glob(f"colours-*{record['recipe'].split(',')[0]}*")
+    return found
+
+
+def test_another_folder_of_the_same_name_is_tuned_on_anew(tmp_path, small):
+    for place in ("a", "b"):
+        folder = colours(tmp_path / place / "colours")
+        evaluate(
+            small, folder, "finetune", tmp_path / "out.json", "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT
+        )
+    assert len(list((tmp_path / "runs").glob("small-*/colours-*"))) == 2
 
 
 def test_vtab(tmp_path, small):

@@ -126,10 +126,41 @@ def test_any_class_can_be_asked_for(vit):
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
     explorer.set(target="Animal 7")
     assert explorer.state["target"] == 7 and explorer.state["another"] == ""
-    explorer.set(target="predicted", against="none")
-    assert explorer.choice.target is None
-    with pytest.raises(ValueError, match="A target is a class number, a class name"):
-        explorer.set(target=1.5)
+    for predicted, none in (("predicted", "none"), (None, None)):
+        explorer.set(target=7, against=rare)
+        explorer.set(target=predicted, against=none)
+        assert explorer.choice.target is None and explorer.choice.against is None
+    for wrong in (1.5, [7], True):
+        with pytest.raises(ValueError, match="A target is a class number, a class name|numbered from 0 to 99"):
+            explorer.set(target=wrong)
+    with pytest.raises(ValueError, match="'Any class' is a text, but 5 came"):
+        explorer.set(another=5)
+    for _ in range(6):  # classes that can be chosen anyway do not drive these out
+        explorer.set(target=order[0].item())
+        explorer.set(target=order[1].item())
+    explorer.set(target=rare, against=rarer)
+    explorer.set(target=7, against="none")
+    assert (
+        explorer.state["typed"] == (7, rare, rarer)[:1] + explorer.state["typed"][1:]
+        and len(set(explorer.state["typed"])) == len(explorer.state["typed"]) == 3
+    )
+
+
+def test_classes_of_a_wrapped_model(vit):
+    explorer = widgets.explore(torch.nn.DataParallel(vit()), PICTURE)
+    explorer.set(view="legrad", target=3)
+    assert explorer.state["target"] == 3
+
+
+def test_digits_are_a_name_first(vit):
+    model = vit(num_classes=20)
+    model.label_names = [str(number + 1) for number in range(20)]
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad", another="1")
+    assert explorer.state["target"] == 0 and "for “1” (" in words(explorer)
+    model.label_names = [f"plant {number}" for number in range(20)]
+    explorer.set(another="1")
+    assert explorer.state["target"] == 1
 
 
 def test_a_model_without_classes_has_none_to_ask_for(vit):

@@ -275,6 +275,15 @@ def test_contradictions_are_refused():
         Network("odd", patch=2, width=7, depth=1, heads=2).build(SMALL.recipe)
 
 
+def test_weights_that_half_precision_cannot_hold_are_kept_whole(tmp_path):
+    cell = cells(SMALL, "ViT")[0]
+    model = cell.network.build(SMALL.plan(cell))
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e5
+    studies.weights.save(tmp_path / "a.safetensors", model, cell.network, SMALL.plan(cell), list("abcde"))
+    assert torch.equal(trained(tmp_path / "a.safetensors").head.weight, model.head.weight)
+
+
 def test_what_is_no_model_of_a_study_is_told_in_a_sentence(tmp_path):
     cases = {"missing": None, "text": b"not weights", "foreign": safetensors.torch.save({"a": torch.zeros(1)})}
     for name, content in cases.items():

@@ -55,8 +55,10 @@ def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
 
 def test_models_of_one_name_have_columns_of_their_own(tmp_path):
     both = [RESULT | {"value": value, "weights": weights} for value, weights in ((84.2, "a1"), (84.0, "b2"))]
-    printed = paper.table_2(records.read(written(tmp_path / "r.json", *both)))
-    assert "84.20 [" in printed and "84.00 [" in printed and "(2) vit_base_patch16_384" in printed
+    tuned = [RESULT | {"protocol": "finetune", "value": 84.1, "recipe": "epochs=1"}]
+    printed = paper.table_2(records.read(written(tmp_path / "r.json", *both, *tuned)))
+    assert all(f"{value:.2f} [" in printed for value in (84.2, 84.0, 84.1)) and "(3) vit_base_patch16_384" in printed
+    assert "SHA-256 a1" in printed and "SHA-256 b2" in printed and "protocol finetune, epochs=1;" in printed
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,9 @@ def test_table_5_puts_a_model_with_the_data_that_it_was_pre_trained_on(tmp_path)
         (json.dumps(RESULT | {"value": "84"}), "has 83.88, 84 and"),
         (json.dumps(RESULT | {"images": 0}), "images as a whole number"),
         (json.dumps(RESULT | {"model": None}), "A result names model, .* in words"),
+        (json.dumps(RESULT | {"weights": None}), "and weights, command and recipe as texts"),
+        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, command and recipe as texts"),
+        (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbours as whole numbers"),
     ],
 )
 def test_what_is_no_result_is_told(tmp_path, text, sentence):

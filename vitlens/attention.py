@@ -25,6 +25,7 @@ from vitlens.support import evaluating
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
+SMALL = 256  # tokens up to which a CPU sums whole maps as quickly
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ def _fused_sums(layer: Layer, grid: TokenGrid, statistics: tuple[_Statistic, ...
         return None
     row = next((statistic.row for statistic in statistics if statistic.row is not None), None)
     columns = any(statistic.columns for statistic in statistics)
-    if layer.lse is None or not all(statistic.columns or statistic.row is not None for statistic in statistics):
+    only_columns = all(statistic.columns or statistic.row is not None for statistic in statistics)
+    if layer.lse is None or not only_columns or (columns and grid.tokens <= SMALL):
         return kernels.sums(layer, grid, received=columns, row=row)
     received = layer.read(torch.ones_like(layer.lse[:, 0])) if columns else None
     return kernels.Sums(received=received, pulled=None if row is None else layer.read(row).mean(1))

@@ -56,13 +56,16 @@ def _operator() -> Callable:
 @functools.cache
 def _works() -> bool:
     """Whether this version of PyTorch has the operator, and it gives what is wanted of it."""
+    here = {"device": "cpu", "dtype": torch.float32}
     with torch.no_grad():
-        q, k, v = torch.linspace(-1, 1, 3 * 2 * 5 * 8, device="cpu").sin().view(3, 1, 2, 5, 8)
+        q, k, v = torch.linspace(-1, 1, 3 * 2 * 5 * 8, **here).sin().view(3, 1, 2, 5, 8)
+        row, logits = torch.arange(1, 6, **here), 1.5 * q @ k.mT
+        weights = logits.softmax(-1)
         try:
+            torch._fused_sdp_choice(q, k, v, scale=1.5)
             output, lse = _operator()(q, k, v, scale=1.5)
-            weights = (1.5 * q @ k.mT).softmax(-1)
-            sums = summed(q, k, 1.5, lse, torch.arange(1.0, 6.0, device="cpu")[None])
+            found = output, lse, summed(q, k, 1.5, lse, row[None])
+            right = weights @ v, logits.logsumexp(-1), row @ weights
+            return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, right, strict=True))
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return False
-        right = (output, weights @ v), (lse, (1.5 * q @ k.mT).logsumexp(-1)), (sums, torch.arange(1.0, 6.0) @ weights)
-        return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in right)

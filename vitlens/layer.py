@@ -71,7 +71,8 @@ class Layer:
         """
         row = row.to(self.k.device).expand(self.q.shape[0], -1)
         chosen = row.any(0).nonzero().squeeze(-1)
-        if self.lse is not None and len(chosen) > block and not self.q.requires_grad and (row >= 0).all():
+        followed = any(tensor.requires_grad for tensor in (self.q, self.k, row))  # by autograd, which would lose it
+        if self.lse is not None and len(chosen) > block and not followed and (row >= 0).all():
             every = len(chosen) == row.shape[-1]
             q, lse = (self.q, self.lse) if every else (self.q[:, :, chosen], self.lse[:, :, chosen])
             return fused.summed(q, self.k, self.scale, lse, row if every else row[:, chosen])

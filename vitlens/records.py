@@ -126,8 +126,15 @@ def _check(record: Record, path: str | Path) -> None:
             f"A result gives 0 ≤ low ≤ value ≤ high ≤ 100 in per cent, but {path} has {record.low}, {record.value} and "
             f"{record.high} for {record.model} on {record.data}."
         )
-    texts = (record.model, record.data, record.protocol, record.metric, record.when, record.weights)
+    texts = (record.model, record.data, record.protocol, record.metric, record.when)
     whole = isinstance(record.images, int) and record.images > 0
+    counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbours) if n is not None))
+    words = (record.weights, record.command, record.recipe or "")
+    if not (all(isinstance(n, int) for n in counts) and all(isinstance(text, str) for text in words)):
+        raise ValueError(
+            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, command and recipe as "
+            f"texts, but {path} has a result on {record.data} that does not. Leave out what is not known."
+        )
     if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
         raise ValueError(
             f"A result names model, data, protocol, metric and when in words, images as a whole number and versions by "

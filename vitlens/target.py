@@ -70,9 +70,10 @@ def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] 
     """(B,) class numbers for (B, classes) logits.
 
     target: None for the predicted class, one class for all images or a sequence (or 1-D tensor) of one for each; a
-    class is a number or a name. names: the names of all classes in their order; by default the model's own
-    (`vitlens.models.label_names`). One of a name's synonyms, divided by commas as in ImageNet's names, is enough, and
-    case does not matter. Raises ValueError for what is no class of the model, and TypeError for other types.
+    class is a number or a name, and digits that are no name are a number. names: the names of all classes in their
+    order; by default the model's own (`vitlens.models.label_names`). One of a name's synonyms, divided by commas as in
+    ImageNet's names, is enough, and case does not matter. Raises ValueError for what is no class of the model, and
+    TypeError for other types.
     """
     count, total = logits.shape
     if target is None:
@@ -107,6 +108,8 @@ def _by_number(model: nn.Module, target, total: int) -> int:
 
 def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
     names = label_names(model) if names is None else names
+    if names is None and target.strip().isdecimal():
+        return _by_number(model, int(target), total)
     if names is None:
         raise ValueError(
             f"The names of {model_name(model)}'s classes are unknown, so {target!r} cannot be found among them. Give "
@@ -123,6 +126,8 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             f"{len(found)} classes of {model_name(model)} are called {target!r}: "
             f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
         )
+    if not found and wanted.isdecimal():
+        return _by_number(model, int(wanted), total)
     if not found:
         known: dict[str, list[str]] = {}
         for part in (part for parts in synonyms for part in parts[1:]):

@@ -307,6 +307,9 @@ def test_why_a_class(page, model):
         typed.fill(asked)
         page.act(lambda: page.page.keyboard.press("Enter"))
         assert answer in page.text(".alert") and typed.input_value() == asked
+        if asked == "10":  # what was not understood goes when something else is asked
+            page.act(lambda: page.page.locator(".vitlens .bars button").nth(0).click())
+            assert typed.input_value() == ""
     assert_shows(page, painted(vit, x, relevance(vit, x, order[-1], against=order[2])[0].numpy()))
 
 

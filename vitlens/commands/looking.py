@@ -62,7 +62,7 @@ def explain(
     names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
     vit = load_model(model).to(checked_device(device))
     found = explanation.explain(
-        vit, pictures, _class(target), against=_class(against), names=names, baseline=baseline, orders=orders,
+        vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
         on_error=complain if len(pictures) > 1 else None,
     )  # fmt: skip
     for path in explanation.write(found, vit, out):
@@ -89,6 +89,3 @@ def explorer(
     raise SystemExit(serve(model, image, port=port, browser=browser))
 
 
-def _class(given: str) -> int | str | None:
-    """A class's number or name; None for the predicted one."""
-    return int(given) if given.isdecimal() else given or None

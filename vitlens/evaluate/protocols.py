@@ -162,7 +162,7 @@ def _top1(q: Question) -> Iterator[Record]:
 def _few_shot(q: Question) -> Iterator[Record]:
     images, seeds = q.images("train"), q.seeds or 3
     whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
-    while True:  # a damaged image is as if it were not there: what was drawn with it is drawn anew
+    while True:  # what was drawn and is damaged is taken out, and all is drawn anew from the rest
         sound = whole.nonzero()[:, 0]
         wanted = supports(images.labels[sound], q.shots, range(seeds), images.class_names)
         rows = sound[torch.cat([each for drawn in wanted.values() for each in drawn]).unique()]
@@ -202,7 +202,10 @@ def _probe(q: Question) -> Iterator[Record]:
 
 
 def _tuning(q: Question, data: str) -> Tuned:
-    out = q.runs / _file(f"{_short(q.model)}-{q.weights}") / _file(", ".join(filter(None, (_short(data), q.manner))))
+    name = _short(data)
+    if place := [str(Path(each).resolve()) for each in (data, q.root) if each and Path(each).exists()]:
+        name += f"-{hashlib.sha256(' '.join(place).encode()).hexdigest()[:8]}"  # folders of one name are other data
+    out = q.runs / _file(f"{_short(q.model)}-{q.weights}") / _file(", ".join(filter(None, (name, q.manner))))
     found = fine_tuned(
         q.model, data, out, recipe=q.recipe, overrides=q.overrides, seeds=range(q.seeds or 1), world=q.world,
         root=q.root, workers=q.workers,

@@ -83,14 +83,15 @@ def table_5(records: Iterable[Record]) -> str:
 
 
 def _columns(records: Iterable[Record]) -> tuple[list[dict[str, Record]], list[Record]]:
-    """By model and protocol, what was measured in each row, the latest where there are several; and what fits none."""
-    columns: dict[tuple[str, str, str], dict[str, Record]] = {}
+    """By model, weights, protocol and recipe, the latest of each row; and what fits none."""
+    columns: dict[tuple[str, ...], dict[str, Record]] = {}
     left_out = []
     for record in sorted(records, key=lambda r: r.when):
         if (row := row_of(record)) is None:
             left_out.append(record)
         else:
-            columns.setdefault((record.model, record.weights, record.protocol), {})[row] = record
+            what = record.model, record.weights, record.protocol, record.recipe or ""
+            columns.setdefault(what, {})[row] = record
     return [columns[key] for key in sorted(columns)], left_out
 
 
@@ -106,8 +107,10 @@ def _notes(columns: Sequence[dict[str, Record]], left_out: Sequence[Record]) -> 
         counts = ", ".join(f"{row}: {record.images:,} images" for row, record in column.items())
         days = sorted({record.when[:10] for record in column.values()})
         versions = ", ".join(f"{name} {version}" for name, version in sorted(first.versions.items()))
-        lines.append(f"({number}) {first.model}: {_described(first.model)}")
-        lines.append(f"    protocol {first.protocol}; {counts}; {' and '.join(days)}; {versions}")
+        weights = f", SHA-256 {first.weights}" if first.weights else ""
+        protocol = ", ".join(filter(None, (first.protocol, first.recipe)))
+        lines.append(f"({number}) {first.model}: {_described(first.model)}{weights}")
+        lines.append(f"    protocol {protocol}; {counts}; {' and '.join(days)}; {versions}")
     for record in left_out:
         lines.append(
             f"Not in this table: {record.model} on {record.data}, {record.protocol}, {record.metric}: {record.cell}"

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -18,11 +17,9 @@ from vitlens.train import checkpoint
 
 
 def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write the weights in half precision, with what `trained` needs to build the model around them."""
-    state = {
-        name: t.detach().to("cpu", torch.float16 if t.is_floating_point() else t.dtype).contiguous()
-        for name, t in model.state_dict().items()
-    }
+    """Write the weights, in half precision where it can hold them, with what `trained` needs to build the model."""
+    state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    state = {name: t.half() if t.is_floating_point() and t.half().isfinite().all() else t for name, t in state.items()}
     about = {"network": asdict(network), "recipe": recipe.to_dict(), "label_names": list(class_names)}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
     checkpoint.write(path, safetensors.torch.save(state, metadata=texts))
@@ -38,7 +35,7 @@ def trained(path: Path | str, *, weights: bool = True) -> nn.Module:
     try:
         with safe_open(path, "pt") as file:
             about = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
-            state = {name: file.get_tensor(name).float() for name in file.keys()} if weights else None  # noqa: SIM118
+            state = {name: file.get_tensor(name) for name in file.keys()} if weights else None  # noqa: SIM118
         network = Network(**{**about["network"], "stages": tuple(about["network"]["stages"])})
         model = network.build(Recipe.from_dict(about["recipe"]))
         if state is not None:

@@ -1,4 +1,4 @@
-"""The explorer: one picture, every view of it, every layer and head, from any patch, for the likeliest classes."""
+"""The explorer: one picture, every view of it, every layer and head, from any patch, for any class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALL = {**VIEWS, **REASONS}
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
-"""How many of the classes that were asked for last can be chosen besides the likeliest."""
+"""How many of the other classes that were asked for last can be chosen besides the likeliest."""
 
 
 class Explorer(Pictured):
@@ -86,14 +86,16 @@ class Explorer(Pictured):
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:
-            if "another" in values:
+            if isinstance(values.get("another"), str):
                 values["target"] = values["another"].strip()
             elif "target" in values:
                 values["another"] = ""
             for name in asks.keys() & values.keys():
+                values[name] = asks[name] if values[name] is None else values[name]
                 if values[name] != asks[name]:
                     values[name] = self._class(values[name])
-                    self.state = self.state | {"typed": (values[name], *self.state["typed"])[:TYPED]}
+                    others = [k for k in (values[name], *self.state["typed"]) if k not in self.subject.likeliest]
+                    self.state = self.state | {"typed": tuple(dict.fromkeys(others))[:TYPED]}
             super().change(**values)
         except ValueError:
             self.state = before
@@ -101,10 +103,10 @@ class Explorer(Pictured):
 
     def _class(self, asked: object) -> int:
         """The number of a class that was asked for by number or name. Raises ValueError for what is none."""
-        require_classes(self.model)
-        asked = int(asked) if isinstance(asked, str) and asked.isdecimal() else asked
+        model = unwrap(self.model)
+        require_classes(model)
         try:
-            return classes(self.model, torch.zeros(1, self.model.num_classes), asked)[0].item()
+            return classes(model, torch.zeros(1, model.num_classes), [asked])[0].item()
         except TypeError as error:
             raise ValueError(str(error)) from error
 

@@ -55,10 +55,12 @@ function control(described, send) {
       say();
     };
   } else if (kind === "text") {
-    let told; // what is typed and was not understood stays
+    let told; // what is being typed stays, and what was not understood as long as that is said
     const onchange = () => input.value.trim() && set(input.value.trim());
     input = make("input", { id, type: "text", placeholder: described.hint, autocomplete: "off", onchange });
-    update = (value) => value !== told && (input.value = told = value);
+    update = (value, message) => {
+      if (value !== told || (!message && !input.matches(":focus"))) input.value = told = value;
+    };
   } else {
     const onchange = () => input.value !== "" && set(Number(input.value));
     input = make("input", { id, type: "number", min: described.low, max: described.high, step: 1, onchange });
@@ -471,7 +473,7 @@ function render({ model, el }) {
     const late = waiting(); // more was asked since: what a person holds stays where it is
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
-    if (!late) for (const each of frame.controls) made.controls.get(each.name).update(each.value);
+    if (!late) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
     const chosen = [...list.children].findIndex((each) => each.contains(document.activeElement));
