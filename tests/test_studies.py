@@ -24,6 +24,7 @@ from tests.test_cli import vitlens
 from vitlens import compute, plot, studies
 from vitlens.datasets import load
 from vitlens.evaluate import features, proportion
+from vitlens.grid import token_grid
 from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.studies.running import _chosen as chosen
 from vitlens.studies.running import subset
@@ -98,6 +99,11 @@ def test_a_hybrid_has_the_tokens_of_the_vit_and_its_transformer(each):
         models = [n.build(each.plan(cell)) for n in (vit, cell.network)]
         assert models[0].pos_embed.shape == models[1].pos_embed.shape
         assert len({compute.parameters(m.blocks) for m in models}) == 1
+        grids = [token_grid(m, (each.recipe.image_size,) * 2) for m in models]
+        assert grids[0] == grids[1] and grids[1].patch == (vit.patch, vit.patch)
+        for stage in models[1].patch_embed.backbone.feature_info:
+            stage["reduction"] *= 2  # as timm says it, for a backbone with a pool in its stem
+        assert token_grid(models[1], (each.recipe.image_size,) * 2) == grids[0], "seen to be untrue"
 
 
 def test_the_large_study_and_its_one_recipe():
@@ -330,6 +336,32 @@ def test_the_committed_table_is_a_whole_study():
         assert (row["model"], row["images"], row["seed"]) == (cell.network.name, cell.images, cell.seed)
         assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 24))
         assert row["low"] <= row["top1"] <= min(row["high"], row["best"])
+
+
+HYBRID = TABLE.with_name("hybrid-cpu.csv")
+PAIR = TABLE.parents[1] / "checkpoints" / "hybrid-cpu"
+
+
+def test_the_committed_pair_is_that_of_its_study():
+    each, rows = study("hybrid-cpu"), read_table(HYBRID)
+    assert [r["kind"] for r in rows] == ["ViT", "hybrid"]
+    for row, cell, name in zip(rows, each.cells(), ("ViT", "hybrid"), strict=True):
+        model = trained(PAIR / f"{name}.safetensors")
+        fresh = cell.network.build(each.plan(cell))
+        assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in fresh.named_parameters()}
+        assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 64))
+        assert len(model.label_names) == 200 and row["images"] == 100_000
+    (path,) = TABLE.parents[2].glob("notebooks/05_*.ipynb")
+    (told,) = [c.source for c in nbformat.read(path, as_version=4).cells if "hybrid-cpu.csv" in c.source]
+    assert re.findall(r"\d+\.\d(?= %)", told) == [f"{rows[1]['top1']:.1f}", f"{rows[0]['top1']:.1f}"]
+
+
+@pytest.mark.slow
+def test_the_committed_pair_is_as_accurate_as_is_recorded(real_data):
+    valid = load(str(real_data / "tiny-imagenet"), "valid", size=64, stream=False)
+    for row, name in zip(read_table(HYBRID), ("ViT", "hybrid"), strict=True):
+        plan = study("hybrid-cpu").recipe
+        assert accuracy(trained(PAIR / f"{name}.safetensors"), valid, plan) == pytest.approx(row["top1"], abs=0.2)
 
 
 def test_notebook_12_says_what_the_committed_table_says():

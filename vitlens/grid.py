@@ -140,13 +140,18 @@ def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
 
 
 def _stride(embed: nn.Module) -> tuple[int, int]:
-    """Pixels from one token to the next. timm's ratio of a hybrid is image ÷ features, off where one was rounded."""
+    """Pixels from one token to the next.
+
+    timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
+    which is right unless the backbone was changed: then it does not fit the features that timm found.
+    """
     backbone = getattr(embed, "backbone", None)
     if backbone is None or not hasattr(backbone, "feature_info"):
         return tuple(embed.feat_ratio(as_scalar=False))
     info = backbone.feature_info
     reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
-    return tuple(side * reduction for side in embed.patch_size)
+    sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
+    return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
 
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:

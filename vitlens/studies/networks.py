@@ -70,4 +70,6 @@ class Network:
             conv_layer=partial(StdConv2d, eps=1e-8), **form,
         )  # fmt: skip
         model.stem.pool = nn.Identity()  # pictures of 64 pixels are too small to be halved twice before the first stage
+        for stage in model.feature_info[1:]:  # the first is the stem before its pool
+            stage["reduction"] //= 2
         return model
