@@ -90,14 +90,20 @@ def compact(png: bytes) -> bytes:
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     few, page = picture.quantize(255, Image.Quantize.MAXCOVERAGE, kmeans=1), picture.getpixel((0, 0))
-    places = np.asarray(few).copy()
-    places[(np.asarray(picture) == page).all(-1)] = 255  # the page keeps its colour, which means are a little off
     palette = [*few.getpalette()[:765], *page]
-    few = Image.fromarray(places)
-    few.putpalette(palette)
+
+    def with_page(painted: Image.Image) -> Image.Image:
+        """The page keeps its colour: means are a little off, and so is the nearest colour that is found."""
+        places = np.asarray(painted).copy()
+        places[(np.asarray(picture) == page).all(-1)] = 255
+        result = Image.fromarray(places)
+        result.putpalette(palette)
+        return result
+
+    few = with_page(few)
     if picture.getcolors(CHART):
         return encoded(few)
-    exact, dithered = encoded(picture), encoded(picture.quantize(palette=few))
+    exact, dithered = encoded(picture), encoded(with_page(picture.quantize(palette=few)))
     return dithered if 2 * len(dithered) < len(exact) else exact
 
 
