@@ -2,9 +2,9 @@
 
 A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
 (`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
-share one pass, from the last layer to the first (the order in which a rollout needs them). Fused attention
-makes no rows at all: on a GPU kernels of our own add up most layers (`vitlens.kernels`), on a CPU PyTorch's sums over
-queries, which a rollout and the attention received are made of (`vitlens.fused`).
+share one pass, from the last layer to the first (the order in which a rollout needs them). Fused attention makes
+no rows at all: on a GPU kernels of our own add up most layers (`vitlens.kernels`), on a CPU PyTorch's own gives sums
+over queries, which a rollout and the attention received are made of (`vitlens.fused`).
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
 """

@@ -196,7 +196,7 @@ class _Recorder(TorchFunctionMode):
             None if attn_mask is None else attn_mask.detach(),
             own(_all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
-            lse=None if lse is None else lse.detach().contiguous(),
+            lse=None if lse is None else lse.detach(),
         )
         if index == POOL:
             self.attn.pool = layer

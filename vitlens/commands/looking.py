@@ -87,5 +87,3 @@ def explorer(
     if image is not None:
         load_image(image)
     raise SystemExit(serve(model, image, port=port, browser=browser))
-
-
