@@ -20,6 +20,7 @@ from vitlens.augment import augmented, draws, generator, seed_of
 from vitlens.datasets import load
 from vitlens.recipes import Recipe, recipe
 from vitlens.train import accuracy, checkpoint, compiled, export, fit
+from vitlens.train.losses import unfused_attention
 from vitlens.train.optim import Muon, optimizers, orthogonalised
 
 torch.set_num_threads(1)
@@ -381,6 +382,44 @@ def test_the_compiled_path_computes_the_same(data):
     x, y = augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
     fast = torch.compile(plain, backend="aot_eager", dynamic=False, fullgraph=True)
     torch.testing.assert_close(fast(x, y), plain(x, y))
+
+
+def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]]:
+    """The gradient of all parameters, and the attention kernels that made it."""
+    model.zero_grad()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        criterion(*batch).backward()
+    names = {event.key.removeprefix("aten::") for event in profile.key_averages()}
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), {name for name in names if "attention" in name}
+
+
+def test_bf16_on_a_cpu_trains_through_attention_that_is_not_fused(data):
+    """… as near to float32 as the fused kernel is, also where heads look at few patches."""
+    r = replace(recipe("digits").tiny(), precision="bf16", width=64, heads=2, drop_path=0.0)
+    model = r.build()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight.mul_(8)  # scores of some tens
+    batch = augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
+    exact, fused = gradient(model, compiled(model, replace(r, precision="fp32"), "cpu"), batch)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in fused
+    near, used = gradient(model, compiled(model, r, "cpu"), batch)
+    assert "_scaled_dot_product_attention_math" in used and not any("flash" in name for name in used)
+    # More patches, the same model: fused again, as attention's memory would be felt.
+    other, used = gradient(model, compiled(model, replace(r, image_size=34), "cpu"), batch)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in used
+    error, usual = ((g - exact).norm() / exact.norm() for g in (near, other))
+    assert 0 < error < 0.03 and error < 1.5 * usual, (error, usual)
+
+
+def test_attention_is_fused_again_after_an_error():
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), torch.backends.cuda.flash_sdp_enabled()
+    with pytest.raises(ZeroDivisionError), unfused_attention():
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        raise ZeroDivisionError
+    assert before == (
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), torch.backends.cuda.flash_sdp_enabled()
+    )  # fmt: skip
 
 
 def test_running_out_of_memory_is_told_in_a_sentence(data):

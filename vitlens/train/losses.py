@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.augment import Targets
 from vitlens.recipes import Recipe
@@ -30,17 +32,44 @@ def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) ->
 LOSSES = {"softmax": soft_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
+UNFUSED = 256
+"""Patches up to which attention, kept for the backward pass, takes less memory than what the MLP keeps."""
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Attention as two matrix products and a softmax, in the precision of its inputs.
+
+    On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at the
+    lengths that ViTs are trained with there; these products take less than either (``benchmarks/training.py``).
+    """
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
     """Forward pass and loss as one function of a batch, compiled where the recipe says so. ``model`` stays as it is."""
     device = torch.device(device)
     bf16, loss, smoothing = recipe.precision == "bf16", LOSSES[recipe.loss], recipe.label_smoothing
+    few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
+    attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             logits = model(x)
         return loss(logits.float(), y, smoothing)
 
-    if recipe.compile == "off" or (device.type == "cpu" and not recipe.compile_cpu):
-        return criterion
-    # Shapes are few and known (one, or two with patch_drop): specialise instead of guessing which are dynamic.
-    return torch.compile(criterion, mode=recipe.compile, dynamic=False)
+    if recipe.compile != "off" and (device.type != "cpu" or recipe.compile_cpu):
+        # Shapes are few and known (one, or two with patch_drop): specialise instead of guessing which are dynamic.
+        criterion = torch.compile(criterion, mode=recipe.compile, dynamic=False)
+
+    def within(x: Tensor, y: Targets) -> Tensor:
+        with attention():
+            return criterion(x, y)
+
+    return within
