@@ -12,7 +12,8 @@ precision. FLOP = 2 × multiply-add, a step is 3 × forward.
 * DataLoader (on a CPU at 64 px): timm's step behind torchvision's random resized crop, flip and normalisation of JPEGs
   that lie in memory, decoded in one worker process.
 
-The loops of a case take turns, so that a busy machine slows all of them, and a speed is the median of its turns.
+The loops of a case take turns, so that a busy machine slows all of them. A speed is the median of its turns; a ratio of
+two loops, or a share of the ceiling, that of the ratios within each turn.
 """
 
 from __future__ import annotations
@@ -175,18 +176,24 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         tops.append(2 * size**3 / seconds(product, 20, device))
         for name, step in ready.items():
             speeds[name].append(case.batch / seconds(step, steps, device))
-    top = statistics.median(tops)
     speed = {name: statistics.median(values) for name, values in speeds.items() if values}
     return [
         {
             "model": case.model, "pixels": case.pixels, "patch": case.patch, "batch": case.batch,
             "precision": case.precision, "loop": name, "images_per_second": round(value, 1),
-            "vitlens_ratio": round(speed["vitlens"] / value, 3), "tflops": round(value * case.flops() / 1e12, 3),
-            "share_of_matmul": round(value * case.flops() / top, 4), "matmul_tflops": round(top / 1e12, 3),
+            "vitlens_ratio": round(ratio(speeds["vitlens"], speeds[name]), 3),
+            "tflops": round(value * case.flops() / 1e12, 3),
+            "share_of_matmul": round(case.flops() * ratio(speeds[name], tops), 4),
+            "matmul_tflops": round(statistics.median(tops) / 1e12, 3),
             "seconds_to_start": round(began[name], 1),
         }
         for name, value in speed.items()
     ]  # fmt: skip
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over turns of one speed by another."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
@@ -195,7 +202,7 @@ def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
     else:
         found = [Case("ViT-Ti", pixels, patch, size, precision) for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
                  for precision in ("fp32", "bf16")]  # fmt: skip
-        found.append(Case("ViT-S", 224, 16, 16, "fp32"))
+        found += [Case("ViT-S", 224, 16, 16, precision) for precision in ("fp32", "bf16")]
     found = [replace(case, batch=batch) for case in found] if batch else found
     return [replace(found[0], batch=batch or 8)] if quick else found
 
@@ -208,7 +215,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="batch size, instead of one that is known to be fast")
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
-    turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (5, 8)
+    turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (10, 4)
     about = {
         "device": hardware(World(device=device)), **versions(), "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/training.py" + " --quick" * options.quick,

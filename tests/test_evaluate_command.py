@@ -162,6 +162,9 @@ def test_another_folder_of_the_same_name_is_tuned_on_anew(tmp_path, small):
             small, folder, "finetune", tmp_path / "out.json", "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT
         )
     assert len(list((tmp_path / "runs").glob("small-*/colours-*"))) == 2
+    one, other = json.loads((tmp_path / "out.json").read_text())  # and neither replaces the other's result
+    assert one["data"] == other["data"] == "colours" and one["place"] != other["place"]
+    assert str(tmp_path) not in (tmp_path / "out.json").read_text()
 
 
 def test_vtab(tmp_path, small):

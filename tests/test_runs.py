@@ -53,7 +53,7 @@ def test_epochs_are_fitted_to_the_time(tmp_path):
     ({"max_minutes": 0}, "--max-minutes is a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
     ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
     ({"overrides": ["epochs=x"]}, "of type int"), ({"fit_minutes": math.inf}, "--fit-minutes is a positive number"),
-    ({"workers": -1}, "--workers is a number of processes"), ({"overrides": ["num_classes=5"]}, "has 10 classes"),
+    ({"workers": -1}, "workers is a number of processes"), ({"overrides": ["num_classes=5"]}, "has 10 classes"),
     ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
     ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
 ])  # fmt: skip

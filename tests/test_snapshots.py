@@ -37,13 +37,19 @@ def test_the_schedule_is_dense_early_and_holds_both_ends():
 def test_arrays_equal_the_analysis_functions(data):
     model, r = tiny().build(), tiny()
     images = snapshots.probe(data[1], r, n=12)
+    assert len(images) == 12 and len(snapshots.probe(data[1], r)) == r.batch_size < 64
     model.blocks[0].eval()
+    calls = []
+    handle = model.head.register_forward_hook(lambda *_: calls.append(1))
     arrays = snapshots.record(model, images)
+    handle.remove()
+    assert len(calls) == 1, "one forward pass for all figures"
     assert [b.training for b in model.blocks] == [False, True] and model.training
     model.eval()
     with torch.no_grad(), capture(model) as attn:
-        model(images)
+        logits = model(images)
     expected = {
+        "top1_confidence": logits.softmax(-1).amax(-1),
         "distances": attention.mean_distance(attn).mean(0),
         "rollout": attention.rollout(attn)[:8],
         "positions": positions.similarity(model),

@@ -34,6 +34,8 @@ class Record:
     command: str = ""
     weights: str = ""
     """What the model's weights are told from others by: the first digits of their SHA-256."""
+    place: str = ""
+    """What tells a folder of data from others of its name: the first digits of the SHA-256 of where it lies."""
     shots: int | None = None
     seeds: int | None = None
     """How many, where the number is a mean over seeds; they are 0, 1, 2 …"""
@@ -45,7 +47,7 @@ class Record:
     @property
     def key(self) -> tuple:
         """What makes two records measurements of the same thing."""
-        what = self.model, self.weights, self.data, self.protocol, self.metric
+        what = self.model, self.weights, self.data, self.place, self.protocol, self.metric
         return *what, self.shots, self.neighbours, self.recipe
 
     @property
@@ -129,11 +131,11 @@ def _check(record: Record, path: str | Path) -> None:
     texts = (record.model, record.data, record.protocol, record.metric, record.when)
     whole = isinstance(record.images, int) and record.images > 0
     counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbours) if n is not None))
-    words = (record.weights, record.command, record.recipe or "")
+    words = (record.weights, record.place, record.command, record.recipe or "")
     if not (all(isinstance(n, int) for n in counts) and all(isinstance(text, str) for text in words)):
         raise ValueError(
-            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, command and recipe as "
-            f"texts, but {path} has a result on {record.data} that does not. Leave out what is not known."
+            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, place, command and "
+            f"recipe as texts, but {path} has a result on {record.data} that does not. Leave out what is not known."
         )
     if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
         raise ValueError(

@@ -34,8 +34,8 @@ def schedule(steps: int, count: int = 24) -> list[int]:
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int = 64, seed: int = 0) -> Tensor:
-    """``n`` images (all, if there are fewer), the same for the same ``seed``, normalised as the model wants them."""
-    some = data.subset(min(n, len(data)), seed)
+    """``n`` images (a batch or all, if that is fewer), the same for the same ``seed``, normalised for the model."""
+    some = data.subset(min(n, recipe.batch_size, len(data)), seed)
     images, _ = next(iter(some.batches([torch.arange(len(some))], None, ())))
     return normalised(images, recipe.mean, recipe.std)
 
@@ -63,13 +63,14 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
 
     def attended() -> dict[str, Tensor]:
         with capture(model) as attn:
-            model(images)
+            logits.append(model(images))
         return {
             "distances": attention.mean_distance(attn).mean(dim=0),
             "rollout": attention.rollout(attn)[:ROLLOUTS],
         }
 
     arrays: dict[str, Tensor] = {}
+    logits: list[Tensor] = []
     devices = [images.device] if images.is_cuda else []
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
         for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
@@ -78,7 +79,9 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
             except ValueError as reason:
                 if missing is not None:
                     missing.append(str(reason))
-        arrays["top1_confidence"] = model(images).softmax(-1).amax(-1)
+        if not logits:
+            logits.append(model(images))
+        arrays["top1_confidence"] = logits[0].softmax(-1).amax(-1)
     return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
 
 

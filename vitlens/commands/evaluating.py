@@ -45,8 +45,6 @@ def evaluate(
         raise ValueError("An evaluation needs a model: a timm name or a folder. `vitlens evaluate --help` says more.")
     if device is not None:
         checked_device(device)
-    if workers is not None and workers < 0:
-        raise ValueError(f"--workers is a number of processes from 0 up; {workers} came.")
     if out is not None and out.is_dir():
         raise ValueError(f"The results need a file, but {out} is a folder. Give another --out.")
     if out is not None and out.exists():

@@ -95,6 +95,8 @@ def load(
         raise ValueError(
             f"{'Streaming' if stream else 'Squashing'} needs the side of the images in pixels: pass size=…."
         )
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers is a number of processes from 0 up; {workers} came.")
     device = torch.device(device or "cpu")
     cache = Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
     listing = _listed(str(source), split, fold, allow_partial, cache, root)

@@ -92,11 +92,16 @@ class Question:
         for reason in damaged if self.world.rank == 0 else ():
             self.say(f"Left out: {reason}.")
 
+    def place(self, data: str) -> str:
+        """What tells folders of one name apart: the first digits of the SHA-256 of where they lie; "" of named data."""
+        found = [str(Path(each).resolve()) for each in (data, self.root) if each and Path(each).exists()]
+        return hashlib.sha256(" ".join(found).encode()).hexdigest()[:8] if found else ""
+
     def record(self, data: str, metric: str, score: Score, images: int, damaged: Sequence[str], **more) -> Record:
         return Record(
             _short(self.model), _short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
             datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(), len(damaged),
-            self.command, self.weights, **more,
+            self.command, self.weights, self.place(data), **more,
         )  # fmt: skip
 
 
@@ -202,9 +207,7 @@ def _probe(q: Question) -> Iterator[Record]:
 
 
 def _tuning(q: Question, data: str) -> Tuned:
-    name = _short(data)
-    if place := [str(Path(each).resolve()) for each in (data, q.root) if each and Path(each).exists()]:
-        name += f"-{hashlib.sha256(' '.join(place).encode()).hexdigest()[:8]}"  # folders of one name are other data
+    name = "-".join(filter(None, (_short(data), q.place(data))))
     out = q.runs / _file(f"{_short(q.model)}-{q.weights}") / _file(", ".join(filter(None, (name, q.manner))))
     found = fine_tuned(
         q.model, data, out, recipe=q.recipe, overrides=q.overrides, seeds=range(q.seeds or 1), world=q.world,

@@ -21,7 +21,7 @@ from vitlens.train import World, accuracy, checkpoint, fit
 MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
 
 
-def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, workers) -> None:
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes) -> None:
     """Raise ``ValueError`` for options that cannot be meant, before anything is read or written."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
@@ -30,8 +30,6 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"A run is written to a folder, and {out} is a file. Name another with --out.")
-    if workers is not None and workers < 0:
-        raise ValueError(f"--workers is a number of processes from 0 up; {workers} came.")
     if not resume and checkpoint.newest_first(out / "checkpoints"):
         raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():

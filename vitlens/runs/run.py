@@ -61,7 +61,7 @@ def run(
     Raises ``ValueError`` for options that are wrong or do not fit together, and what ``fit`` raises.
     """
     out, world = Path(out), join(device)
-    refuse(out, world.device, resume, max_minutes, fit_minutes, workers)
+    refuse(out, world.device, resume, max_minutes, fit_minutes)
     fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
     plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)
     quiet = quiet or world.rank > 0
