@@ -33,9 +33,12 @@ def schedule(steps: int, count: int = 24) -> list[int]:
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
-def probe(data: ImageSet, recipe: Recipe, n: int = 64, seed: int = 0) -> Tensor:
-    """``n`` images (a batch or all, if that is fewer), the same for the same ``seed``, normalised for the model."""
-    some = data.subset(min(n, recipe.batch_size, len(data)), seed)
+def probe(data: ImageSet, recipe: Recipe, n: int | None = None, seed: int = 0) -> Tensor:
+    """``n`` images (all, if there are fewer), the same for the same ``seed``, normalised as the model wants them.
+
+    By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
+    """
+    some = data.subset(min(n or min(64, recipe.batch_size), len(data)), seed)
     images, _ = next(iter(some.batches([torch.arange(len(some))], None, ())))
     return normalised(images, recipe.mean, recipe.std)
 
