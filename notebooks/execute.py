@@ -149,7 +149,7 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
     """
     paths = [p for p in paths if nbformat.read(p, as_version=4).cells[CONSTANTS].source.startswith("MODEL")]
     if not paths:
-        raise ValueError("These notebooks have no MODEL that another could replace; 01 to 06 and 10 have one.")
+        raise ValueError("These notebooks have no MODEL that another could replace; 01 to 06, 10 and 11 have one.")
     found = inspection.inspect(load_model(options.model), samples().items())
     words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name, "--figures DIR"]
     made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}

@@ -156,6 +156,21 @@ def test_folders_and_files_that_are_no_data_set(tmp_path):
         load(tmp_path, "valid")
 
 
+@pytest.mark.parametrize("labels, message", [
+    (pa.array(["ant", "bee"]), "labels of type string, and the column label should hold a whole number"),
+    (pa.array([0, None], pa.int64()), "1 labels missing, and the column label should"),
+    (pa.array([0.5, 1.0]), "labels of type double"),
+])  # fmt: skip
+@pytest.mark.parametrize("named", [False, True])
+def test_labels_that_are_no_whole_numbers_are_told(tmp_path, labels, message, named):
+    images = pa.array([{"bytes": picture(i)[0], "path": None} for i in range(2)])
+    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "train-0.parquet")
+    if named:
+        (tmp_path / "classes.json").write_text('["ant", "bee"]')
+    with pytest.raises(ValueError, match=f"train-0.parquet has {message}"):
+        load(tmp_path)
+
+
 def test_an_image_set_refuses_what_does_not_fit():
     images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
     with pytest.raises(ValueError, match="uint8"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -276,6 +277,19 @@ def test_results_are_replaced_by_new_measurements_of_the_same(tmp_path):
     path.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="results.json is not a file of results"):
         write(path, [record()])
+
+
+def test_a_full_disk_leaves_the_results_that_were_there(tmp_path, monkeypatch):
+    write(tmp_path / "results.json", [record()])
+    before = (tmp_path / "results.json").read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "results.json", [record(shots=1)])
+    assert (tmp_path / "results.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_table_says_everything():

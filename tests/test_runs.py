@@ -16,8 +16,10 @@ from vitlens import runs
 from vitlens.datasets import load
 from vitlens.recipes import Recipe, recipe
 from vitlens.runs import plan
+from vitlens.runs.account import command_of
+from vitlens.runs.sources import Source
 from vitlens.runs.watching import Board
-from vitlens.train import Step, World
+from vitlens.train import Step, World, accuracy
 
 torch.set_num_threads(1)
 
@@ -56,11 +58,44 @@ def test_epochs_are_fitted_to_the_time(tmp_path):
     ({"workers": -1}, "workers is a number of processes"), ({"overrides": ["num_classes=5"]}, "has 10 classes"),
     ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
     ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
+    ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
 ])  # fmt: skip
 def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
     arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
     with pytest.raises(ValueError, match=message):
         runs.run(**{**arguments, **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stopped_run_is_exported_if_asked(tmp_path):
+    options = {"tiny": True, "watch": 0, "quiet": True, "device": "cpu", "max_minutes": 1e-9}
+    assert runs.run("digits", "digits", tmp_path / "a", **options)["validation"]["exported"] is None
+    assert not (tmp_path / "a/model").exists()
+    cut = runs.run("digits", "digits", tmp_path / "b", export=True, **options)
+    assert not cut["finished"] and cut["validation"]["exported"]
+    model = timm.create_model(f"local-dir:{tmp_path / 'b/model'}", pretrained=True).eval()
+    top1 = accuracy(model, load("digits", "valid").subset(cut["validation"]["images"]), recipe("digits"))
+    assert top1 == pytest.approx(max(cut["validation"]["top1"], cut["validation"]["top1_average"]), abs=1)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"no archive", lambda b: b[:-50]])
+def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage):
+    options = {"tiny": True, "watch": 3, "device": "cpu"}
+    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
+    snapshots = tmp_path / "snapshots.npz"
+    snapshots.write_bytes(damage(snapshots.read_bytes()))
+    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["finished"]
+    assert "There are no snapshots from step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source, splits, words", [
+    (Source("vtab/pets"), [None], "--data vtab/pets --set"),
+    (Source("/somewhere/pets", on_damaged="skip"), [None], "--data pets --skip-damaged --set"),
+    (Source("torch/mnist", stream=False), [None], "--data torch/mnist --hold --set"),
+])  # fmt: skip
+def test_the_command_repeats_the_run(source, splits, words):
+    plan = replace(recipe("digits"), epochs=3)
+    assert command_of(plan, source, splits) == f"vitlens train --recipe digits {words} epochs=3 --out DIR"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +117,8 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
     again = runs.run("finetune-pets", "digits", tmp_path / "a", model=str(digits_model), resume=True, quiet=True,
                      device="cpu")  # fmt: skip
     assert again["validation"] == account["validation"]
+    runs.run("finetune-pets", "digits", tmp_path / "a", model=f"{digits_model}/../model/", resume=True, quiet=True,
+             device="cpu")  # fmt: skip
     with pytest.raises(ValueError, match="started from .*model, not elsewhere"):
         runs.run("finetune-pets", "digits", tmp_path / "a", model="elsewhere", resume=True, quiet=True)
     with pytest.raises(ValueError, match="name one with --model"):

@@ -356,6 +356,13 @@ def test_hugging_face_sets_as_timm_reads_them(tmp_path):
         assert_same(loaded, *expected)
         assert loaded.class_names == ("ant", "bee")
     assert_streams(name, cache)
+    for labels, wrong in (([None, 1, 0], "None"), (["ant", "bee", "ant"], "'ant'")):
+        rows = {"label": labels, "img": [{"bytes": encoded(i), "path": None} for i in range(3)]}
+        (tmp_path / wrong).mkdir()
+        bare = datasets.Dataset.from_dict(rows).cast_column("img", datasets.Image())
+        bare.to_parquet(tmp_path / wrong / "train-00000-of-00001.parquet")
+        with pytest.raises(ValueError, match=f"has the label {wrong}, and each image needs a whole number"):
+            load(f"hfds/{tmp_path / wrong}", root=cache)
     table = pq.read_table(tmp_path / "set" / "train-00000-of-00001.parquet").drop_columns("fine")
     pq.write_table(table.replace_schema_metadata(), tmp_path / "set" / "train-00000-of-00001.parquet")
     (tmp_path / "set" / "test-00000-of-00001.parquet").unlink()

@@ -296,6 +296,21 @@ def test_workers_have_one_thread_each():
     assert (images == 1).all()
 
 
+@dataclass(frozen=True)
+class Leads(Threads):
+    """Pictures of whether the reading process leads a group of its own."""
+
+    def content(self, i):
+        return torch.full((3, 8, 8), int(os.getpgrp() == os.getpid()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_what_ends_a_group_of_processes_does_not_reach_workers(context):
+    """Ctrl-C, or a scheduler's SIGTERM, is for the process that trains: it saves before it ends them."""
+    images, _ = joined(made(Leads(6), workers=2, context=context), [torch.arange(6)])
+    assert (images == 1).all()
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_may_be_forked_or_spawned(folder, context):
     expected = joined(streamed(folder), rows_of(100, 64), CROP, (2,))

@@ -28,7 +28,6 @@ from vitlens.grid import token_grid
 from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.studies.running import _chosen as chosen
 from vitlens.studies.running import subset
-from vitlens.train import checkpoint
 from vitlens.train.validation import accuracy
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
@@ -290,11 +289,18 @@ def test_weights_that_half_precision_cannot_hold_are_kept_whole(tmp_path):
     assert torch.equal(trained(tmp_path / "a.safetensors").head.weight, model.head.weight)
 
 
+def test_a_study_needs_a_batch_of_images():
+    with pytest.raises(ValueError, match="A batch of 64 exceeds 40 training images. Lower batch_size"):
+        replace(SMALL, sizes=(40, 80), recipe=replace(SMALL.recipe, batch_size=64))
+    few = replace(study("data-size-digits"), classes=2, sizes=(50, 200)).tiny()
+    assert few.recipe.batch_size == 16 == min(few.sizes) and few.plan(next(few.cells())).evaluate_every >= 1
+
+
 def test_what_is_no_model_of_a_study_is_told_in_a_sentence(tmp_path):
     cases = {"missing": None, "text": b"not weights", "foreign": safetensors.torch.save({"a": torch.zeros(1)})}
     for name, content in cases.items():
         if content is not None:
-            checkpoint.write(tmp_path / name, content)
+            (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{name} is not a model of a study .*`vitlens study` writes such files"):
             trained(tmp_path / name)
 

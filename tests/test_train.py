@@ -19,7 +19,8 @@ from torch import nn
 from vitlens.augment import augmented, draws, generator, seed_of
 from vitlens.datasets import load
 from vitlens.recipes import Recipe, recipe
-from vitlens.train import accuracy, checkpoint, compiled, export, fit
+from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
+from vitlens.train.guards import settings
 from vitlens.train.losses import unfused_attention
 from vitlens.train.optim import Muon, optimizers, orthogonalised
 
@@ -260,6 +261,41 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(stopped, data, caps
         return
     with pytest.raises(ValueError, match="Every checkpoint in .* is damaged"):
         next(fit(r.build(), data, r, device="cpu", out=out, resume=True))
+
+
+def test_damaged_checkpoints_do_not_take_the_place_of_good_ones(stopped, data):
+    """Of steps 3 and 4, the later one damaged and a damaged 5: what is kept after step 6 can be resumed twice over."""
+    out, r = stopped
+    folder = out / "checkpoints"
+    for number in (4, 5):
+        for suffix in (".json", ".safetensors"):
+            (folder / f"step-0000000{number}{suffix}").write_bytes(b"")
+    steps = fit(r.build(), data, replace(r, save_every=1e9), device="cpu", out=out, resume=True)
+    assert next(steps).step == 4
+    steps.close()
+    assert sorted(p.name for p in folder.glob("*.json")) == ["step-00000003.json", "step-00000004.json"]
+    for marker in folder.glob("*.json"):
+        checkpoint.load(marker)
+
+
+def test_a_step_is_yielded_before_it_is_saved(data, tmp_path):
+    """So that a snapshot which its reader takes exists whenever the checkpoint does."""
+    r = tiny(save_every=0.0)
+    for step in fit(r.build(), data, r, device="cpu", out=tmp_path):
+        newest = [marker.stem for marker in checkpoint.newest_first(tmp_path / "checkpoints")[:1]]
+        assert newest == ([f"step-{step.step - 1:08d}"] if step.step > 1 else [])
+    assert checkpoint.newest_first(tmp_path / "checkpoints")[0].stem == f"step-{step.step:08d}"
+
+
+@pytest.mark.parametrize("error, kind, message", [
+    (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "does not hold 8 images of 8×8 .*accumulate=4"),
+    (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ChildProcessError, "use fewer workers"),
+    (RuntimeError("something else"), RuntimeError, "something else"),
+])  # fmt: skip
+def test_trouble_in_the_loop_is_told_in_a_sentence(error, kind, message):
+    world = World(0, 4, torch.device("cpu"))
+    with pytest.raises(kind, match=message), settings(tiny(batch_size=64, accumulate=2), world):
+        raise error
 
 
 def test_another_architecture_recipe_or_data_set_cannot_be_resumed(stopped, data):

@@ -1,7 +1,7 @@
 """Record the queries and keys that a model hands to fused attention, while it runs, changing nothing.
 
 `torch.nn.functional.scaled_dot_product_attention` is watched for the length of a `with` block by a
-`torch.overrides.TorchFunctionMode`. Nothing is patched and no flag is switched; rotary embeddings, query-key norms,
+`torch.overrides.TorchFunctionMode`. No module is patched and attention stays fused; rotary embeddings, query-key norms,
 grouped queries, attention biases and masks are right for free, because they are already in q, k and mask.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head width.

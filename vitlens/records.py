@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
+from vitlens import files
+
 
 @dataclass(frozen=True)
 class Record:
@@ -72,9 +74,9 @@ def write(path: Path, records: Iterable[Record]) -> None:
     records = list(records)
     new = {record.key for record in records}
     kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
-    path.parent.mkdir(parents=True, exist_ok=True)
     written = [{name: value for name, value in asdict(record).items() if value is not None} for record in records]
-    path.write_text(json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, (json.dumps([*kept, *written], indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def table(records: Sequence[Record]) -> str:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from vitlens.augment import normalised
 from vitlens.datasets import ImageSet
+from vitlens.files import write
 from vitlens.recipes import Recipe
 from vitlens.support import evaluating
-from vitlens.train.checkpoint import write
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
 COMPONENTS = 28  # filters in the paper's figure 7

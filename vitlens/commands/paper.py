@@ -39,8 +39,8 @@ def models(
             print(f"    {each.timm}: {each.data}, {each.source}, {use}")
     print(
         "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
-        "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted by the paper's rule, in brackets those it "
-        "prints."
+        "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards a picture, in brackets "
+        "those that the paper prints."
     )
 
 

@@ -29,6 +29,7 @@ def train(
         bool, typer.Option("--deterministic", help="Repeat to the bit on CUDA too; says what it costs.")
     ] = False,
     watch: Annotated[int, typer.Option(help="Snapshots of the inspection figures; 0 for none.")] = 24,
+    export: Annotated[bool, typer.Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
@@ -54,7 +55,7 @@ def train(
     account = run(
         recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else ())], device=device, seed=seed,
-        tensorboard=tensorboard, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
+        tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
         on_damaged="skip" if skip_damaged else "raise",
     )  # fmt: skip
     if account["stopped_by"]:

@@ -191,6 +191,9 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
         )
     labels = dataset.select_columns(label[:1])[:][label[0]]
     names = getattr(dataset.features[label[0]], "names", None)
+    wrong = next((each for each in labels if type(each) is not int), None) if len(labels) else None
+    if wrong is not None or None in labels:
+        raise ValueError(f"hfds/{name} has the label {wrong!r}, and each image needs a whole number as its label.")
     encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
     return Listing(
         HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names) if names else numbered(labels)

@@ -110,13 +110,16 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
         try:
             with pq.ParquetFile(shard) as file:
                 file.schema_arrow.field("image").type.field("bytes")
-                column = file.read(columns=["label"])["label"].to_pylist()
+                column = file.read(columns=["label"])["label"]
                 class_names = class_names or _names_in_metadata(file.schema_arrow.metadata)
         except (OSError, KeyError, ValueError, AttributeError) as problem:
             raise ValueError(
                 f"{shard} is not a Parquet shard with columns image: {{bytes, path}} and label ({problem})."
             ) from problem
-        labels += column
+        if column.null_count or not pa.types.is_integer(column.type):
+            what = f"{column.null_count} labels missing" if column.null_count else f"labels of type {column.type}"
+            raise ValueError(f"{shard} has {what}, and the column label should hold a whole number for each image.")
+        labels += column.to_pylist()
         counts.append(len(column))
     return Listing(Rows(shards, counts), labels, names_beside(folder) or class_names or numbered(labels))
 

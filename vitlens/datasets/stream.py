@@ -8,6 +8,7 @@ Shapes: N images, b of them in a batch, S pixels a side.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,9 @@ from vitlens.datasets.samples import Samples
 
 CHUNK = 32  # images that a worker makes at a time: a batch has many hands, and little waits in shared memory
 AHEAD = 4  # chunks that each worker makes ahead
+WORKERS_ENDED = (
+    "The processes that read images ended ({}). Most often memory ran out: use fewer workers, or smaller images."
+)
 IN_A_ROW = 100  # damaged samples in a row at which a stream gives up: more likely a disk is gone
 
 
@@ -165,13 +169,10 @@ class ImageStream:
             try:
                 part = next(parts, None)
             except RuntimeError as problem:
-                if "DataLoader worker" not in str(problem):
+                if not workers_ended(problem):
                     raise
                 self._loader = None
-                raise ChildProcessError(
-                    f"The processes that read images ended ({problem}). Most often memory ran out: use fewer workers, "
-                    "or smaller images."
-                ) from problem
+                raise ChildProcessError(WORKERS_ENDED.format(problem)) from problem
             if part is None:
                 return
             yield part
@@ -189,6 +190,7 @@ class ImageStream:
             collate_fn=_as_it_is,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=_apart,
             generator=torch.Generator(),  # else each start would draw from the global one
             **(several if self.workers else {}),
         )
@@ -208,6 +210,17 @@ def _jobs(rows: Iterable[Tensor], crop, key: tuple[int, ...]) -> Iterator[Job]:
         row = row.tolist()
         for start in range(0, max(1, len(row)), CHUNK):
             yield Job(row[start : start + CHUNK], start, len(row), crop, key)
+
+
+def workers_ended(problem: RuntimeError) -> bool:
+    """Whether that is how PyTorch tells that a process which reads images is gone."""
+    return "DataLoader worker" in str(problem)
+
+
+def _apart(_: int) -> None:
+    """Ctrl-C, or what ends a group of processes, is meant for the one that trains: it saves, and ends its workers."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
 
 
 def _as_it_is(part: Part) -> Part:

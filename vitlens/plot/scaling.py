@@ -140,12 +140,16 @@ def pretraining_size(points: Mapping[str, Sequence[tuple[float, float]]] | None 
 
 
 def few_shot(
-    curves: Mapping[str, Sequence[Sequence[float]]], *, ylabel: str = "Few-shot top-1 (%)"
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    xlabel: str = "Images of pre-training",
+    ylabel: str = "Few-shot top-1 (%)",
 ) -> plt.Figure:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in per cent; the last two are drawn as
-    a band. The paper printed no numbers, so that only one's own are drawn. ylabel: what the accuracy is of.
+    a band. The paper printed no numbers, so that only one's own are drawn. xlabel, ylabel: what images and accuracy are
+    of.
     """
     if not curves:
         raise ValueError("A figure of few-shot accuracy needs at least one curve, but there is none.")
@@ -153,7 +157,7 @@ def few_shot(
     with styled():
         figure = page(900, 400)
         ax = panel(figure, 60, 14, 692, 330, "")
-        ax.set(xscale="log", xlabel="Images of pre-training", ylabel=ylabel)
+        ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         ends = []
         for k, (name, rows) in enumerate(found.items()):
             colour = SERIES[k % len(SERIES)]

@@ -10,7 +10,7 @@ from vitlens.recipes.recipe import Recipe
 
 # fmt: off
 SMALL = (
-    # The bundled model: as accurate as about 15 minutes on one H200 allow, on a grid fine enough to look at.
+    # As accurate as about 15 minutes on one H200 allow, on a grid fine enough to look at.
     Recipe(
         name="tiny-imagenet",
         image_size=64, patch_size=4,  # a 16×16 grid: maps worth looking at; more accurate than patch 8, for 4× the cost

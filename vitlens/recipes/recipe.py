@@ -86,7 +86,7 @@ class Recipe:
     end_lr: float = 0.0
     """Where ``lr`` ends; Muon's rate falls by the same factor."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 does not clip. Muon's step does not depend on it."""
+    """Largest norm of the gradient; 0 does not clip."""
     loss: str = "softmax"
     """"softmax": cross-entropy. "sigmoid": binary cross-entropy of each class, summed, as for labels that overlap."""
     # Regularisation.

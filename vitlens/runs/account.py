@@ -13,18 +13,21 @@ import timm
 import torch
 
 from vitlens.datasets import ImageStream
+from vitlens.files import write
 from vitlens.recipes import RECIPES, Recipe
-from vitlens.train import World, accuracy, checkpoint, export
+from vitlens.runs.sources import Source
+from vitlens.train import World, accuracy, export
 
 FOUND = ("num_classes",)  # in the data
 FROM_MODEL = ("init", "model_kwargs", "architecture", "patch_size", "width", "depth", "heads", "mean", "std")
 
 
-def finish(out, plan, model, average, data, world, seconds, command, last, steps) -> dict:
-    """Write the export of a finished run, and return the account of it."""
+def finish(out, plan, model, average, data, damaged, world, seconds, command, last, steps, exports) -> dict:
+    """Return the account of a run, and write it; with it the model of a finished run, or of any if it ``exports``."""
     metrics = dict(last.metrics) if last is not None else {}
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
-    if finished and not metrics:
+    exports = exports or finished
+    if exports and not metrics:
         metrics = {"top1": accuracy(model, data[1], plan, world=world)}
         if average:
             metrics["top1_average"] = accuracy(model, data[1], plan, average, world)
@@ -36,10 +39,10 @@ def finish(out, plan, model, average, data, world, seconds, command, last, steps
             "top1": metrics.get("top1"),
             "top1_average": metrics.get("top1_average"),
             "images": len(data[1]),
-            "exported": ("moving average of the weights" if averaged else "raw weights") if finished else None,
+            "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
         },
         "training_images": len(data[0]),
-        "damaged": len({*data[0].damaged, *data[1].damaged}),
+        "damaged": damaged,
         "epochs": plan.epochs,
         "steps": steps,
         "seconds": round(seconds, 1),
@@ -50,11 +53,11 @@ def finish(out, plan, model, average, data, world, seconds, command, last, steps
     }
     if world.rank > 0:
         return account
-    if finished:
+    if exports:
         export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
         portable = replace(plan, init=Path(plan.init).name)
-        checkpoint.write(out / "model" / "recipe.json", portable.to_json().encode())
-    checkpoint.write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+        write(out / "model" / "recipe.json", portable.to_json().encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
 
 
@@ -77,11 +80,12 @@ def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
 
 
-def command_of(plan: Recipe, source, splits) -> str:
+def command_of(plan: Recipe, source: Source, splits) -> str:
     """A command that repeats the run: what differs from the named recipe is spelled out, epochs included."""
-    named = str(source).partition("/")[0] in ("torch", "hfds", "wds")
-    words = ["vitlens", "train", "--recipe", plan.name, "--data", str(source) if named else Path(source).name]
-    words += ["--stream"] if isinstance(splits[0], ImageStream) else []
+    named = source.data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
+    words = ["vitlens", "train", "--recipe", plan.name, "--data", source.data if named else Path(source.data).name]
+    words += ["--stream"] if isinstance(splits[0], ImageStream) else ["--hold"] if source.stream is False else []
+    words += ["--skip-damaged"] if source.on_damaged == "skip" else []
     words += ["--model", Path(plan.init).name] if plan.init else []
     if plan.name not in RECIPES:  # a recipe from a file
         return shlex.join([*words[:3], "recipe.json", *words[4:], "--out", "DIR"])

@@ -47,7 +47,7 @@ def planned(
         plan = _read(out / "recipe.json")
         if not name.endswith(".json") and plan.name != name:
             raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {name}. Resume it by that name.")
-        if model and model != plan.init:
+        if model and model != plan.init and not _same(model, plan.init):
             raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
         plan = plan.override(*overrides)
         return plan if seed is None else replace(plan, seed=seed)
@@ -58,6 +58,11 @@ def planned(
     elif plan.continues:
         raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
     return plan if seed is None else replace(plan, seed=seed)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two spellings are of one folder."""
+    return bool(other) and Path(one).exists() and Path(one).resolve() == Path(other).resolve()
 
 
 def _read(path: Path) -> Recipe:

@@ -14,11 +14,15 @@ import torch
 from tqdm.auto import tqdm
 
 from vitlens import snapshots
+from vitlens.files import write
 from vitlens.runs.account import command_of, finish, seconds_before
 from vitlens.runs.plan import cost_of_determinism, fitted, planned, refuse
 from vitlens.runs.sources import Source, note
 from vitlens.runs.watching import Board, Progress, Stop
 from vitlens.train import checkpoint, compiled, fit, join
+from vitlens.train.guards import check
+
+AGREE = 10  # steps after which several processes ask each other whether to stop: each time the host waits
 
 
 def run(
@@ -35,6 +39,7 @@ def run(
     seed: int | None = None,
     tiny: bool = False,
     watch: int = 24,
+    export: bool = False,
     tensorboard: bool = False,
     root: str | os.PathLike | None = None,
     stream: bool | None = None,
@@ -52,7 +57,8 @@ def run(
     ``max_minutes`` stops and saves after that time. ``fit_minutes`` measures the speed and sets the number of epochs so
     that the run, counted from here once the images are read, takes that long; the number is kept in ``recipe.json``.
     ``overrides`` are ``"key=value"``. ``tiny`` takes the same path in seconds. ``watch``: number of snapshots, 0 for
-    none. Ctrl-C and SIGTERM end the run after the step it is in, with a checkpoint.
+    none. ``export`` writes ``model/`` also of a run that is stopped. Ctrl-C and SIGTERM end the run with a checkpoint
+    after the step it is in, of several processes after ten steps at most.
 
     ``root``, ``stream``, ``workers``, ``on_damaged`` and ``allow_partial`` are told to ``datasets.load``.
 
@@ -97,11 +103,12 @@ def run(
     if plan.deterministic and world.device.type == "cuda":
         cost = cost_of_determinism(network, (train, valid), plan, world)
         say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
+    check((train, valid), plan, out, resume, world)
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     if fresh and world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(out / "recipe.json", plan.to_json().encode())
+        write(out / "recipe.json", plan.to_json().encode())
         note(out, splits)
     steps = plan.length(len(train))
     album = Album(out, network, snapshots.probe(valid, plan), steps, watch if world.rank == 0 else 0, say)
@@ -118,19 +125,22 @@ def run(
             bar.show(last)
             board.show(last)
             album.show(last.step)
-            if world.size == 1 or last.loss is not None:  # processes agree where they wait for each other anyway
+            if world.size == 1 or last.step % AGREE == 0:
                 asked, spent = world.total(stop.signal), world.first(time.monotonic() - start)
                 late = max_minutes is not None and spent > max_minutes * 60
                 if (asked or late) and last.step < steps:
                     stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
                     break
-    for name in sorted({*train.damaged, *valid.damaged} - known):  # a stream meets them on its way
+    damaged = set(world.joined([*train.damaged, *valid.damaged]))
+    for name in sorted(damaged - known):  # a stream meets them on its way
         say(f"Replaced by the next one: {name}.")
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
     seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)
-    command = command or command_of(plan, data, splits)
-    account = finish(out, plan, network, average, (train, valid), world, seconds, command, last, steps)
+    command = command or command_of(plan, source, splits)
+    account = finish(
+        out, plan, network, average, (train, valid), len(damaged), world, seconds, command, last, steps, export
+    )
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
 
 
@@ -156,6 +166,6 @@ class Album:
             snapshots.save(self.path, step, snapshots.record(self.model, self.probe, missing))
             for reason in missing if step == 0 else ():
                 self.say(f"Not in the snapshots: {reason}")
-        except (RuntimeError, ValueError, OSError) as problem:  # a picture is no reason to lose a run
+        except Exception as problem:  # a picture is no reason to lose a run
             self.say(f"There are no snapshots from step {step} on: {problem}")
             self.due.clear()

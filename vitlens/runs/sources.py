@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vitlens import datasets
 from vitlens.datasets import ImageSet, ImageStream
+from vitlens.files import write
 from vitlens.recipes import Recipe
-from vitlens.train import World, checkpoint
+from vitlens.train import World
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,4 @@ class Source:
 def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
     """Keep for a resumption which of the splits are streamed."""
     content = {"stream": [isinstance(split, ImageStream) for split in splits]}
-    checkpoint.write(out / "data.json", json.dumps(content).encode())
+    write(out / "data.json", json.dumps(content).encode())

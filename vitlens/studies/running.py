@@ -22,12 +22,13 @@ from vitlens import compute, datasets
 from vitlens.datasets import ImageSet
 from vitlens.evaluate import features, few_shot, proportion
 from vitlens.evaluate.fewshot import support
+from vitlens.files import write
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.runs.watching import Stop
 from vitlens.studies import weights
 from vitlens.studies.study import Cell, Study
-from vitlens.train import World, checkpoint, compiled, fit, join
+from vitlens.train import World, compiled, fit, join
 
 SHOTS, DRAWS = 5, 3
 
@@ -81,7 +82,7 @@ def run_study(
                 record = trial.record(study, cell, plan, command)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 weights.save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
-                checkpoint.write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
+                write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
                 say(_line(record))
             shutil.rmtree(trial.folder(cell), ignore_errors=True)
             records.append(json.loads(kept.read_text(encoding="utf-8")))
@@ -191,7 +192,7 @@ def _check(study: Study, splits: list[ImageSet], data: str) -> None:
 def _writable(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(out / ".writable", b"")
+        write(out / ".writable", b"")
         (out / ".writable").unlink()
     except OSError as problem:
         raise ValueError(
@@ -217,7 +218,7 @@ def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
                 f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
                 "--out, or go on with the same command."
             )
-    checkpoint.write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
+    write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
 
 
 def _line(record: dict) -> str:

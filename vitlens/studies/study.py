@@ -48,6 +48,10 @@ class Study:
             raise ValueError(
                 f"Training images are shared out evenly among {self.classes} classes; {uneven[0]} is no multiple of it."
             )
+        if min(self.sizes) < self.recipe.batch_size:
+            raise ValueError(
+                f"A batch of {self.recipe.batch_size} exceeds {min(self.sizes)} training images. Lower batch_size."
+            )
         if not self.recipe.steps:
             raise ValueError("All trainings of a study are equally long: give its recipe steps, not epochs.")
 
@@ -68,7 +72,7 @@ class Study:
         classes = min(self.classes, 5)
         return replace(
             self, networks=tuple(n.tiny() for n in self.networks), sizes=(8 * classes, 16 * classes), seeds=(0, 1),
-            classes=classes, recipe=replace(self.recipe, steps=6, batch_size=20, log_every=2),
+            classes=classes, recipe=replace(self.recipe, steps=6, batch_size=min(20, 8 * classes), log_every=2),
         )  # fmt: skip
 
     def to_dict(self) -> dict:
@@ -127,8 +131,11 @@ STUDIES = types.MappingProxyType({study.name: study for study in (
         sizes=(100_000,),
         classes=200,
         seeds=(0,),
-        # The recipe of the bundled model, three of its nine epochs.
-        recipe=replace(recipe("tiny-imagenet-cpu"), epochs=0, steps=1170, average=0.0),
+        # The bundled model's recipe for three epochs only: milder crops, all patches for the last of them.
+        recipe=replace(
+            recipe("tiny-imagenet-cpu"), epochs=0, steps=1170, average=0.0,
+            augment=Augment(flip=0.5, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3)), patch_drop_until=0.7,
+        ),
     ),
     # A minute a seed on a laptop, with data that scikit-learn brings along: handwritten digits, 8×8.
     Study(

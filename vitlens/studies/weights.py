@@ -11,9 +11,9 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from vitlens.files import write
 from vitlens.recipes import Recipe
 from vitlens.studies.networks import Network
-from vitlens.train import checkpoint
 
 
 def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_names: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_n
     state = {name: t.half() if t.is_floating_point() and t.half().isfinite().all() else t for name, t in state.items()}
     about = {"network": asdict(network), "recipe": recipe.to_dict(), "label_names": list(class_names)}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
-    checkpoint.write(path, safetensors.torch.save(state, metadata=texts))
+    write(path, safetensors.torch.save(state, metadata=texts))
 
 
 def trained(path: Path | str, *, weights: bool = True) -> nn.Module:

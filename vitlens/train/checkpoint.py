@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from vitlens.files import write
 
 KEPT = 2
 
@@ -31,7 +32,8 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> 
     content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
     write(stem.with_suffix(".safetensors"), payload)
     write(stem.with_suffix(".json"), json.dumps({**content, "check": _digest(content)}, indent=1).encode())
-    kept = newest_first(folder)[:KEPT]
+    # Not those of later steps: they were damaged, or this one would not have been reached again.
+    kept = [marker for marker in newest_first(folder) if marker.stem <= stem.name][:KEPT]
     for torn in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
         torn.unlink(missing_ok=True)
     for old in folder.glob("step-*"):  # an orphan without JSON goes too
@@ -73,26 +75,6 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
 
 def newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content`` so that a reader finds the old file or the new one, whatever happens."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the rename itself must reach the disk too
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 def _digest(content: dict) -> str:

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from vitlens.files import write
 from vitlens.recipes import Recipe, model_args, pixels
-from vitlens.train.checkpoint import write
 
 
 def export(

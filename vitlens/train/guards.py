@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens.datasets import ImageSet
+from vitlens.datasets.stream import WORKERS_ENDED, workers_ended
 from vitlens.recipes import Recipe
 from vitlens.support import out_of_memory
 from vitlens.train.processes import World
@@ -54,8 +55,9 @@ def check(
 
 
 @contextmanager
-def settings(recipe: Recipe, device: torch.device):
+def settings(recipe: Recipe, world: World):
     """Precision of matrix products, determinism and the state of the global generators, put back when the run ends."""
+    device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     if recipe.deterministic:
@@ -65,10 +67,12 @@ def settings(recipe: Recipe, device: torch.device):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
+        if workers_ended(error):  # PyTorch says so at any moment, not only where images are waited for
+            raise ChildProcessError(WORKERS_ENDED.format(error)) from error
         if not out_of_memory(error):
             raise
         raise MemoryError(
-            f"The memory of {device} does not hold {recipe.batch_size // recipe.accumulate} images of "
+            f"The memory of {device} does not hold {recipe.batch_size // parts} images of "
             f"{recipe.image_size}×{recipe.image_size} pixels at a time. Cut a batch of {recipe.batch_size} into more "
             f"parts (accumulate={2 * recipe.accumulate}) or lower batch_size. The last checkpoint is intact."
         ) from error

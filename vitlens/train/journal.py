@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.datasets import ImageSet
+from vitlens.files import write
 from vitlens.recipes import Recipe
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
@@ -68,7 +69,7 @@ class Journal:
                     f"{self.folder} already holds checkpoints of a run. Resume it, or train into another folder."
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.write(self.folder / "log.jsonl", b"")
+            write(self.folder / "log.jsonl", b"")
         return 0
 
     def resume(self) -> int:
@@ -96,7 +97,7 @@ class Journal:
         # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
         kept = [line for line in lines if _step(line) <= scalars["step"]]
         if self.writes:
-            checkpoint.write(log, "".join(f"{line}\n" for line in kept).encode())
+            write(log, "".join(f"{line}\n" for line in kept).encode())
         self.saved_step = scalars["step"]
         return self.saved_step
 

@@ -78,7 +78,7 @@ def fit(
     per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))
     average = {} if average is None else average
 
-    with settings(recipe, world.device):
+    with settings(recipe, world):
         model = model.to(world.device).train()
         criterion = criterion or compiled(model, recipe, world.device)
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -115,17 +115,17 @@ def fit(
                 metrics = validation(model, average, valid, recipe, world) if validate else {}
                 record = Step(step + 1, steps, epoch, lr, value, speed, metrics)
                 journal.log(asdict(record))
+            try:
+                yield record  # before it is saved: what its reader makes of this step is not lost if both are killed
+            except GeneratorExit:
+                finite(loss, norm, step)
+                journal.save(step + 1)
+                raise
             if due:
                 finite(loss, norm, step)
                 journal.save(step + 1)
             if read or due:
                 clock = Clock(step + 1)
-            try:
-                yield record
-            except GeneratorExit:
-                finite(loss, norm, step)
-                journal.save(step + 1)
-                raise
 
 
 class Clock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -73,5 +74,6 @@ def join(device: torch.device | str | None = None) -> World:
         from accelerate import PartialState
     except ImportError:
         raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
-    state = PartialState(cpu=device is not None and torch.device(device).type == "cpu")
+    # While the first process fetches or decodes images, the others wait for it: longer than PyTorch's ten minutes.
+    state = PartialState(cpu=device is not None and torch.device(device).type == "cpu", timeout=timedelta(hours=6))
     return World(state.process_index, state.num_processes, state.device)
