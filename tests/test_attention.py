@@ -364,3 +364,10 @@ def test_uniform_timm_model_at_initialisation():
     assert summary.mean_distance.flatten().tolist() == pytest.approx([115.901] * 6, abs=1e-2)
     assert summary.entropy.flatten().tolist() == pytest.approx([math.log(197)] * 6, abs=1e-4)
     assert summary.rollout.flatten().tolist() == pytest.approx([0.75 / 197] * 196, rel=1e-4)
+
+
+def test_means_of_a_model_in_half_precision(vit):
+    model, images = vit(), torch.randn(2, 3, 64, 64)
+    whole = attention.mean_over(model, [images]).mean_distance
+    half = attention.mean_over(model.bfloat16(), [images]).mean_distance
+    torch.testing.assert_close(half, whole, rtol=0.05, atol=0)

@@ -214,6 +214,19 @@ def test_grad_cam_by_hand(case, layer):
     agree(grad_cam(model, x, TARGET, layer=layer), torch.from_numpy(expected))
 
 
+@pytest.mark.parametrize("name", ["vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256"])
+def test_grad_cam_where_a_block_is_its_own_attention(vit, name):
+    """Its attention, and its MLP, read the norm's output; what the block is given goes on beside them."""
+    model, x, kept = vit(name=name, dtype=torch.float64, img_size=SIZE), images(), []
+    reference = copy.deepcopy(model)
+    reference.blocks[-1].in_norm.register_forward_hook(lambda m, args, out: kept.append(out))
+    logits = reference(x)
+    (gradient,) = torch.autograd.grad(logits[0, 3] + logits[1, 7], kept)
+    a, g = (t[:, -24:].detach().numpy() for t in (kept[0], gradient))
+    expected = np.maximum(np.einsum("bpc,bc->bp", a, g.mean(1)), 0)
+    agree(grad_cam(model, x, TARGET), torch.from_numpy(expected))
+
+
 def test_grad_cam_equals_pytorch_grad_cam(vit):
     package = pytest.importorskip("pytorch_grad_cam", reason="pip install grad-cam, which brings OpenCV, to compare")
     from pytorch_grad_cam.utils.image import scale_cam_image

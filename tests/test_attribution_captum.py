@@ -196,3 +196,10 @@ def test_refusals(vit, monkeypatch):
     for method in CAPTUM:
         with pytest.raises(ImportError, match="made by captum, which is not installed. Install it"):
             method(model, x)
+
+
+def test_no_forward_holds_more_images_than_asked(vit):
+    model, seen = vit(img_size=(64, 96)), []
+    model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))
+    occlusion(model, images(5), internal_batch_size=2)
+    assert max(seen) == 2

@@ -432,3 +432,43 @@ def test_nothing_to_show_before_the_forward(vit):
     model = vit()
     with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
         attn[0]
+
+
+def pooled(**kwargs):
+    """A small SigLIP: no class token, an attention pool."""
+    torch.manual_seed(0)
+    small = dict(img_size=64, embed_dim=96, depth=3, num_heads=3) | kwargs
+    return timm.create_model("vit_base_patch16_siglip_224", **small).eval()
+
+
+def test_another_model_is_not_taken_for_the_pool():
+    """After the last norm only the pool is missing, and the other model has as many tokens."""
+    model, x = pooled(num_classes=0), torch.randn(1, 3, 64, 64)
+    other = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, class_token=False, global_pool="avg"
+    ).eval()
+    with torch.no_grad(), capture(model) as attn:
+        model.forward_features(x)
+        other(x)
+    assert attn.pool is None and attn.grid.readout is None
+    with pytest.raises(ValueError, match="read no weighted sum of its tokens"):
+        rollout(attn)
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+        other(x)
+    with torch.no_grad(), capture(model) as alone:
+        model(x)
+    assert torch.equal(attn.grid.readout, alone.grid.readout)
+
+
+@pytest.mark.parametrize("size", [64, 480])  # many tokens: rows then share their memory
+def test_statistics_inside_of_autocast_keep_their_precision(size):
+    model, x = pooled(img_size=size, num_classes=10), torch.randn(1, 3, size, size)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with capture(model) as attn:
+            model(x)
+        inside = [attn[0].weights([3]), attn[0].read(torch.ones(attn.grid.tokens)), mean_distance(attn), rollout(attn)]
+    outside = [attn[0].weights([3]), attn[0].read(torch.ones(attn.grid.tokens)), mean_distance(attn), rollout(attn)]
+    for one, other in zip(inside, outside, strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other)
+    torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)

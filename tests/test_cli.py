@@ -194,8 +194,9 @@ def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
         port = other.getsockname()[1]
         message = vitlens("app", model_folder, "--port", port, expect=2).stderr
         assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
-    monkeypatch.setattr("vitlens.app.find_spec", lambda name: None)
-    assert "pip install voila" in vitlens("app", model_folder, expect=2).stderr
+    assert "A port is a number from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
+    monkeypatch.setattr("vitlens.app.find_spec", lambda name: None if name == "anywidget" else name)
+    assert "needs anywidget, not installed here; run `pip install anyw" in vitlens("app", model_folder, expect=2).stderr
 
 
 def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkeypatch):

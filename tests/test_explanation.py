@@ -1,6 +1,7 @@
 """Explanations as a user meets them: the command, its figures and its table."""
 
 import csv
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from test_cli import saved, vitlens
 
-from vitlens import explanation, faithfulness, load_model
+from vitlens import explanation, faithfulness, inspection, load_model
 from vitlens.attribution import METHODS
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -115,3 +116,46 @@ def test_names_are_understood_and_nearest_ones_offered():
     assert "tabby" in found.target
     with pytest.raises(ValueError, match="no class called 'taby'. Did you mean tabby"):
         explanation.explain(model, pictures("chelsea"), "taby", names=("relevance",), orders=2)
+
+
+def wide_vit(**kwargs):
+    """Made for 224 pixels by its configuration, and built for others."""
+    torch.manual_seed(0)
+    small = dict(img_size=96, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    model = timm.create_model("vit_tiny_patch16_224.augreg_in21k", **small | kwargs).eval()
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dynamic_img_size": True}])
+def test_pictures_are_shown_at_the_size_that_the_model_was_built_for(kwargs):
+    model, cat = wide_vit(**kwargs), [("cat", samples()["chelsea"])]
+    assert inspection.inspect(model, cat).grid.image == (96, 96)
+    assert explanation.explain(model, cat, names=["relevance"], step=9, orders=2)[0].grid.image == (96, 96)
+
+
+def test_a_wrapped_model_is_shown_what_the_model_is_shown():
+    """Its own normalisation and crop, and not ImageNet's."""
+    model, cat = wide_vit(), samples()["chelsea"]
+    wrapped = torch.nn.DataParallel(model)
+    assert torch.equal(preprocess(wrapped, cat), preprocess(model, cat))
+    one, other = (
+        explanation.explain(m, [("cat", cat)], names=["relevance"], step=9, orders=2)[0] for m in (model, wrapped)
+    )
+    assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(other.scores)
+    one, other = (inspection.inspect(m, [("cat", cat)]) for m in (model, wrapped))
+    assert one.to_dict() == other.to_dict() and one.similarity is not None
+
+
+def test_outputs_that_are_not_pooled_are_told():
+    model = wide_vit(global_pool="")
+    with pytest.raises(ValueError, match=r"of shape \(1, 37, 10\) and not \(B, classes\): it does not pool its tokens"):
+        explanation.explain(model, [("cat", samples()["chelsea"])], names=["relevance"])
+
+
+def test_a_method_of_captum_without_captum_is_one_sentence(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    samples()["chelsea"].save(tmp_path / "cat.png")
+    done = vitlens("explain", folder, tmp_path / "cat.png", "--methods", "occlusion", "--out", tmp_path / "o", expect=2)
+    assert done.stderr.startswith("vitlens: This map is made by captum, which is not installed")

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -21,6 +22,7 @@ from vitlens.grid import prefix_names
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.widgets import subject as subjects
+from vitlens.widgets import worker
 
 PICTURE = samples()["chelsea"]
 MODELS = {
@@ -347,6 +349,43 @@ def test_captures_are_kept_within_a_bound(vit, monkeypatch):
     for name in ("rocket", "china", "flower"):
         explorer.set(photograph=name)
     assert len(subjects._subjects) == 2
+
+
+def test_pages_that_push_each_other_out_come_to_an_end(vit, monkeypatch):
+    """What was made of a picture outlives its capture, so that no page makes it again for ever."""
+    monkeypatch.setattr(subjects, "_subjects", subjects.OrderedDict())
+    monkeypatch.setattr(subjects, "CACHE", 0)
+    model, photographs = vit(), [subjects.Photograph(samples()[name]) for name in ("coffee", "rocket", "china")]
+    first = [subjects.subject(model, each) for each in photographs]
+    distances = [each.mean_distance() for each in first]
+    again = [subjects.subject(model, each) for each in photographs]
+    assert len(subjects._subjects) == 2, "a comparison needs two"
+    assert again[0] is not first[0] and subjects.subject(model, photographs[1]) is again[1]
+    assert all(each.has("distance") for each in again)
+    assert all(torch.equal(each.mean_distance(), d) for each, d in zip(again, distances, strict=True))
+    with torch.no_grad():
+        model.pos_embed += 1.0
+    assert not subjects.subject(model, photographs[0]).has("distance"), "of other weights"
+
+
+def test_what_can_wait_gives_way_to_a_cell(vit):
+    """A page that is being scored stops when a cell of the notebook wants the models."""
+    entered = threading.Event()
+
+    def cell():
+        with worker.RUNNING:
+            entered.set()
+
+    with worker.RUNNING:
+        thread = threading.Thread(target=cell)
+        thread.start()
+        while not worker.RUNNING.waiting:
+            time.sleep(0.001)
+        assert not worker.idle()
+        with worker.RUNNING:  # the same thread may take it again
+            assert not entered.is_set()
+    assert entered.wait(10)
+    thread.join()
 
 
 def test_captures_go_with_their_model(vit):

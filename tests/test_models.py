@@ -115,3 +115,11 @@ def test_names_of_classes(folder):
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     ((best, *_),) = top_classes(load_model(folder), logits)
     assert best[0] == "dog" and best[1] == pytest.approx(logits.softmax(-1).max().item())
+
+
+def test_names_are_not_those_of_another_head(folder):
+    for classes in (0, 7):
+        model = load_model(folder, num_classes=classes)
+        assert model.num_classes == classes and label_names(model) is None
+    assert load_model(folder, num_classes=3).label_names == ["cat", "dog", "owl"]
+    assert label_names(torch.nn.DataParallel(load_model(folder))) == ["cat", "dog", "owl"]

@@ -171,7 +171,7 @@ def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_ask
     explorer = widgets.explore(vit(), PICTURE)
     explorer.set(view="legrad")
     before = until_scored(explorer)
-    made = explorer.subject._made
+    made = explorer.subject.small
     made.pop(next(key for key in made if key[0] == "random"))  # as after a day of clicks
     explorer.set(strength=0.5)
     assert "curves" not in explorer.frame["score"]  # the page does not wait for it

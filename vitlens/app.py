@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import webbrowser
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,22 +27,28 @@ explore(vitlens.load_model({model!r}){image})"""
 
 def serve(
     model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True,
-    ready: Callable[[str], None] = print,
+    ready: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
     """Serve the explorer of a model until interrupted; returns Voila's exit code.
 
-    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. ready: called with the address, which
-    holds a token; without it nothing is shown, and the server listens on the loopback interface only. Raises
-    ModuleNotFoundError without Voila and OSError for a port that is taken.
+    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. ready: called with the address, by
+    default to print it. It holds a token; without that nothing is shown, and the server listens on the loopback
+    interface only. Raises ModuleNotFoundError without Voila, ValueError for what is no port and OSError for one that
+    cannot be had.
     """
-    if find_spec("voila") is None:
+    if missing := [package for package in ("voila", "anywidget", "ipykernel") if find_spec(package) is None]:
         raise ModuleNotFoundError(
-            "The page needs Voila, which is not installed; run `pip install voila` and try again."
+            f"The page needs {', '.join(missing)}, not installed here; run `pip install {' '.join(missing)}` and try "
+            "again."
         )
+    if not 0 <= port <= 65535:
+        raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             free.bind(("127.0.0.1", port))
+        except PermissionError as error:
+            raise OSError(f"Port {port} may not be used here; give another --port, above 1023.") from error
         except OSError as error:
             raise OSError(f"Port {port} is taken; give another --port, or none to use a free one.") from error
         port = free.getsockname()[1]
@@ -52,7 +59,7 @@ def serve(
         command = [
             sys.executable, "-m", "voila", str(page), f"--port={port}", "--Voila.port_retries=0",
             "--Voila.ip=127.0.0.1", "--Voila.auto_token=True", "--show_tracebacks=True", "--Voila.log_level=WARN",
-            *([] if browser else ["--no-browser"]),
+            "--no-browser",  # its own opening knows no token
         ]  # fmt: skip
         # In the environment, not among the arguments, which every user of the machine can read.
         with _interruptible(), subprocess.Popen(command, env=os.environ | {"JUPYTER_TOKEN": token}) as server:
@@ -60,12 +67,22 @@ def serve(
                 while server.poll() is None and not _answers(port):
                     time.sleep(0.1)
                 if server.poll() is None:
-                    ready(f"http://127.0.0.1:{port}/?token={token}")
+                    address = f"http://127.0.0.1:{port}/?token={token}"
+                    ready(address) if ready else print(address, flush=True)  # or a pipe would keep it
+                    if browser:
+                        _open(address, Path(folder, "explorer.html"))
                 return server.wait()
             except KeyboardInterrupt:
                 server.terminate()
                 server.wait()
                 return 0
+
+
+def _open(address: str, file: Path) -> None:
+    """Open an address in a browser, by way of a file that nobody else can read: what is asked for is an argument."""
+    file.touch(mode=0o600)
+    file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+    webbrowser.open(file.as_uri())
 
 
 @contextlib.contextmanager

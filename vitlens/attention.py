@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from vitlens import kernels
 from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
-from vitlens.layer import Layer
-from vitlens.support import evaluating
+from vitlens.layer import Layer, full_precision
+from vitlens.support import evaluating, float64
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -95,7 +95,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
     loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
     The model runs without gradients, in eval mode, on its own device, and is left in the mode it was in.
     """
-    device = next(model.parameters()).device
+    like = next(model.parameters())
     total: dict[str, Tensor] = {}
     grid, count = None, 0
     with evaluating(model):
@@ -107,7 +107,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                     f"yields {type(images).__name__}."
                 )
             with torch.no_grad(), capture(model) as attn:
-                model(images.to(device))
+                model(images.to(like) if images.is_floating_point() else images.to(like.device))
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(
@@ -117,7 +117,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
             batch_summary = summary(attn, renormalize=renormalize)
             for name in ("mean_distance", "entropy", "received", "rollout"):
                 if (values := getattr(batch_summary, name)) is not None:
-                    total[name] = total.get(name, 0) + values.double().sum(0)
+                    total[name] = total.get(name, 0) + float64(values).sum(0)
             count += batch_summary.images
     if count == 0:
         raise ValueError("The loader gave no images, so there is nothing to take the mean of.")
@@ -126,7 +126,13 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
 
 
 def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
-    """One pass over all rows of all layers, last layer first; a few images at a time where maps are small."""
+    """One pass over all rows of all layers, in the precision of float32 or wider."""
+    with full_precision(attn[0].q.device):
+        return _passed(attn, *statistics)
+
+
+def _passed(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
+    """Last layer first; a few images at a time where maps are small."""
     batch, heads, tokens, _ = attn[0].q.shape
     block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
     makes_rows = not kernels.supported(attn[0], attn.grid)  # fused kernels take all images at once

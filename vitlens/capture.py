@@ -155,8 +155,8 @@ class _Recorder(TorchFunctionMode):
         for a in args:
             if isinstance(a, list | tuple):
                 tensors += [t for t in a if isinstance(t, Tensor)]
-        for tensor in tensors:
-            self.layer = self.owner.get(id(tensor), self.layer)
+        for tensor in tensors:  # a parameter of another model, which runs in between, ends the layer
+            self.layer = self.owner.get(id(tensor), None if isinstance(tensor, nn.Parameter) else self.layer)
         if not self.begun:
             self._look_for_image(tensors, args[0] if args else None)
         result = func(*args, **kwargs)

@@ -18,8 +18,8 @@ from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError
 from vitlens.models import label_names
-from vitlens.preprocessing import preprocess, restore
-from vitlens.support import evaluating, model_name
+from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.support import evaluating, model_name, unwrap
 from vitlens.target import SameClass, asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
@@ -85,11 +85,11 @@ def explain(
     left out; without it that error is raised. baseline, step, options: those of `faithfulness.table` (orders, score,
     seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
-    chosen, found = methods(names), []
+    chosen, found, model = methods(names), [], unwrap(model)
     known = label_names(model)
     for name, source in images:
         try:
-            x = preprocess(model, source).to(next(model.parameters()))
+            x = preprocess(model, source, size=built_size(model)).to(next(model.parameters()))
         except ImageError as error:
             if on_error is None:
                 raise

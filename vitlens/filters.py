@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.grid import patch_embedding
+from vitlens.support import float64, unwrap
 
 
 def kernels(model: nn.Module) -> Tensor:
@@ -15,6 +16,7 @@ def kernels(model: nn.Module) -> Tensor:
     without a patch embedding.
     """
     try:
+        model = unwrap(model)
         embed = patch_embedding(model)
         weight = embed.proj.weight
     except AttributeError:
@@ -59,7 +61,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     most = min(filters.shape[0], filters[0].numel())
     if not 1 <= k <= most:
         raise ValueError(f"k must lie between 1 and {most} (the number of components there are), but got {k}.")
-    matrix = filters.double().flatten(1)
+    matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))

@@ -16,8 +16,8 @@ from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
 from vitlens.models import top_classes
-from vitlens.preprocessing import preprocess, restore
-from vitlens.support import attention_modules, gated, model_name
+from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.support import attention_modules, float64, gated, model_name, unwrap
 
 SHOWN = 12  # pictures in rollout.png
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -94,6 +94,7 @@ def inspect(
     read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read, and
     UnsupportedModelError for models whose attention cannot be shown.
     """
+    model = unwrap(model)
     gate = gated(attention_modules(model))
     notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gate else []
     pictures, total, count, grid = [], 0, 0, None
@@ -112,7 +113,7 @@ def inspect(
                 distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
             else:
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
-            total, count = total + distance.double().sum(0).cpu(), count + len(names)
+            total, count = total + float64(distance).sum(0).cpu(), count + len(names)
             if shown:
                 pixels = restore(model, batch)
                 classes = top_classes(model, logits) if model.num_classes else [[]] * len(names)
@@ -176,7 +177,7 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
 
 def _batches(model, images, batch_size, on_error) -> Iterator[tuple[list[str], Tensor]]:
     """Read and preprocess images, a batch at a time, leaving out those that cannot be read."""
-    device = next(model.parameters()).device
+    like = next(model.parameters())
     names, loaded = [], []
     for name, source in images:
         try:
@@ -187,17 +188,17 @@ def _batches(model, images, batch_size, on_error) -> Iterator[tuple[list[str], T
                 raise
             on_error(str(error))
         if len(loaded) == batch_size:
-            yield names, torch.stack(loaded).to(device)
+            yield names, torch.stack(loaded).to(like)
             names, loaded = [], []
     if loaded:
-        yield names, torch.stack(loaded).to(device)
+        yield names, torch.stack(loaded).to(like)
 
 
 def _preprocessed(model: nn.Module, name: str, source) -> Tensor:
     """(C, H, W) as the model is shown it. Raises ImageError, with the name in it."""
     picture = load_image(source)
     try:
-        return preprocess(model, picture)[0]
+        return preprocess(model, picture, size=built_size(model))[0]
     except ImageError as error:
         raise ImageError(f"{name} cannot be used. {error}") from error
 

@@ -5,14 +5,33 @@ Shapes: B batch, H heads, T tokens, Q queries, K head width.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vitlens import fused
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
+    """Matrix products in the precision of their factors, also inside of autocast."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
+
+
+def _exact(method: Callable) -> Callable:
+    """A method of a layer, in full precision."""
+
+    @functools.wraps(method)
+    def within(self, *args, **kwargs):
+        with full_precision(self.q.device):
+            return method(self, *args, **kwargs)
+
+    return within
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,7 @@ class Layer:
     gradient: Tensor | None = None
     lse: Tensor | None = None
 
+    @_exact
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
         rows = self._rows(queries)
@@ -62,6 +82,7 @@ class Layer:
             )
         return self.logits(rows).softmax(-1)
 
+    @_exact
     def read(self, row: Tensor, block: int = 256) -> Tensor:
         """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
 
@@ -82,6 +103,7 @@ class Layer:
             result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
         return result
 
+    @_exact
     def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -110,7 +132,8 @@ class Layer:
         keys, memory = self.k.to(wide).mT, None
         for queries in self._slices(block, wanted):
             scaled = self.q[:, :, queries].to(wide) * self.scale
-            memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
+            with full_precision(self.q.device):
+                memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
             yield queries, torch.softmax(memory, -1, out=memory)
 
     def blocks(self, block: int, wanted: Tensor | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:

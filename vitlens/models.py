@@ -13,6 +13,8 @@ from pathlib import Path
 import timm
 from torch import Tensor, nn
 
+from vitlens.support import unwrap
+
 
 def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:
     """A timm model in eval mode.
@@ -74,7 +76,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
     except Exception as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
-    if names:
+    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # of another head they are not
         model.label_names = _ordered(names, model.num_classes, folder)
     return model.eval()
 
@@ -141,6 +143,7 @@ def _is_hub_error(error: BaseException | None) -> bool:
 
 def label_names(model: nn.Module) -> list[str] | None:
     """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None."""
+    model = unwrap(model)
     names = getattr(model, "label_names", None)
     if names is None and getattr(model, "num_classes", None) == 1000:
         from timm.data import ImageNetInfo

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.grid import TokenGrid
+from vitlens.support import float64, unwrap
 
 
 def table(model: nn.Module) -> Tensor:
@@ -15,6 +16,7 @@ def table(model: nn.Module) -> Tensor:
 
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
+    model = unwrap(model)
     embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
     positions = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
     width, grid = getattr(model, "embed_dim", None), getattr(embed, "grid_size", None)
@@ -41,7 +43,7 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
         raise ValueError(
             f"Positions come as a (rows, cols, D) table, but a tensor of shape {tuple(positions.shape)} came."
         )
-    unit = F.normalize(positions.double(), dim=-1)
+    unit = F.normalize(float64(positions), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
 
@@ -69,7 +71,7 @@ def resize(
     if method != "paper":
         raise ValueError(f'method is "paper" or "timm", but got {method!r}.')
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
-    image = F.interpolate(image.double(), size=tuple(size), mode="bilinear", align_corners=True).to(pos_embed.dtype)
+    image = F.interpolate(float64(image), size=tuple(size), mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
 
 

@@ -15,6 +15,7 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 from vitlens.images import ImageError, load_image
+from vitlens.support import unwrap
 
 _MAX_ELONGATION = 100
 
@@ -26,9 +27,9 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
     deviation). A model without one gets timm's defaults: 224 × 224, bicubic, the middle 0.875, ImageNet statistics.
     `size` = (H, W) in pixels replaces the configured size and nothing else: the picture is resized until it covers
     H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
-    at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size` as well.
-    `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input channel are shown
-    grey, normalised by the averages of the configured means and deviations.
+    at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size`, such as
+    `built_size(model)`. `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input
+    channel are shown grey, normalised by the averages of the configured means and deviations.
 
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
     wide as long), a `size` that is not two positive integers, and a model of neither one nor three channels.
@@ -45,6 +46,15 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
         if max(width, height) > _MAX_ELONGATION * min(width, height):
             raise ImageError(f"A picture was wanted, but a strip of {width} × {height} pixels came; crop it first.")
     return torch.stack([transform(picture.convert(mode)) for picture in pictures])
+
+
+def built_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) in pixels that the model was built for, which its configuration need not know; None of models
+    that have no size of their own."""
+    model = unwrap(model)
+    embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
+    size = getattr(embed, "img_size", None)
+    return size and tuple(size)
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 
 def _data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     """timm's preprocessing of `model`, with the channels that the model has and, if given, another size."""
+    model = unwrap(model)
     config = resolve_model_data_config(model)
     channels, height, width = config["input_size"]
     channels = getattr(model, "in_chans", channels)

@@ -98,6 +98,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def float64(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64; on the CPU where the tensor's device has none (Apple's)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
 def require_images(images: object) -> None:
     """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of floats."""
     if not isinstance(images, torch.Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:

@@ -75,6 +75,12 @@ def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] 
     ImageNet's names, is enough, and case does not matter. Raises ValueError for what is no class of the model, and
     TypeError for other types.
     """
+    if logits.dim() != 2:
+        raise ValueError(
+            f"A class-specific map is of a class of the whole image, but {model_name(model)} gives outputs of shape "
+            f"{tuple(logits.shape)} and not (B, classes): it does not pool its tokens. Open it with its own pooling "
+            '(`global_pool="token"` or "avg").'
+        )
     count, total = logits.shape
     if target is None:
         return logits.argmax(-1)

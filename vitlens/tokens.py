@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.grid import token_grid
-from vitlens.support import UnsupportedModelError, attention_modules, unwrap
+from vitlens.support import UnsupportedModelError, attention_modules, float64, unwrap
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -55,7 +55,7 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
             f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came; "
             "give the patches of one picture, without axis B, or ask for fewer components."
         )
-    centred = tokens.double() - tokens.double().mean(0)
+    centred = float64(tokens) - float64(tokens).mean(0)
     variances, axes = torch.linalg.eigh(centred.mT @ centred)
     scores = centred @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))

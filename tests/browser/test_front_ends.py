@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 
 import matplotlib as mpl
@@ -252,6 +253,22 @@ def test_keys_of_a_slider_reach_it_alone(page):
     assert page.page.locator(".vitlens").count() == 1 and page.text("figcaption")
 
 
+def test_keys_faster_than_the_answers_are_all_counted(page):
+    def held(key, *pauses):
+        for pause in pauses:
+            page.page.keyboard.press(key)
+            time.sleep(pause)
+
+    page.slide("layer", 3)
+    page.click(3, 0)
+    page.page.locator("[data-panel=picture] .picture").focus()
+    page.act(lambda: held("ArrowRight", 0, 0.03, 0.06, 0.09, 0.12, 0.03))
+    assert "row 3, column 6" in page.text("figcaption")
+    page.page.locator(".vitlens .plot").focus()
+    page.act(lambda: held("ArrowLeft", 0.03, 0.03))
+    assert "layer 1" in page.text("figcaption")
+
+
 def test_views_dots_and_hover(page):
     for label, says in {
         "Attention received": "mean over all queries",
@@ -475,12 +492,23 @@ def test_heads(front, browser, model):
         assert_shows(heads, expected(model, PICTURE, 2, 1, (7, 0)))
 
 
-def test_the_app_wants_its_token(model, browser):
-    command = [sys.executable, "-m", "vitlens", "app", str(model), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as app:
+def test_the_app_wants_its_token(model, browser, tmp_path):
+    command = [sys.executable, "-m", "vitlens", "app", str(model)]
+    (opener := tmp_path / "opener").write_text(f'#!/bin/sh\nprintf "%s" "$1" > {tmp_path}/url\ncat "${{1#file://}}"'
+                                               f" > {tmp_path}/file\n")  # fmt: skip
+    opener.chmod(0o700)
+    quiet = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=quiet | {"BROWSER": f"{opener} %s"}
+    ) as app:
         try:
             address = app.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
+            for _ in range(100):
+                time.sleep(0.1)
+                if (tmp_path / "file").exists() and (tmp_path / "file").read_text():
+                    break
+            assert f"url={address}" in (tmp_path / "file").read_text() and "token" not in (tmp_path / "url").read_text()
             opened = browser.new_page()
             opened.set_default_timeout(180_000)
             opened.goto(address)

@@ -25,7 +25,7 @@ def grad_cam(
     pytorch-grad-cam puts its hook on a ViT. The map is (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc
     and y the target's logit; prefix tokens are dropped, nothing is rescaled. After the last attention a class token has
     read all it will, and the gradient of every patch is zero: hence here. Blocks with two attentions side by side have
-    the channels of both.
+    the channels of both; where attention and MLP share one norm, its output is the activation, read by both.
 
     layer: its number, −1 for the last. target, against, names: see `vitlens.attribution`.
     """
@@ -48,16 +48,22 @@ def grad_cam(
 
 @contextlib.contextmanager
 def _inputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """What the modules are given, in this thread; autograd's graph begins there."""
+    """What the modules' attention is given, in this thread; autograd's graph begins there."""
     found, thread = [], threading.get_ident()
 
-    def keep(module, args):
+    def kept(tensor: Tensor) -> Tensor:
         if threading.get_ident() != thread:
-            return args
-        found.append(args[0].detach().requires_grad_())
-        return (found[-1], *args[1:])
+            return tensor
+        found.append(tensor.detach().requires_grad_())
+        return found[-1]
 
-    handles = [module.register_forward_pre_hook(keep) for module in modules]
+    handles = [
+        # A ParallelScalingBlock is a block and its own attention: what it is given is not what its attention reads.
+        module.in_norm.register_forward_hook(lambda _, args, output: kept(output))
+        if hasattr(module, "in_norm")
+        else module.register_forward_pre_hook(lambda _, args: (kept(args[0]), *args[1:]))
+        for module in modules
+    ]
     try:
         yield found
     finally:

@@ -24,7 +24,7 @@ def captum():
     try:
         import captum.attr
     except ImportError as error:
-        raise ImportError(
+        raise ModuleNotFoundError(
             "This map is made by captum, which is not installed. Install it (`pip install captum`), or use a method "
             "that needs only the model, such as relevance."
         ) from error
@@ -55,12 +55,15 @@ def per_image(
         ) from None
     captum()
     with explaining(model):
-        with torch.no_grad(), capture(model) as attn:
-            logits = model(images)
+        with torch.no_grad():
+            one, *others = images.split(1)
+            with capture(model) as attn:
+                logits = model(one)
+            logits = torch.cat([logits, *map(model, others)])
         chosen = asked(model, logits, target, against, names)
         numbers = chosen.numbers.tolist()
-        others = [None] * len(numbers) if chosen.against is None else chosen.against.tolist()
-        ones = zip(images.split(1), blanks.split(1), numbers, others, strict=True)
+        against = [None] * len(numbers) if chosen.against is None else chosen.against.tolist()
+        ones = zip(images.split(1), blanks.split(1), numbers, against, strict=True)
         maps = [attribute(_less(model, k), image, blank, n, attn.grid).detach() for image, blank, n, k in ones]
     wide = torch.promote_types(images.dtype, torch.float32)
     return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
-from vitlens.layer import Layer
+from vitlens.layer import Layer, full_precision
 
 
 def relevance(
@@ -68,5 +68,6 @@ def _pulled(layer: Layer, row: Tensor) -> Tensor:
     """(B, T) row · mean over heads of (A ⊙ ∇A)⁺."""
     pulled = torch.zeros_like(row)
     for queries, product in attention_times_gradient(layer, row):
-        pulled += torch.einsum("bq,bqk->bk", row[:, queries], product.clamp_(min=0).mean(1))
+        with full_precision(row.device):
+            pulled += torch.einsum("bq,bqk->bk", row[:, queries], product.clamp_(min=0).mean(1))
     return pulled

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, readout
+from vitlens.layer import full_precision
 
 
 def gradient_rollout(
@@ -47,7 +48,8 @@ def gradient_rollout(
         for queries, product in attention_times_gradient(layer, row):
             fused = product.mean(1).clamp_(min=0) if head_fusion == "mean" else product.clamp_(min=0).mean(1)
             total = fused.sum(-1) + 1
-            pulled += torch.einsum("bq,bqk->bk", row[:, queries] / total, fused)
+            with full_precision(row.device):
+                pulled += torch.einsum("bq,bqk->bk", row[:, queries] / total, fused)
             pulled[:, queries] += moved[:, queries] / total
             still[:, queries] /= total
         moved = pulled

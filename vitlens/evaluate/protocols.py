@@ -75,7 +75,10 @@ class Question:
     @property
     def manner(self) -> str | None:
         """The recipe and what is changed in it; None for what the data have of their own."""
-        return ", ".join((*filter(None, [self.recipe]), *self.overrides)) or None
+        recipe = _short(self.recipe) if self.recipe else ""
+        if Path(self.recipe).is_file():
+            recipe += f" ({hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()[:8]})"
+        return ", ".join((*filter(None, [recipe]), *map(_short_value, self.overrides))) or None
 
     def images(self, split: str) -> ImageStream:
         found = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
@@ -113,6 +116,12 @@ def _short(name: str) -> str:
     return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
+def _short_value(argument: str) -> str:
+    """``--option=value`` or ``key=value`` with a short value."""
+    key, equals, value = argument.rpartition("=")
+    return key + equals + _short(value) if re.fullmatch(r"[-\w.=]+", key) else _short(argument)
+
+
 def _file(name: str) -> str:
     """A name for a folder, the same for the same text."""
     plain = re.sub(r"[^\w.,=+-]+", "-", name)
@@ -121,8 +130,7 @@ def _file(name: str) -> str:
 
 def command_of(arguments: Sequence[str]) -> str:
     """The command with these arguments, folders and files by their own names."""
-    parts = (argument.rpartition("=") if argument.startswith("--") else ("", "", argument) for argument in arguments)
-    return shlex.join(["vitlens", *(option + equals + _short(value) for option, equals, value in parts)])
+    return shlex.join(["vitlens", *map(_short_value, arguments)])
 
 
 def evaluate(question: Question) -> Iterator[Record]:
@@ -138,6 +146,17 @@ def evaluate(question: Question) -> Iterator[Record]:
     protocols = {"top1": _top1, "fewshot": _few_shot, "knn": _knn, "probe": _probe, "finetune": _tuned, "vtab": _vtab}
     if question.protocol not in protocols:
         raise ValueError(f"There is no protocol {question.protocol!r}. The protocols are {', '.join(protocols)}.")
+    tuning = ("finetune", "vtab")
+    read = {"data": set(protocols) - {"vtab"}, "tasks": {"vtab"}, "recipe": tuning, "set": tuning, "seeds":
+            {"fewshot", *tuning}}  # fmt: skip
+    given = {"data": question.data, "tasks": question.tasks, "recipe": question.recipe, "set": question.overrides,
+             "seeds": question.seeds}  # fmt: skip
+    for option, value in given.items():
+        if value and question.protocol not in read[option]:
+            raise ValueError(
+                f"The protocol {question.protocol} does not read --{option}, which is for "
+                f"{', '.join(sorted(read[option]))}. Leave it out, or choose another --protocol."
+            )
     if not question.data and question.protocol != "vtab":
         raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
     if question.seeds is not None and question.seeds < 1:

@@ -62,9 +62,12 @@ function control(described, send) {
       if (value !== told || (!message && !input.matches(":focus"))) input.value = told = value;
     };
   } else {
+    let told; // as above
     const onchange = () => input.value !== "" && set(Number(input.value));
     input = make("input", { id, type: "number", min: described.low, max: described.high, step: 1, onchange });
-    update = (value) => (input.value = value);
+    update = (value) => {
+      if (value !== told || !input.matches(":focus")) input.value = told = value;
+    };
   }
   input.disabled = described.disabled;
   const node = make("div", { class: `control ${kind}`, "data-control": name, hidden: described.hidden }, make("label", { for: id }, label), input);
@@ -154,6 +157,7 @@ function panelOf(name, send) {
   const words = make("figcaption", { "aria-live": "polite" });
   const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
   let panel, values, hovered, asked;
+  let aim = null; // what was picked and is not answered yet
   let wanted = 0;
 
   const cell = (event) => {
@@ -188,7 +192,7 @@ function panelOf(name, send) {
   };
   const pick = (place) => {
     if (!place || !panel.picks || same(place, asked)) return;
-    asked = place;
+    asked = aim = place;
     panel = { ...panel, selected: place }; // at once; the answer follows
     mark();
     tell();
@@ -217,11 +221,12 @@ function panelOf(name, send) {
     pick([Math.min(Math.max(moved[0], 0), panel.rows - 1), Math.min(Math.max(moved[1], 0), panel.cols - 1)]);
   });
 
-  const update = async (next, pictures) => {
+  const update = async (next, pictures, late) => {
     const turn = (wanted += 1);
     const base = await pixelsOf(pictures[next.picture]);
     if (turn !== wanted) return;
-    panel = next;
+    if (!late()) aim = null;
+    panel = aim ? { ...next, selected: aim } : next; // an answer to an earlier key takes back no later one
     asked = null;
     values = floatsOf(panel.values);
     [canvas.width, canvas.height] = [base.width, base.height];
@@ -293,13 +298,17 @@ function curves({ title, words, scale, shares, curves: lines }) {
 }
 
 // Every head's value over depth; a click or an arrow key goes to a head.
-function dots(described, send) {
+function dots(described, send, aim) {
   const { values, uniform, layer, head, title, picks } = described;
   const [width, height, left, bottom] = [320, 176, 30, 34];
   const most = 1.08 * Math.max(uniform, ...values.flat());
   const x = (k) => left + ((k + 0.5) / values.length) * (width - left - 6);
   const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
-  const go = (k, h) => picks && values[k] && values[k][h] !== undefined && send({ set: { layer: k, head: h } });
+  const go = (k, h) => {
+    if (!picks || !values[k] || values[k][h] === undefined) return;
+    aim.at = [k, h];
+    send({ set: { layer: k, head: h } });
+  };
   const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const step = 10 ** Math.floor(Math.log10(most)) * (most / 10 ** Math.floor(Math.log10(most)) < 3 ? 0.5 : 2);
   for (let value = 0; value < most; value += step) {
@@ -323,7 +332,8 @@ function dots(described, send) {
     const [dk, dh] = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
     if (dk === undefined) return;
     event.preventDefault();
-    go(layer + dk, head === null ? 0 : head + dh);
+    const [k, h] = aim.at || [layer, head];
+    go(k + dk, h === null ? 0 : h + dh);
   };
   const say = picks ? "Click a dot, or use the arrow keys, to go to a head." : "";
   const now = head === null ? `layer ${layer}` : `layer ${layer}, head ${head}: ${shown(values[layer][head])} pixels`;
@@ -405,23 +415,34 @@ function render({ model, el }) {
   let sent = 0;
   let saving = 0;
   let turns = 0;
+  let uploads = 0;
+  let reading = false;
+  let complaint = ""; // of this page about a file, which Python never saw
+  const aim = { at: null };
 
   const waiting = () => sent > model.get("frame").answers;
   const send = (content, buffers = []) => {
     sent = number += 1;
+    complaint = "";
     setTimeout(() => waiting() && (busy.textContent = "working …"), 150);
     model.send({ ...content, number: sent }, undefined, buffers);
   };
   const upload = async (file) => {
     if (!file) return;
+    const turn = (uploads += 1);
+    reading = true;
     busy.textContent = "reading …";
+    let data, problem;
     try {
-      const data = await (await reduced(file)).arrayBuffer();
-      send({ upload: file.name }, [data]);
+      data = await (await reduced(file)).arrayBuffer();
     } catch (error) {
-      busy.textContent = "";
-      alert.textContent = error.message;
+      problem = error.message;
     }
+    if (turn !== uploads) return; // another was chosen meanwhile
+    reading = false;
+    if (data) return send({ upload: file.name }, [data]);
+    busy.textContent = waiting() ? "working …" : "";
+    alert.textContent = complaint = problem;
   };
 
   const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a picture", onchange: () => {
@@ -470,10 +491,10 @@ function render({ model, el }) {
     const turn = (turns += 1);
     const frame = model.get("frame");
     const pictures = model.get("pictures");
-    const late = waiting(); // more was asked since: what a person holds stays where it is
+    const late = waiting; // more was asked since: what a person holds stays where it is
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
-    if (!late) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
+    if (!late()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
     const chosen = [...list.children].findIndex((each) => each.contains(document.activeElement));
@@ -484,14 +505,15 @@ function render({ model, el }) {
     trust.replaceChildren(...(frame.score ? curves(frame.score) : []));
     depth.hidden = !frame.dots;
     const focused = depth.contains(document.activeElement);
-    depth.replaceChildren(...(frame.dots ? dots(frame.dots, send) : []));
+    if (!late()) aim.at = null;
+    depth.replaceChildren(...(frame.dots ? dots(frame.dots, send, aim) : []));
     if (focused) depth.querySelector(".plot")?.focus();
     uploader.hidden = !frame.uploads;
     saver.hidden = !frame.saves;
-    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures)));
+    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, late)));
     if (turn !== turns) return; // a later one was quicker
-    alert.textContent = frame.message;
-    if (!waiting()) busy.textContent = "";
+    alert.textContent = complaint || frame.message;
+    if (!waiting()) busy.textContent = reading ? "reading …" : "";
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };

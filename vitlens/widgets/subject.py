@@ -19,7 +19,7 @@ from vitlens.capture import Attention, capture
 from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
 from vitlens.models import label_names
-from vitlens.preprocessing import preprocess, restore
+from vitlens.preprocessing import built_size, preprocess, restore
 from vitlens.support import evaluating, model_name, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
@@ -27,7 +27,9 @@ from vitlens.widgets.worker import RUNNING, Superseded
 LIKELIEST = 10
 """Classes that are told of."""
 CACHE = 2**30
-"""Bytes of captures that are kept in all; the one just made is always kept."""
+"""Bytes of captures that are kept in all; the two used last are always kept, as a comparison needs both."""
+REMEMBERED = 20
+"""Subjects of which the small tensors are kept, also when the capture had to go."""
 _ELONGATION = 4  # of a grid for a whole picture
 
 
@@ -60,13 +62,13 @@ class Photograph:
 
 class Subject:
     """batch: (1, C, H, W), what the model was given; pixels: (H, W, 3) uint8, the same as a picture. tokens: one
-    (1, T, D) per layer. likeliest: numbers of the likeliest classes. number: no other subject has it."""
+    (1, T, D) per layer. likeliest: numbers of the likeliest classes. number: no other subject has it. small: tensors
+    that were made of it, by what they are."""
 
     numbers = itertools.count()
 
     def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
-        built = getattr(patch_embedding(model), "img_size", None)  # which a configuration need not know
-        batch = preprocess(model, image, size=size or (built and tuple(built)), whole=whole)
+        batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
         with evaluating(model), torch.inference_mode(), capture(model) as attn:
@@ -87,7 +89,7 @@ class Subject:
         self.prefix = prefix_names(model)
         self.name = model_name(model).split(" (")[0]
         self.number = next(self.numbers)
-        self._made: dict[tuple, Tensor] = {}
+        self.small: dict[tuple, Tensor] = {}
 
     @property
     def model(self) -> nn.Module:
@@ -131,16 +133,16 @@ class Subject:
 
     def has(self, *key) -> bool:
         """Whether a number was made already."""
-        return key in self._made
+        return key in self.small
 
     def once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor on the CPU in float32, made now or kept from before."""
-        if key not in self._made:
-            if len(self._made) > 200:  # maps are small, but somebody may click all day
-                self._made.pop(next(k for k in self._made if k != ("distance",)))
+        if key not in self.small:
+            if len(self.small) > 200:  # maps are small, but somebody may click all day
+                self.small.pop(next(k for k in self.small if k != ("distance",)))
             with torch.inference_mode():
-                self._made[key] = make().float().cpu()
-        return self._made[key]
+                self.small[key] = make().float().cpu()
+        return self.small[key]
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
@@ -158,30 +160,39 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
 
 
 _subjects: OrderedDict[tuple, Subject] = OrderedDict()
+_small: OrderedDict[tuple, dict] = OrderedDict()  # or pages that push each other out would begin anew for ever
 _forgotten: deque[int] = deque()  # models that are gone
 
 
 def subject(
     model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
 ) -> Subject:
-    """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept; weights
-    that were changed in place, as training does, are seen and make it anew. One thread at a time."""
+    """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept, or the two
+    used last; weights that were changed in place, as training does, are seen and make it anew. One thread at a time."""
     model = unwrap(model)
     version = sum(0 if p.is_inference() else p._version for p in model.parameters())
     key = (id(model), version, photograph.key, size, whole)
     with RUNNING:
         while _forgotten:
             gone = _forgotten.popleft()
-            for known in [known for known in _subjects if known[0] == gone]:
-                del _subjects[known]
+            _drop(lambda known, gone=gone: known[0] == gone)
         if key not in _subjects:
             made = Subject(model, photograph.image, size, whole)
-            for known in [known for known in _subjects if (known[0], *known[2:]) == (key[0], *key[2:])]:
-                del _subjects[known]  # of weights that are gone
-            if not any(known[0] == id(model) for known in _subjects):
+            _drop(lambda known: known[1] != version and (known[0], *known[2:]) == (key[0], *key[2:]))
+            if not any(known[0] == id(model) for known in _small):
                 weakref.finalize(model, _forgotten.append, id(model))
+            made.small = _small.setdefault(key, made.small)
+            _small.move_to_end(key)
             _subjects[key] = made
-            while len(_subjects) > 1 and sum(each.bytes for each in _subjects.values()) > CACHE:
+            while len(_subjects) > 2 and sum(each.bytes for each in _subjects.values()) > CACHE:
                 _subjects.popitem(last=False)
+            while len(_small) > REMEMBERED:
+                _small.popitem(last=False)
         _subjects.move_to_end(key)
         return _subjects[key]
+
+
+def _drop(gone: Callable[[tuple], bool]) -> None:
+    for kept in (_subjects, _small):
+        for known in [known for known in kept if gone(known)]:
+            del kept[known]

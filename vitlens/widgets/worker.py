@@ -10,7 +10,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-RUNNING = threading.RLock()
+
+class Turn:
+    """A lock that one thread may take several times; others who wait for it are known."""
+
+    def __init__(self):
+        self.lock, self.waiting = threading.RLock(), deque()
+
+    def __enter__(self) -> None:
+        self.waiting.append(None)  # in one go, unlike a number's increment
+        self.lock.acquire()
+        self.waiting.pop()
+
+    def __exit__(self, *_) -> None:
+        self.lock.release()
+
+
+RUNNING = Turn()
 """Held while a widget works."""
 
 _asked: deque[Callable] = deque()
@@ -36,8 +52,8 @@ def ask(method: Callable[[], None], *, later: bool = False) -> None:
 
 
 def idle() -> bool:
-    """Whether nothing is asked for, but what can wait."""
-    return not _asked and not _over.is_set()
+    """Whether nothing is asked for, but what can wait, and no cell of a notebook waits for its turn."""
+    return not _asked and not RUNNING.waiting and not _over.is_set()
 
 
 def working() -> bool:
