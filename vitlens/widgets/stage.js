@@ -422,7 +422,7 @@ function render({ model, el }) {
 
   const waiting = () => sent > model.get("frame").answers;
   const send = (content, buffers = []) => {
-    sent = number += 1;
+    root.dataset.sent = sent = number += 1;
     complaint = "";
     setTimeout(() => waiting() && (busy.textContent = "working …"), 150);
     model.send({ ...content, number: sent }, undefined, buffers);
