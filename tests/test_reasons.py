@@ -180,6 +180,7 @@ def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_ask
 
 def test_what_would_take_too_long_says_so(vit, monkeypatch):
     explorer = widgets.explore(vit(), PICTURE)
+    explorer.subject.mean_distance()  # what is made before
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
     assert not explorer.afterwards(lambda: True)
