@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(stopped, data, caps
 
 
 def test_damaged_checkpoints_do_not_take_the_place_of_good_ones(stopped, data):
-    """Of steps 3 and 4, the later one damaged and a damaged 5: what is kept after step 6 can be resumed twice over."""
+    """Of steps 3 and 4, the later one damaged, and a damaged 5: what is kept after step 4 is made anew is good."""
     out, r = stopped
     folder = out / "checkpoints"
     for number in (4, 5):

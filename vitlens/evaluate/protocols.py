@@ -75,7 +75,7 @@ class Question:
     @property
     def manner(self) -> str | None:
         """The recipe and what is changed in it; None for what the data have of their own."""
-        recipe = _short(self.recipe) if self.recipe else ""
+        recipe = _short(self.recipe)
         if Path(self.recipe).is_file():
             recipe += f" ({hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()[:8]})"
         return ", ".join((*filter(None, [recipe]), *map(_short_value, self.overrides))) or None
@@ -110,7 +110,7 @@ class Question:
 
 def _short(name: str) -> str:
     """A folder or file by its own name, and by that of its run if it is a model: where it lies is nobody's concern."""
-    if not (Path(name).exists() or Path(name).is_absolute()):
+    if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is where one is
         return name
     path = Path(name).resolve()
     return f"{path.parent.name}/model" if path.name == "model" else path.name

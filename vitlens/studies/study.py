@@ -131,7 +131,7 @@ STUDIES = types.MappingProxyType({study.name: study for study in (
         sizes=(100_000,),
         classes=200,
         seeds=(0,),
-        # The bundled model's recipe for three epochs only: milder crops, all patches for the last of them.
+        # The bundled model's recipe for three epochs; crops and patch dropout are spelled out, so that they stay.
         recipe=replace(
             recipe("tiny-imagenet-cpu"), epochs=0, steps=1170, average=0.0,
             augment=Augment(flip=0.5, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3)), patch_drop_until=0.7,
