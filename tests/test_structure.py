@@ -51,15 +51,14 @@ def test_no_module_outgrows_one_idea(path):
     assert path.name != "utils.py"
 
 
-def test_import_is_quick_and_without_matplotlib():
+def test_import_brings_nothing_heavy_but_torch_and_timm():
     code = (
-        "import sys, time, torch, timm\n"
-        "before, start = set(sys.modules), time.perf_counter()\n"
+        "import sys, torch, timm\n"
+        "before = set(sys.modules)\n"
         "import vitlens\n"
-        "took, new = time.perf_counter() - start, set(sys.modules) - before\n"
-        "heavy = new & {'matplotlib', 'seaborn', 'sklearn', 'skimage', 'captum', 'ipywidgets', 'pandas'}\n"
-        "assert not heavy, heavy\n"
-        "assert took < 1.5, took"
+        "heavy = {'matplotlib', 'seaborn', 'sklearn', 'skimage', 'captum', 'ipywidgets', 'pandas', 'scipy'}\n"
+        "heavy &= set(sys.modules) - before\n"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -65,12 +65,14 @@ REFUSED = {
 
 
 def check_survey(name):
+    """The row of a model; it is the table's, where the table is of this timm."""
     row = survey(name)
     assert row["captured"] in ("yes", "no")
     if row["captured"] == "no":
         assert "vitlens cannot show the attention of" in row["reason"] and len(row["reason"]) > 60
     if timm.__version__ == VERSION:
         assert row == TABLE[name]
+    return row
 
 
 def check_exact(name):
@@ -126,33 +128,24 @@ def test_maps_equal_the_modules_output(name):
 
 @pytest.mark.parametrize("name", QUICK)
 def test_survey_matches_the_table(name):
-    check_survey(name)
-    assert TABLE[name]["captured"] == "yes"
+    assert check_survey(name)["captured"] == "yes"
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name):
-    check_survey(name)
-    assert TABLE[name]["captured"] == "no" and REFUSED[name] in survey(name)["reason"]
+    row = check_survey(name)
+    assert row["captured"] == "no" and REFUSED[name] in row["reason"]
 
 
 def test_the_table_holds_every_model():
     if timm.__version__ != VERSION:
-        assert len(TABLE) > 1000
-        return
+        pytest.skip(f"the table is of timm {VERSION}; `python tests/timm_support.py` writes that of {timm.__version__}")
     assert set(TABLE) == set(timm.list_models())
     assert sum(row["captured"] == "yes" for row in TABLE.values()) == 303
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", timm.list_models())
-def test_every_model_is_captured_or_refused(name):
-    check_survey(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name, row in TABLE.items() if row["captured"] == "yes" and timm.is_model(name)]
-)
-def test_every_captured_model_is_exact(name):
-    check_exact(name)
+def test_every_model_is_refused_or_exact(name):
+    if check_survey(name)["captured"] == "yes":
+        check_exact(name)

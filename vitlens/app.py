@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,16 +24,12 @@ from vitlens.widgets import explore
 explore(vitlens.load_model({model!r}){image})"""
 
 
-def serve(
-    model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True,
-    ready: Callable[[str], None] | None = None,
-) -> int:  # fmt: skip
+def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True) -> int:
     """Serve the explorer of a model until interrupted; returns Voila's exit code.
 
-    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. ready: called with the address, by
-    default to print it. It holds a token; without that nothing is shown, and the server listens on the loopback
-    interface only. Raises ModuleNotFoundError without Voila, ValueError for what is no port and OSError for one that
-    cannot be had.
+    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. The address is printed. It holds a
+    token; without that nothing is shown, and the server listens on the loopback interface only. Raises
+    ModuleNotFoundError without Voila, ValueError for what is no port and OSError for one that cannot be had.
     """
     if missing := [package for package in ("voila", "anywidget", "ipykernel") if find_spec(package) is None]:
         raise ModuleNotFoundError(
@@ -68,7 +63,7 @@ def serve(
                     time.sleep(0.1)
                 if server.poll() is None:
                     address = f"http://127.0.0.1:{port}/?token={token}"
-                    ready(address) if ready else print(address, flush=True)  # or a pipe would keep it
+                    print(address, flush=True)  # or a pipe would keep it
                     if browser:
                         _open(address, Path(folder, "explorer.html"))
                 return server.wait()

@@ -32,7 +32,7 @@ def grey_solarise_posterise(x: Tensor, probability: float, rng: Draws) -> Tensor
     return torch.where(drawn < probability / 3, grey(x), x)
 
 
-def posterise(x: Tensor, bits: int = 3) -> Tensor:
-    """Keep the ``bits`` highest of 8 bits."""
-    step = 2 ** (8 - bits)
+def posterise(x: Tensor) -> Tensor:
+    """Keep the 3 highest of 8 bits."""
+    step = 2**5
     return (x * 255 / step).floor() * (step / 255)

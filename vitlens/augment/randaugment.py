@@ -12,11 +12,11 @@ from vitlens.augment.draws import Draws
 BILINEAR = {"interpolation": InterpolationMode.BILINEAR}
 
 
-def _affine(x: Tensor, *, angle: float = 0.0, dx: float = 0.0, dy: float = 0.0, shear=(0.0, 0.0)) -> Tensor:
+def _affine(x: Tensor, *, dx: float = 0.0, dy: float = 0.0, shear=(0.0, 0.0)) -> Tensor:
     # A shear is a slope about the top left corner, as in Cubuk et al. 2018.
     shear = [float(torch.rad2deg(torch.atan(torch.tensor(s)))) for s in shear]
     centre = [0, 0] if any(shear) else None
-    return tv.affine(x, angle, [round(dx), round(dy)], 1.0, shear, center=centre, **BILINEAR)
+    return tv.affine(x, 0.0, [round(dx), round(dy)], 1.0, shear, center=centre, **BILINEAR)
 
 
 # Each takes uint8 images (n, 3, H, W) and a strength s in [−1, 1]; ranges as in torchvision's RandAugment.

@@ -41,11 +41,11 @@ def standardised(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     return torch.cat([x, x.new_full((len(x), 1), CONSTANT)], dim=1)
 
 
-def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY, form: str = "") -> LeastSquares:
+def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) -> LeastSquares:
     """The weights W that minimise |X W − Y|² + `penalty` |W|², for features x (N, D) and labels y (N,).
 
-    form: "primal" solves (XᵀX + λI) W = XᵀY, with D + 1 unknowns for each class; "dual" takes W = Xᵀ (XXᵀ + λI)⁻¹ Y,
-    with N; by default the smaller. Raises ValueError for labels outside of 0…`classes` − 1 and a penalty of 0 or less.
+    Of (XᵀX + λI) W = XᵀY with D + 1 unknowns for each class, and the dual W = Xᵀ (XXᵀ + λI)⁻¹ Y with N, the smaller is
+    solved. Raises ValueError for labels outside of 0…`classes` − 1 and a penalty of 0 or less.
     """
     if penalty <= 0:
         raise ValueError(f"The penalty must be above 0 for one solution, but {penalty:g} came; the paper's is 1024.")
@@ -54,15 +54,15 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY, 
     wide = x.double()
     mean, deviation = wide.mean(0), wide.std(0, correction=0) + 1e-5
     z = standardised(x, mean, deviation)
-    form = form or ("dual" if len(z) < z.shape[1] else "primal")
-    target = torch.nn.functional.one_hot(y, classes).to(z) * 2 - 1 if form == "dual" else None
-    gram = z @ z.T if form == "dual" else z.T @ z
+    dual = len(z) < z.shape[1]
+    gram = z @ z.T if dual else z.T @ z
     gram.diagonal().add_(penalty)
-    if form == "primal":  # XᵀY from sums over each class: Y itself may be larger than X
-        sums = z.new_zeros(classes, z.shape[1]).index_add_(0, y, z)
-        target = (2 * sums - z.sum(0)).T
+    if dual:
+        target = torch.nn.functional.one_hot(y, classes).to(z) * 2 - 1
+    else:  # XᵀY from sums over each class: Y itself may be larger than X
+        target = (2 * z.new_zeros(classes, z.shape[1]).index_add_(0, y, z) - z.sum(0)).T
     solution = torch.cholesky_solve(target, torch.linalg.cholesky(gram))
-    return LeastSquares(mean, deviation, z.T @ solution if form == "dual" else solution)
+    return LeastSquares(mean, deviation, z.T @ solution if dual else solution)
 
 
 def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None = None) -> Tensor:

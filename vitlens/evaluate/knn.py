@@ -9,9 +9,7 @@ from torch import Tensor
 AT_ONCE = 1_000  # images whose similarities are held
 
 
-def nearest(
-    train: tuple[Tensor, Tensor], x: Tensor, k: int = 20, temperature: float = 0.07, classes: int | None = None
-) -> Tensor:
+def nearest(train: tuple[Tensor, Tensor], x: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
     """(M,) int64: the class that the `k` training images nearest to each of the features x (M, D) vote for.
 
     Near is a large cosine of the features. A neighbour's vote weighs exp(cosine / `temperature`) (Wu et al. 2018), so
@@ -21,8 +19,7 @@ def nearest(
     if k < 1 or temperature <= 0:
         raise ValueError(f"Neighbours and temperature must be above 0, but k = {k} and {temperature:g} came.")
     known, labels = F.normalize(train[0].float()), train[1]
-    classes = classes or int(labels.max()) + 1
-    found = []
+    classes, found = int(labels.max()) + 1, []
     for part in F.normalize(x.float()).split(AT_ONCE):
         near, rows = (part @ known.T).topk(min(k, len(known)))
         # Only ratios of weights matter; divided by the largest they cannot overflow.

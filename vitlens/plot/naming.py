@@ -50,9 +50,9 @@ def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first:
         taken.append(best[2])
 
 
-def at_the_right(ax: plt.Axes, ends: Iterable[tuple[float, str, str]], apart: float = 15) -> None:
-    """Names right of the axes at the heights of (y, name, colour), so many pixels apart or more."""
-    ends = sorted(ends)
+def at_the_right(ax: plt.Axes, ends: Iterable[tuple[float, str, str]]) -> None:
+    """Names right of the axes at the heights of (y, name, colour), moved where lines of text would overlap."""
+    ends, apart = sorted(ends), 15  # pixels
     height = ax.get_window_extent().height
     low, high = ax.get_ylim()
     places = [(y - low) / (high - low) * height for y, _, _ in ends]

@@ -180,12 +180,12 @@ def _series(name: str, rows, columns) -> np.ndarray:
     return found[found[:, 0].argsort()]
 
 
-def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray], apart: float = 60) -> None:
-    """Ticks at the sizes that have names, and at those of the series that are so many pixels from all others."""
+def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray]) -> None:
+    """Ticks at the sizes that have names, and at those of the series that are 60 pixels or more from all others."""
     ax.autoscale_view()
     for images in sorted({float(n) for rows in series for n in rows[:, 0]}):
         places = ax.transData.transform([(n, 0) for n in (images, *named)])[:, 0]
-        if (abs(places[1:] - places[0]) > apart).all():
+        if (abs(places[1:] - places[0]) > 60).all():
             named = named | {images: _count(images)}
     ax.set_xticks(list(named), named.values())
     ax.xaxis.set_minor_locator(NullLocator())

@@ -16,21 +16,23 @@ from vitlens.datasets import ImageStream
 from vitlens.files import write
 from vitlens.recipes import RECIPES, Recipe
 from vitlens.runs.sources import Source
-from vitlens.train import World, accuracy, export
+from vitlens.train import World, export, validation
 
 FOUND = ("num_classes",)  # in the data
 FROM_MODEL = ("init", "model_kwargs", "architecture", "patch_size", "width", "depth", "heads", "mean", "std")
 
 
-def finish(out, plan, model, average, data, damaged, world, seconds, command, last, steps, exports) -> dict:
-    """Return the account of a run, and write it; with it the model of a finished run, or of any if it ``exports``."""
+def finish(
+    out, plan, model, average, data, *, last, steps, damaged=0, seconds=0.0, command="", world=None, exports=False
+) -> dict:
+    """Return the account of a run whose last step was ``last``, and write it; with it the model of a finished run, or
+    of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often."""
+    world = world or World(device=next(model.parameters()).device)
     metrics = dict(last.metrics) if last is not None else {}
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
     exports = exports or finished
     if exports and not metrics:
-        metrics = {"top1": accuracy(model, data[1], plan, world=world)}
-        if average:
-            metrics["top1_average"] = accuracy(model, data[1], plan, average, world)
+        metrics = validation(model, average, data[1], plan, world)
     averaged = metrics.get("top1_average", -1.0) > metrics.get("top1", 0.0)
     account = {
         "command": command,

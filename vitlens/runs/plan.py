@@ -133,11 +133,11 @@ def _weights_kept(model: nn.Module) -> Iterator[None]:
     model.zero_grad()
 
 
-def _speed(model, data, trial: Recipe, world: World, criterion: Callable | None, readings: int = 8) -> float:
-    """Images a second, the median of the later half of ``readings``."""
+def _speed(model, data, trial: Recipe, world: World, criterion: Callable | None) -> float:
+    """Images a second, the median of the later half of eight readings."""
     training = fit(model, data, trial, world=world, criterion=criterion)
-    speeds = [step.images_per_second for step in islice(training, readings * trial.log_every)]
+    speeds = [step.images_per_second for step in islice(training, 8 * trial.log_every)]
     training.close()
-    return statistics.median([speed for speed in speeds if speed is not None][readings // 2 :])
+    return statistics.median([speed for speed in speeds if speed is not None][4:])
 
 

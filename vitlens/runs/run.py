@@ -45,8 +45,6 @@ def run(
     stream: bool | None = None,
     workers: int | None = None,
     on_damaged: str = "raise",
-    allow_partial: bool = False,
-    command: str | None = None,
     quiet: bool = False,
 ) -> dict:
     """Train by a recipe and return what ``training.json`` says about it.
@@ -60,7 +58,7 @@ def run(
     none. ``export`` writes ``model/`` also of a run that is stopped. Ctrl-C and SIGTERM end the run with a checkpoint
     after the step it is in, of several processes after ten steps at most.
 
-    ``root``, ``stream``, ``workers``, ``on_damaged`` and ``allow_partial`` are told to ``datasets.load``.
+    ``root``, ``stream``, ``workers`` and ``on_damaged`` are told to ``datasets.load``.
 
     Started by ``torchrun`` or ``accelerate launch`` the processes share each batch, and the first one writes.
 
@@ -74,7 +72,7 @@ def run(
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
 
     start = time.monotonic()
-    source = Source(str(data), root, stream, workers, on_damaged, allow_partial)
+    source = Source(str(data), root, stream, workers, on_damaged)
     splits = source.opened(plan, out, resume, world)
     for text in dict.fromkeys(split.note for split in splits if split.note):
         say(text)
@@ -137,10 +135,10 @@ def run(
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
     seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)
-    command = command or command_of(plan, source, splits)
     account = finish(
-        out, plan, network, average, (train, valid), len(damaged), world, seconds, command, last, steps, export
-    )
+        out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged), seconds=seconds,
+        command=command_of(plan, source, splits), world=world, exports=export,
+    )  # fmt: skip
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
 
 

@@ -22,7 +22,6 @@ class Source:
     stream: bool | None = None
     workers: int | None = None
     on_damaged: str = "raise"
-    allow_partial: bool = False
 
     def opened(self, plan: Recipe, out: Path, resume: bool, world: World) -> list[ImageSet | ImageStream]:
         """The training and the validation split.
@@ -45,7 +44,7 @@ class Source:
         return [
             datasets.load(
                 self.data, split, size=size, squash=plan.squash, on_damaged=self.on_damaged, root=self.root,
-                allow_partial=self.allow_partial, stream=stream, workers=self.workers, device=world.device,
+                stream=stream, workers=self.workers, device=world.device,
             )
             for (split, size), stream in zip(sizes.items(), choice, strict=True)
         ]  # fmt: skip

@@ -4,6 +4,6 @@ from vitlens.train.export import export
 from vitlens.train.loop import Step, fit
 from vitlens.train.losses import compiled
 from vitlens.train.processes import World, join
-from vitlens.train.validation import accuracy
+from vitlens.train.validation import accuracy, validation
 
-__all__ = ["Step", "World", "accuracy", "compiled", "export", "fit", "join"]
+__all__ = ["Step", "World", "accuracy", "compiled", "export", "fit", "join", "validation"]

@@ -116,14 +116,14 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(list(targets), list(orthogonal.unbind()), alpha=-group["lr"] * scale)
 
 
-def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalised(matrices: Tensor) -> Tensor:
     """Approximately U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns): bf16, singular values in about 0.7…1.2."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

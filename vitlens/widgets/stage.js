@@ -38,7 +38,7 @@ function control(described, send) {
     input = make("input", { id, type: "checkbox", onchange: () => set(input.checked) });
     update = (value) => (input.checked = value);
   } else if (kind === "range") {
-    const [low, high, step] = options.length ? [0, options.length - 1, 1] : [described.low, described.high, described.step];
+    const [low, high, step] = options.length ? [0, options.length - 1, 1] : [0, described.high, described.step];
     const text = () => (options.length ? options[input.value][0] : input.value);
     const say = () => {
       output.textContent = text();
@@ -64,7 +64,7 @@ function control(described, send) {
   } else {
     let told; // as above
     const onchange = () => input.value !== "" && set(Number(input.value));
-    input = make("input", { id, type: "number", min: described.low, max: described.high, step: 1, onchange });
+    input = make("input", { id, type: "number", min: 0, max: described.high, step: 1, onchange });
     update = (value) => {
       if (value !== told || !input.matches(":focus")) input.value = told = value;
     };

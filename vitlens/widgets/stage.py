@@ -27,14 +27,13 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Control:
-    """One control. kind: "select", "range" (over its options, or from low to high), "check", "number" or "text"."""
+    """One control. kind: "select", "range" (over its options, or from 0 to high), "check", "number" or "text"."""
 
     name: str
     label: str
     kind: str
     value: object = None
     options: tuple[tuple[str, object], ...] = ()
-    low: float = 0
     high: float = 0
     step: float = 1
     disabled: bool = False
@@ -53,8 +52,8 @@ class Control:
         if self.kind in ("number", "range") and not choices:
             whole = self.step == 1
             numeric = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            if not numeric or not self.low <= value <= self.high:
-                wanted = f"a {'whole ' * whole}number from {self.low:g} to {self.high:g}"
+            if not numeric or not 0 <= value <= self.high:
+                wanted = f"a {'whole ' * whole}number from 0 to {self.high:g}"
                 raise ValueError(f"{self.label!r} is {wanted}, but {value!r} came.")
 
 
