@@ -212,3 +212,55 @@ def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkey
     exec(compile(ast.Module(rest, []), "cell", "exec"), space)
     explorer = eval(compile(ast.Expression(last.value), "cell", "eval"), space)
     assert explorer.photograph.size == samples()["coffee"].size and len(explorer.frame["bars"]) == 5
+
+
+def test_train_hands_every_option_on(monkeypatch, tmp_path):
+    told = {}
+    monkeypatch.setattr(
+        "vitlens.runs.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
+    )
+    vitlens(
+        "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
+        "--stream", "--workers", 3, "--skip-damaged", "--model", "m", "--resume", "--max-minutes", 4, "--fit-minutes",
+        5.5, "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
+        "--export", "--tensorboard", "--tiny",
+    )  # fmt: skip
+    assert told == {
+        "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
+        "on_damaged": "skip", "model": "m", "resume": True, "max_minutes": 4.0, "fit_minutes": 5.5,
+        "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,
+        "tensorboard": True, "tiny": True,
+    }  # fmt: skip
+    vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, "--hold")
+    assert told["stream"] is False and told["on_damaged"] == "raise" and told["overrides"] == []
+    assert told["device"] is told["seed"] is told["max_minutes"] is told["fit_minutes"] is None
+    monkeypatch.setattr("vitlens.runs.run", lambda *_, **__: {"stopped_by": 15})
+    vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
+
+
+@pytest.mark.parametrize("error, code, said", [
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
+    (KeyboardInterrupt(), 130, "vitlens: stopped."), (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
+])  # fmt: skip
+def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error, code, said):
+    def ends(*_, **__):
+        raise error
+
+    monkeypatch.setattr("vitlens.runs.run", ends)
+    done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (("train", "--max-minutes", "soon"), "--max-minutes"), (("train", "--epoch", "3"), "No such option: --epoch"),
+    (("trian",), "No such command 'trian'"), (("inspect",), "argument 'model'"),
+    (("models", "more"), "more"),
+])  # fmt: skip
+def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
+    done = vitlens(*arguments, expect=2)
+    assert said.lower() in done.stderr.lower() and done.stderr.startswith("vitlens: ") and done.stderr.count("\n") == 1
+
+
+def test_without_a_command_the_commands_are_shown():
+    assert "train" in vitlens().stdout
+    assert "--max-minutes" in vitlens("train", "--help").stdout

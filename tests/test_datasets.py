@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
+from vitlens import load_image
 from vitlens.datasets import ImageSet, load
 
 REAL = os.environ.get("VITLENS_REAL_DATA")
@@ -68,6 +69,28 @@ def test_any_mode_and_format_becomes_rgb_as_pillow_has_it(tmp_path, mode, kind):
     write_shard(tmp_path / "train-0.parquet", [encoded], [0])
     difference = load(tmp_path).images[0].permute(1, 2, 0).int() - torch.from_numpy(expected.copy()).int()
     assert difference.abs().max() <= (2 if mode == "CMYK" else 0)
+
+
+def test_a_model_learns_from_what_is_shown_of_an_image(tmp_path):
+    """A photograph of a camera held upright, grey of 16 bits, and what is transparent: as `load_image` has them."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    photo = io.BytesIO()
+    Image.fromarray(np.repeat(np.arange(0, 240, 10, dtype=np.uint8)[:, None, None], 16, 1).repeat(3, 2)).save(
+        photo, "JPEG", exif=exif, quality=95
+    )
+    deep = io.BytesIO()
+    Image.fromarray(np.full((24, 16), 128 * 257, np.uint16)).save(deep, "PNG")
+    clear = io.BytesIO()
+    Image.fromarray(np.zeros((24, 16, 4), np.uint8)).save(clear, "PNG")
+    found = []
+    for n, file in enumerate((photo, deep, clear)):
+        (tmp_path / str(n)).mkdir()
+        write_shard(tmp_path / str(n) / "train-0.parquet", [file.getvalue()], [0])
+        found.append(load(tmp_path / str(n)).images[0].permute(1, 2, 0).numpy())
+        assert np.abs(found[n].astype(int) - np.asarray(load_image(file.getvalue())).astype(int)).max() <= 1
+    assert found[0].shape == (16, 24, 3) and found[0][8, 0, 0] > 200 > 40 > found[0][8, -1, 0], "turned to the right"
+    assert (found[1] == 128).all() and (found[2] == 255).all()
 
 
 def test_damaged_samples_are_named_and_counted(shards):

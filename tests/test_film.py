@@ -23,7 +23,7 @@ def test_curves_are_the_readings_of_the_run(kind):
     steps = list(history(90))
     loss, accuracy, rate = plot.training(map(kind, steps)).axes
     assert points(loss.lines[0]) == [(s.step, s.loss) for s in steps if s.step % 10 == 0]
-    assert points(rate.lines[0]) == [(s.step, s.lr) for s in steps]
+    assert points(rate.lines[0]) == [(s.step, s.rate) for s in steps]
     for line, key in zip(accuracy.lines, ("top1", "top1_average"), strict=True):
         assert points(line) == [(s.step, s.metrics[key]) for s in steps if s.step % 30 == 0]
     words = [t.get_text() for t in accuracy.get_legend().get_texts()]

@@ -42,10 +42,8 @@ def history(steps, every=10):
     """A run with a reading every so many steps and a validation at every third of them."""
     for step in range(1, steps + 1):
         metrics = {"top1": 98.0 * step / steps, "top1_average": 99.0 * step / steps}
-        yield Step(
-            step, steps, 0, 1 - step / steps, 2.3 / step if step % every == 0 else None, None,
-            metrics if step % (3 * every) == 0 else {},
-        )  # fmt: skip
+        rate, loss = 1 - step / steps, 2.3 / step if step % every == 0 else None
+        yield Step(step, steps, 0, 0.001 * rate, rate, loss, None, metrics if step % (3 * every) == 0 else {})
 
 
 def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):

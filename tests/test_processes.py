@@ -10,8 +10,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 
 from tests.test_train import tiny
@@ -128,17 +130,50 @@ def test_a_launcher_without_accelerate_is_told_what_to_install(monkeypatch):
         join("cpu")
 
 
-def test_a_run_that_is_asked_to_end_saves_and_goes_on(tmp_path):
-    command = [
-        sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--out", str(tmp_path),
-        "--device", "cpu", "--tiny", "--set", "epochs=4000",
-    ]  # fmt: skip
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+TRAIN = [sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
+ALONE = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_the_command_in_two_processes_equals_one(tmp_path):
+    """Started as torchrun starts it, on a machine without a GPU and with no word about devices."""
+    settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    subprocess.run([*TRAIN, *options, "--out", tmp_path / "one"], env=ALONE, check=True, capture_output=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    subprocess.run([*torchrun, *TRAIN[2:], *options, "--out", tmp_path / "two"], env=ALONE, check=True)
+    one, two = (
+        [json.loads(line) for line in (tmp_path / f"{name}/log.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 17))
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], abs=1e-5)
+    assert two[-1]["metrics"] == pytest.approx(one[-1]["metrics"], abs=1)
+    account = json.loads((tmp_path / "two/training.json").read_text())
+    assert account["finished"] and account["hardware"] == "2 CPU threads"
+    a, b = (safetensors.torch.load_file(tmp_path / f"{name}/model/model.safetensors") for name in ("one", "two"))
+    assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
+
+
+def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: alone)
+    with pytest.raises(ValueError, match="2 processes were started, but this one sees 1 on cpu"):
+        join("cpu")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_end_saves_and_goes_on(tmp_path, number):
+    command = [*TRAIN, "--out", str(tmp_path), "--device", "cpu", "--set", "epochs=4000"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE)
     while not (tmp_path / "log.jsonl").exists() or not (tmp_path / "log.jsonl").read_text():
         assert child.poll() is None
         time.sleep(0.1)
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(number)
     said = child.communicate(timeout=60)[1]
-    assert child.returncode == 128 + signal.SIGTERM and "as it was asked to, at step" in said
+    assert child.returncode == 128 + number and "as it was asked to, at step" in said
     stopped = int(re.search(r"at step (\d+) of", said)[1])
     assert (tmp_path / f"checkpoints/step-{stopped:08d}.json").exists()
+    more = [*TRAIN, "--out", str(tmp_path), "--device", "cpu", "--resume", "--max-minutes", "0.001"]
+    said = subprocess.run(more, env=ALONE, capture_output=True, text=True, check=True).stderr
+    assert stopped < int(re.search(r"at step (\d+) of", said)[1])

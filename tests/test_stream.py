@@ -245,7 +245,7 @@ def load_one(folder: Path, i: int) -> torch.Tensor:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_sample_ends_the_stream_unless_it_may_be_skipped(damaged, workers):
     stream = streamed(damaged, workers)
-    with pytest.raises(ValueError, match=r"^train/a/03.png \(.* cannot be decoded. Repair it, or pass on_damaged"):
+    with pytest.raises(ValueError, match=r"^train/a/03.png \(.* cannot be decoded. Repair it, or use the next"):
         joined(stream, [torch.arange(12)])
     assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # and goes on where it can
 

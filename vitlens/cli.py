@@ -16,9 +16,8 @@ from vitlens.commands.paper import models, table
 from vitlens.commands.studying import study
 from vitlens.commands.training import train
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__.split("\n")[0]
-)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__.split("\n")[0])
+WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
 
 
 @app.callback()
@@ -42,10 +41,20 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot print a name shows its code instead
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], prog_name="vitlens", standalone_mode=False)
+        if code == 130:
+            raise KeyboardInterrupt
+        raise SystemExit(code)
+    except WrongCommandLine as error:
+        asked = f"{error.ctx.command_path} --help" if error.ctx else "vitlens --help"
+        print(f"vitlens: {error.format_message().rstrip('.')}; see `{asked}`.", file=sys.stderr)
+        raise SystemExit(2) from None
     except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
         print(f"vitlens: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    except (KeyboardInterrupt, typer.Abort):
+        print("vitlens: stopped.", file=sys.stderr)
+        raise SystemExit(130) from None
     except RuntimeError as error:
         from vitlens.support import out_of_memory
 
@@ -53,9 +62,6 @@ def main() -> None:
             raise
         print("vitlens: Memory ran out; take smaller batches or images, or --stream them.", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("vitlens: stopped.", file=sys.stderr)
-        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

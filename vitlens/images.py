@@ -91,18 +91,18 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     name, head = _name(source), None
     try:
         if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
-            return _rgb(_from_array(source, name, max_pixels), name)
+            return rgb(_from_array(source, name, max_pixels), name)
         if isinstance(source, Image.Image):
             _check_size(source.size, name, max_pixels)
             with _quiet():
-                return _rgb(source, name)
+                return rgb(source, name)
         with _opened(source, name) as file:
             file, head = _rewound(file, name)
             with _quiet(), Image.open(file) as image:
                 _check_size(image.size, name, max_pixels)
                 if image.format in _DRAWINGS:
                     raise ImageError.about(name, f"is a drawing ({image.format}); export it as PNG")
-                return _rgb(image, name)
+                return rgb(image, name)
     except ImageError:
         raise
     except Exception as error:  # decoders raise a dozen unrelated types on damaged files
@@ -226,22 +226,22 @@ def _eight_bits(values: np.ndarray, name: str) -> np.ndarray:
     raise ImageError.about(name, problem)
 
 
-def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Any PIL image as a new, upright RGB image over white."""
+def rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
+    """Any PIL image as a new, upright RGB image over white, as `load_image` describes it."""
     image.load()
     if image.mode.startswith(("I", "F")):
-        rgb = _from_deep_grey(image, name)
+        plain = _from_deep_grey(image, name)
     elif image.mode[-1] in "Aa" or "transparency" in image.info or getattr(image.palette, "mode", "") == "RGBA":
         rgba = image.convert("LA") if image.mode == "La" else image.copy()  # converting writes into a palette's alpha
-        rgb = Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba.convert("RGBA")).convert("RGB")
+        plain = Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba.convert("RGBA")).convert("RGB")
     else:
-        rgb = image.convert("RGB")
+        plain = image.convert("RGB")
     turn = None
     with suppress(Exception):  # whatever is wrong with the metadata, the picture itself is still one
         turn = _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))
-    rgb = rgb if turn is None else rgb.transpose(turn)
-    rgb.info.clear()
-    return rgb
+    plain = plain if turn is None else plain.transpose(turn)
+    plain.info.clear()
+    return plain
 
 
 def _from_deep_grey(image: Image.Image, name: str) -> Image.Image:

@@ -1,12 +1,14 @@
 """From the content of a sample to pixels: decode, fit to a square, cut at random.
 
-Shapes: an image is uint8 (3, H, W), RGB.
+Shapes: an image is uint8 (3, H, W), RGB: upright, opaque and of 8 bits as `load_image` makes it, so that a model learns
+from what is shown of it.
 """
 
 from __future__ import annotations
 
 import io
 import math
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -16,7 +18,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitlens.datasets.samples import Samples
+from vitlens.images import rgb
 
+JPEG = b"\xff\xd8\xff"
 TRIES = 10  # of a random box that fits into the image, as in torchvision
 
 
@@ -34,21 +38,20 @@ def decoded(samples: Samples, i: int) -> Tensor | str:
 
 
 def _from_bytes(encoded: bytes) -> Tensor:
-    try:
-        image = torchvision.io.decode_image(
-            torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=torchvision.io.ImageReadMode.RGB
-        )
-        if image.ndim != 3 or image.dtype != torch.uint8:  # animated, or 16 bits a channel
-            raise RuntimeError("not a plain image")
-        return image
-    except (RuntimeError, ValueError, AttributeError):  # AttributeError: a torchvision without decoders
-        # Pillow knows more formats, and has the last word on what is damaged.
-        with Image.open(io.BytesIO(encoded)) as picture:
-            return _from_pillow(picture)
+    if encoded.startswith(JPEG):
+        with suppress(RuntimeError, ValueError, AttributeError):  # AttributeError: a torchvision without decoders
+            return torchvision.io.decode_image(
+                torch.frombuffer(bytearray(encoded), dtype=torch.uint8),
+                mode=torchvision.io.ImageReadMode.RGB,
+                apply_exif_orientation=True,
+            )
+    # Pillow knows more formats, and has the last word on what is damaged.
+    with Image.open(io.BytesIO(encoded)) as picture:
+        return _from_pillow(picture)
 
 
 def _from_pillow(picture: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.array(rgb(picture))).permute(2, 0, 1).contiguous()
 
 
 def shaped(image: Tensor, side: int, squash: bool) -> Tensor:

@@ -178,8 +178,8 @@ def _held(
     reasons = tuple(damaged[i] for i in sorted(damaged))
     if damaged and on_damaged == "raise":
         raise ValueError(
-            f"{len(damaged)} of {n} samples cannot be decoded, the first being {reasons[0]}. Repair them, or pass "
-            "on_damaged='skip' to leave them out."
+            f"{len(damaged)} of {n} samples cannot be decoded, the first being {reasons[0]}. Repair them, or leave "
+            "them out (--skip-damaged, in Python on_damaged='skip')."
         )
     kept = [i for i in range(n) if i not in damaged]
     if not kept:

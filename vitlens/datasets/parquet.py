@@ -103,7 +103,7 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
     if len(shards) < wanted and not allow_partial:
         raise ValueError(
             f"{folder} holds {len(shards)} of the {wanted} {split} shards that their names announce. Add the missing "
-            "ones, or pass allow_partial=True to use what is there."
+            "ones; `vitlens.datasets.load` with allow_partial=True uses what is there."
         )
     labels, counts, class_names = [], [], None
     for shard in shards:

@@ -270,5 +270,6 @@ class Reader(Dataset):
     def _refusal(self, damaged: list[tuple[int, str]]) -> str:
         _, reason = damaged[-1]
         if not self.skip:
-            return f"{reason} cannot be decoded. Repair it, or pass on_damaged='skip' to use the next one instead."
+            advice = "Repair it, or use the next one instead (--skip-damaged, in Python on_damaged='skip')"
+            return f"{reason} cannot be decoded. {advice}."
         return f"Many samples in a row cannot be decoded, the last being {reason}. Check that the data is still there."

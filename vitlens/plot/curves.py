@@ -28,7 +28,7 @@ def training(records) -> plt.Figure:
         figure = page(900, 268)
         loss, accuracy, rate = (_panel(figure, 44 + 300 * k, title) for k, title in enumerate(TITLES))
         if records:
-            rate.plot([r["step"] for r in records], [r["lr"] for r in records], color="0.35")
+            rate.plot([r["step"] for r in records], [r["rate"] for r in records], color="0.35")
         if losses:
             loss.plot(*zip(*losses, strict=True), color=COLOURS["top1"])
         for key, points in accuracies.items():

@@ -1,7 +1,7 @@
 """Training recipes as data, with a reason beside each number."""
 
-from vitlens.recipes.models import model_args, pixels, starting_from
+from vitlens.recipes.models import FROM_MODEL, model_args, pixels, starting_from
 from vitlens.recipes.named import RECIPES, recipe
 from vitlens.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "Recipe", "model_args", "pixels", "recipe", "starting_from"]
+__all__ = ["FROM_MODEL", "RECIPES", "Recipe", "model_args", "pixels", "recipe", "starting_from"]

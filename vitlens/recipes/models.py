@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from vitlens.recipes.recipe import Recipe
 
 
+FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std")
+"""What a recipe says of the model, where the run does not start from one."""
+
+
 def model_args(recipe: Recipe) -> dict:
     """Arguments for ``timm.create_model(recipe.architecture, …)``, without what only training needs."""
     if recipe.init:

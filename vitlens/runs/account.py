@@ -6,6 +6,7 @@ import datetime
 import json
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,12 @@ import torch
 
 from vitlens.datasets import ImageStream
 from vitlens.files import write
-from vitlens.recipes import RECIPES, Recipe
+from vitlens.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens.runs.sources import Source
 from vitlens.train import World, export, validation
+from vitlens.train.checkpoint import newest_first
 
 FOUND = ("num_classes",)  # in the data
-FROM_MODEL = ("init", "model_kwargs", "architecture", "patch_size", "width", "depth", "heads", "mean", "std")
 
 
 def finish(
@@ -64,11 +65,12 @@ def finish(
 
 
 def seconds_before(out: Path) -> float:
-    """Seconds that the run took before it was stopped; a killed process leaves no account of its own."""
-    try:
-        return json.loads((out / "training.json").read_text())["seconds"]
-    except (OSError, ValueError, KeyError):
-        return 0.0
+    """Seconds that the run took before it was stopped: by its account, or by its checkpoint if it was killed since."""
+    found = [0.0]
+    for path in (out / "training.json", *newest_first(out / "checkpoints")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(float(json.loads(path.read_text())["seconds"]))
+    return max(found)
 
 
 def hardware(world: World) -> str:
@@ -93,7 +95,7 @@ def command_of(plan: Recipe, source: Source, splits) -> str:
         return shlex.join([*words[:3], "recipe.json", *words[4:], "--out", "DIR"])
     base = RECIPES[plan.name].to_dict()
     for key, value in plan.to_dict().items():
-        if key in FOUND or (plan.init and key in FROM_MODEL):
+        if key in FOUND or (plan.init and key in ("init", "model_kwargs", *FROM_MODEL)):
             continue
         if isinstance(value, dict):
             changed = {f"{key}.{k}": v for k, v in value.items() if v != base[key][k]}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.datasets import ImageSet
-from vitlens.recipes import Recipe, recipe, starting_from
+from vitlens.recipes import FROM_MODEL, Recipe, recipe, starting_from
 from vitlens.train import World, accuracy, checkpoint, fit
 
 MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
@@ -41,18 +41,25 @@ def planned(
 ) -> Recipe:
     """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden.
 
-    ``name`` may be a JSON file. ``model`` is what to start from; a recipe that is made to continue a model needs one.
+    ``name`` may be a JSON file; of one that a run was started with, only its name is compared when it is resumed.
+    ``model`` is what to start from; a recipe that is made to continue a model needs one.
     """
     if resume and (out / "recipe.json").exists():
         plan = _read(out / "recipe.json")
-        if not name.endswith(".json") and plan.name != name:
-            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {name}. Resume it by that name.")
+        named = _read(Path(name)).name if name.endswith(".json") else name
+        if plan.name != named:
+            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
+        if tiny and not plan.train_images:
+            raise ValueError(f"The run in {out} is not a tiny one. Resume it without --tiny.")
         if model and model != plan.init and not _same(model, plan.init):
             raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
         plan = plan.override(*overrides)
         return plan if seed is None else replace(plan, seed=seed)
     plan = _read(Path(name)) if name.endswith(".json") else recipe(name)
     plan = (plan.tiny() if tiny else plan).override(*overrides)
+    fixed = [key for key in FROM_MODEL if any(each.startswith(f"{key}=") for each in overrides)]
+    if (model or plan.init) and fixed:
+        raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
     if model or plan.init:
         plan = starting_from(plan, model or plan.init)
     elif plan.continues:
@@ -139,5 +146,3 @@ def _speed(model, data, trial: Recipe, world: World, criterion: Callable | None)
     speeds = [step.images_per_second for step in islice(training, 8 * trial.log_every)]
     training.close()
     return statistics.median([speed for speed in speeds if speed is not None][4:])
-
-

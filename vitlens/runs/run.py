@@ -66,6 +66,7 @@ def run(
     """
     out, world = Path(out), join(device)
     refuse(out, world.device, resume, max_minutes, fit_minutes)
+    board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
     plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)
     quiet = quiet or world.rank > 0
@@ -115,8 +116,7 @@ def run(
 
     average: dict = {}
     last, stopped = None, ""
-    board_at = out / "tensorboard" if tensorboard and world.rank == 0 else None
-    with Stop() as stop, Progress(steps, quiet) as bar, Board(board_at) as board, closing(
+    with Stop() as stop, Progress(steps, quiet) as bar, board, closing(
         fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world)
     ) as training:
         for last in training:

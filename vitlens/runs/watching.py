@@ -26,6 +26,8 @@ class Progress:
         self.bar.close()
 
     def show(self, step: Step) -> None:
+        if self.bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
+            self.bar.initial = self.bar.n = self.bar.last_print_n = step.step - 1
         self.bar.update(step.step - self.bar.n)
         if step.loss is not None:
             best = {"top1": f"{max(step.metrics.values()):.2f}"} if step.metrics else {}
@@ -37,13 +39,12 @@ class Board:
     """TensorBoard's event file in ``folder``; with None nothing is written. Needs the package tensorboard."""
 
     def __init__(self, folder: Path | None):
-        self.writer = None
+        self.folder, self.writer = folder, None
         if folder is not None:
             try:
-                from torch.utils.tensorboard import SummaryWriter
+                import torch.utils.tensorboard  # noqa: F401
             except ImportError:
                 raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
-            self.writer = SummaryWriter(str(folder))
 
     def __enter__(self) -> Board:
         return self
@@ -53,6 +54,11 @@ class Board:
             self.writer.close()
 
     def show(self, step: Step) -> None:
+        if self.folder is not None and self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What a killed run wrote after its checkpoint is about to be written again.
+            self.writer = SummaryWriter(str(self.folder), purge_step=step.step)
         if self.writer is not None and step.loss is not None:
             values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
             for name, value in values.items():

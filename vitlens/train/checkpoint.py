@@ -68,7 +68,8 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
             print(f"The checkpoint {marker.stem} is damaged and passed over: {problem}.", flush=True)
     if markers:
         raise ValueError(
-            f"Every checkpoint in {folder} is damaged. Start again without resuming, or in another folder."
+            f"Every checkpoint in {folder} is damaged. Start again in another folder, or in this one once they are "
+            "deleted."
         )
     return None
 

@@ -74,7 +74,8 @@ def settings(recipe: Recipe, world: World):
         raise MemoryError(
             f"The memory of {device} does not hold {recipe.batch_size // parts} images of "
             f"{recipe.image_size}×{recipe.image_size} pixels at a time. Cut a batch of {recipe.batch_size} into more "
-            f"parts (accumulate={2 * recipe.accumulate}) or lower batch_size. The last checkpoint is intact."
+            f"parts (accumulate={2 * recipe.accumulate}), with which the run can be resumed too, or train anew with a "
+            "lower batch_size. The last checkpoint is intact."
         ) from error
     finally:
         torch.set_float32_matmul_precision(matmul)
@@ -87,6 +88,7 @@ def finite(loss: Tensor, norm: Tensor, step: int) -> float:
     if not (math.isfinite(value) and math.isfinite(norm.item())):
         raise FloatingPointError(
             f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}, and training cannot go on. "
-            "The last checkpoint is intact; lower the learning rate, lengthen the warm-up or train in fp32."
+            "The last checkpoint is intact; train anew, into another folder, with a lower learning rate, a longer "
+            "warm-up or in fp32."
         )
     return value

@@ -26,7 +26,13 @@ FACTS = {
     "images": "on {} training images",
     "labels": "on images whose labels and class names have the checksum {}",
     "held": "with images in an {}",
-    "parts": "with each batch in {} parts, which dropout and stochastic depth tell apart,",
+}
+# What may differ, but then the numbers are not to the bit those of a run that was never stopped.
+SAID = {
+    "parts": "each batch in {} parts, which dropout, stochastic depth and patch dropout tell apart",
+    "device": "the device {}",
+    "threads": "{} CPU threads",
+    "torch": "PyTorch {}",
 }
 
 
@@ -37,7 +43,8 @@ def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
     drops = recipe.dropout or recipe.drop_path or recipe.patch_drop
     return {
         "images": len(train), "labels": digest.hexdigest()[:12], "held": type(train).__name__,
-        "parts": world.size * recipe.accumulate if drops else 1,
+        "parts": world.size * recipe.accumulate if drops else 1, "device": world.device.type,
+        "threads": torch.get_num_threads() if world.device.type == "cpu" else 0, "torch": str(torch.__version__),
     }  # fmt: skip
 
 
@@ -60,6 +67,7 @@ class Journal:
         self.state = model, average, optimizers
         self.recipe, self.facts = recipe, facts
         self.saved_step, self.saved_at = 0, time.monotonic()
+        self.began, self.seconds_before = self.saved_at, 0.0
 
     def begin(self) -> int:
         """Steps done: none. Raises ``ValueError`` if the folder holds another run."""
@@ -73,7 +81,10 @@ class Journal:
         return 0
 
     def resume(self) -> int:
-        """Steps done, after restoring the newest good checkpoint. Raises ``ValueError`` if it is of another run."""
+        """Steps done, after restoring the newest good checkpoint. Says what will make later steps differ in bits.
+
+        Raises ``ValueError`` if the checkpoint is of another run.
+        """
         found = checkpoint.load_newest(self.folder / "checkpoints")
         if found is None:
             return self.begin()
@@ -91,6 +102,11 @@ class Journal:
                     f"The run in {self.folder} was started {what.format(scalars.get(key))} and is to be resumed "
                     f"{what.format(self.facts[key])}. Resume it as it was, or train into another folder."
                 )
+        for key, what in SAID.items():
+            if self.writes and (before := scalars.get(key, self.facts[key])) != self.facts[key]:
+                now = what.format(self.facts[key])
+                print(f"Resumed with {now} instead of {before}: not to the bit as if never stopped.", flush=True)
+        self.seconds_before = scalars.get("seconds", 0.0)
         checkpoint.restore(tensors, *self.state)
         log = self.folder / "log.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
@@ -124,9 +140,10 @@ class Journal:
         if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
             raise FloatingPointError(
                 f"After step {step} some weights are no numbers, so nothing was saved. The checkpoint before is "
-                "intact; lower the learning rate, lengthen the warm-up or train in fp32."
+                "intact; train anew, into another folder, with a lower learning rate, a longer warm-up or in fp32."
             )
-        scalars = {"recipe": json.loads(self.recipe.to_json()), **self.facts, "torch": str(torch.__version__)}
+        seconds = self.seconds_before + time.monotonic() - self.began
+        scalars = {"recipe": json.loads(self.recipe.to_json()), **self.facts, "seconds": round(seconds, 1)}
         checkpoint.save(self.folder / "checkpoints", step, checkpoint.flat(*self.state), scalars)
         self.saved_step, self.saved_at = step, time.monotonic()
 

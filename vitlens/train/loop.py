@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -39,7 +39,9 @@ class Step:
     epoch: int
     """Epoch that the step belongs to, from 0."""
     lr: float
-    """Multiplier of the peak learning rates."""
+    """Learning rate of AdamW or SGD; Muon's is the recipe's ``muon_lr`` / ``lr`` times as large."""
+    rate: float
+    """The same as a share of its peak."""
     loss: float | None = None
     """Loss of this step's batch; None between readings, each of which makes the host wait for the device."""
     images_per_second: float | None = None
@@ -91,7 +93,8 @@ def fit(
         clock = Clock(done)
 
         for step, parts in batches(model, train, recipe, world, done, steps):
-            lr = set_rates(optimizer, recipe.rate(step, steps))
+            rate = recipe.rate(step, steps)
+            set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
             for x, y in parts:
                 part = criterion(x, y) / (recipe.accumulate * world.size)
@@ -109,11 +112,12 @@ def fit(
             epoch, last = step // per_epoch, step + 1 == steps
             validate = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
             due, read = last or journal.due(), validate or (step + 1) % recipe.log_every == 0
-            record = Step(step + 1, steps, epoch, lr)
+            record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
                 value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
-                metrics = validation(model, average, valid, recipe, world) if validate else {}
-                record = Step(step + 1, steps, epoch, lr, value, speed, metrics)
+                with journal.kept(step + 1):
+                    metrics = validation(model, average, valid, recipe, world) if validate else {}
+                record = replace(record, loss=value, images_per_second=speed, metrics=metrics)
                 journal.log(asdict(record))
             try:
                 yield record  # before it is saved: what its reader makes of this step is not lost if both are killed

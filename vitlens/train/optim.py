@@ -62,11 +62,10 @@ def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
 
 
-def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> float:
-    """Set every learning rate to ``factor`` times its peak; returns ``factor``."""
+def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set every learning rate to ``factor`` times its peak."""
     for group in (group for o in optimizer for group in o.param_groups):
         group["lr"] = factor * group["peak_lr"]
-    return factor
 
 
 @torch.no_grad()

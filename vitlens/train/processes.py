@@ -75,5 +75,11 @@ def join(device: torch.device | str | None = None) -> World:
     except ImportError:
         raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
     # While the first process fetches or decodes images, the others wait for it: longer than PyTorch's ten minutes.
-    state = PartialState(cpu=device is not None and torch.device(device).type == "cpu", timeout=timedelta(hours=6))
+    wanted = World().device if device is None else torch.device(device)
+    state = PartialState(cpu=wanted.type == "cpu", timeout=timedelta(hours=6))
+    if state.num_processes != int(os.environ["WORLD_SIZE"]):  # each would take itself for the only one, and write
+        raise ValueError(
+            f"{os.environ['WORLD_SIZE']} processes were started, but this one sees {state.num_processes} on {wanted}. "
+            "Train with --device cpu, or on devices that accelerate can connect."
+        )
     return World(state.process_index, state.num_processes, state.device)

@@ -27,7 +27,7 @@ def accuracy(
     world = world or World(device=next(model.parameters()).device)
     at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
     mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
-    right = torch.zeros((), dtype=torch.float64, device=world.device)
+    right = torch.zeros((), dtype=torch.int64, device=world.device)
     with evaluating(model):
         for images, labels in data.batches(mine, None, ()):
             x = normalised(images, recipe.mean, recipe.std)
