@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import io
 import json
 import socket
@@ -19,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitlens import app, attention, capture, cli, filters, load_model, positions
+from vitlens.augment import Augment
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
+from vitlens.recipes import RECIPES, Recipe
 
 
 def vitlens(*arguments, expect=0):
@@ -264,3 +267,27 @@ def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
 def test_without_a_command_the_commands_are_shown():
     assert "train" in vitlens().stdout
     assert "--max-minutes" in vitlens("train", "--help").stdout
+
+
+@pytest.mark.parametrize("name, table", [
+    ("vit-b16-jft", "epochs=7 lr=0.0008 schedule=linear weight_decay=0.1 dropout=0.0 batch_size=4096"),
+    ("vit-l16-imagenet21k", "epochs=30 lr=0.001 schedule=linear weight_decay=0.03 dropout=0.1 warmup_steps=10000"),
+    ("vit-h14-imagenet", "epochs=300 lr=0.003 schedule=cosine weight_decay=0.3 dropout=0.1 clip=1.0"),
+    ("finetune-pets", "steps=500 lr=0.01 batch_size=512 image_size=384 optimizer=sgd momentum=0.9 weight_decay=0.0"),
+])  # fmt: skip
+def test_a_recipe_is_printed_as_the_papers_tables_have_it(name, table):
+    lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
+    assert set(table.split()) <= {line.split()[0] for line in lines}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_setting_is_printed_with_its_meaning_as_it_is_set(name):
+    lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
+    fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
+    fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
+    assert {line.partition("=")[0] for line in lines} == fields
+    assert all(len(line[36:].strip()) > 5 for line in lines)
+    settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
+    assert RECIPES[name].override(*settings) == RECIPES[name]
+    changed = vitlens("train", "--list", "--recipe", name, "--set", "augment.flip=0.125").stdout
+    assert "augment.flip=0.125 " in changed

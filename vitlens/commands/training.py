@@ -32,12 +32,20 @@ def train(
     export: Annotated[bool, typer.Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
-    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="Show the recipes, or all settings of the one named, and stop.")
+    ] = False,
 ) -> None:
     """Train a Vision Transformer by a recipe, watched from the inside; write it in timm's hub layout."""
     from vitlens.recipes import RECIPES
+    from vitlens.recipes import recipe as named
     from vitlens.runs import run
 
+    if list_recipes and recipe:
+        for key, value, meaning in named(recipe).override(*(settings or ())).described():
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            print(f"{f'{key}={shown}':<36} {meaning}")
+        return
     if list_recipes:
         for each in RECIPES.values():
             sizes = f"patch {each.patch_size}, width {each.width}, depth {each.depth}, {each.heads} heads"

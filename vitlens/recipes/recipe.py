@@ -9,10 +9,15 @@ to the time at hand without touching anything else.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import json
 import math
+import textwrap
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from vitlens.augment import Augment
@@ -201,12 +206,29 @@ class Recipe:
             changes["augment"] = replace(self.augment, **inner)
         return replace(self, **changes)
 
+    def described(self) -> Iterator[tuple[str, object, str]]:
+        """(setting, value, meaning) of each field; those of the augmentation as ``augment.flip`` and so on."""
+        for owner, values, prefix in ((Recipe, vars(self), ""), (Augment, vars(self.augment), "augment.")):
+            for name, meaning in _meanings(owner).items():
+                if name != "augment":
+                    yield prefix + name, values[name], meaning
+
     def tiny(self) -> Recipe:
         """The same path in seconds on a CPU: one narrow layer pair, two short epochs; nothing is switched off."""
         return replace(
             self, width=16 * self.heads, depth=2, epochs=2, steps=0, warmup=self.warmup or 0.1, warmup_steps=0,
             batch_size=min(self.batch_size, 32 * self.accumulate), train_images=256, valid_images=128, log_every=1,
         )  # fmt: skip
+
+
+def _meanings(owner: type) -> dict[str, str]:
+    """What the source of a dataclass says below each of its fields, in one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+    return {
+        field.target.id: " ".join(said.value.value.split())
+        for field, said in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
+    }
 
 
 def _known(owner: type, names, prefix: str) -> None:
