@@ -10,7 +10,18 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torchvision.transforms.v2 import InterpolationMode, RandAugment
 from torchvision.transforms.v2 import functional as tv
 
-from vitlens.augment import Augment, Targets, augmented, colour, draws, generator, geometry, mixing, normalised
+from vitlens.augment import (
+    Augment,
+    Targets,
+    augmented,
+    colour,
+    draws,
+    generator,
+    geometry,
+    mixing,
+    normalised,
+    seed_of,
+)  # fmt: skip
 from vitlens.augment.randaugment import OPERATIONS, randaugment
 from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
 
@@ -174,6 +185,11 @@ def test_a_window_is_cut_from_a_larger_image(batch):
     assert resized.shape == (32, 3, 11, 11)
     with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
         augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
+
+
+def test_seeds_are_for_good():
+    """Or a run would not be what a resumed one was."""
+    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785)
 
 
 @pytest.mark.parametrize("parts", [2, 4, 16])

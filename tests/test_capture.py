@@ -172,7 +172,7 @@ def test_compiled(vit):
 
 def test_several_threads_at_once(vit):
     model = vit()
-    found, barrier = {}, threading.Barrier(4)
+    found, barrier = {}, threading.Barrier(4, timeout=60)
 
     def look(seed):
         for _ in range(5):

@@ -289,3 +289,12 @@ def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_
     assert "Not in the snapshots: " in capsys.readouterr().err
     with np.load(tmp_path / "run/snapshots.npz") as found:
         assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found
+
+
+def test_a_cpu_without_bf16_is_told_of(tmp_path, monkeypatch, capsys):
+    options = {"tiny": True, "watch": 0, "device": "cpu", "max_minutes": 1e-9}
+    monkeypatch.setattr(sys.modules["vitlens.runs.run"], "computes_bf16", lambda: False)
+    runs.run("digits", "digits", tmp_path / "a", **options)
+    assert "bf16" not in capsys.readouterr().err, "the recipe is in fp32"
+    runs.run("digits", "digits", tmp_path / "b", overrides=["precision=bf16"], **options)
+    assert "computes bf16 slowly; --set precision=fp32" in capsys.readouterr().err

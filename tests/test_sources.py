@@ -1,6 +1,7 @@
 """Every kind of source lists the right images, labels and splits; other readers of the same files say the same."""
 
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -116,6 +117,12 @@ def test_a_class_whose_names_all_fall_to_one_side_is_on_both(tmp_path, low):
     names = [name for i in range(200) if (place(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
     write(tmp_path, {name: encoded(i) for i, name in enumerate(names)})
     assert (len(load(tmp_path)), len(load(tmp_path, "valid"))) == ((1, 3) if low else (3, 1))
+
+
+def test_where_a_name_falls_is_for_good():
+    """What is kept for validation once must be so with every version, or results would not compare."""
+    digest = hashlib.blake2b(b"ant/0.png", digest_size=6).hexdigest()
+    assert place("ant/0.png") == int(digest, 16) / 16**12 == 0.6468104482194263
 
 
 def test_a_class_of_one_image_is_refused_by_name(tmp_path):
@@ -290,11 +297,34 @@ def test_torchvision_sets_with_files_of_images(tmp_path):
     assert valid.class_names[0].startswith("tench")
 
 
+def test_labels_of_torchvision_sets_are_those_that_it_returns(tmp_path):
+    """However a set keeps them: in rows with more (QMNIST), beside the file (GTSRB), by folder (iNaturalist)."""
+    raw = tmp_path / "QMNIST/raw"
+    raw.mkdir(parents=True)
+    rows = np.random.default_rng(0).integers(0, 10, (6, 8)).astype(">i4")
+    images = np.zeros((6, 28, 28), np.uint8)
+    (raw / "qmnist-train-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 6, 28, 28) + images.tobytes())
+    (raw / "qmnist-train-labels-idx2-int").write_bytes(struct.pack(">3i", 0xC02, 6, 8) + rows.tobytes())
+    for n in range(3):
+        write(tmp_path / "gtsrb/GTSRB/Training" / f"0000{n}", {f"{i}.ppm": encoded(i, "PPM") for i in range(n + 1)})
+        kinds = "Animalia_Chordata_Aves_Order_Family_Genus"
+        write(tmp_path / f"2021_train/0000{n}_{kinds}_{n}", {f"{i}.jpg": encoded(i, "JPEG") for i in range(3 - n)})
+    for name, theirs in {
+        "qmnist": torchvision.datasets.QMNIST(tmp_path, train=True),
+        "gtsrb": torchvision.datasets.GTSRB(tmp_path, split="train"),
+        "inaturalist": torchvision.datasets.INaturalist(tmp_path, version="2021_train"),
+    }.items():
+        loaded = load(f"torch/{name}", root=tmp_path)
+        expected = [int(theirs[i][1]) for i in range(len(theirs))]
+        assert len(set(expected)) > 1 and loaded.labels.tolist() == expected, name
+
+
 def test_the_table_of_torchvision_sets_names_real_classes_and_options():
     import inspect
 
     for kind, word, *_ in TORCH.values():
-        assert word in inspect.signature(getattr(torchvision.datasets, kind)).parameters or kind == "QMNIST"
+        of = inspect.signature(getattr(torchvision.datasets, kind)).parameters
+        assert word in of, kind
 
 
 def test_a_torchvision_set_that_is_not_there_says_what_to_fetch(tmp_path, monkeypatch):

@@ -117,6 +117,14 @@ def fitted(
     return replace(plan, epochs=epochs, steps=0)
 
 
+def computes_bf16() -> bool:
+    """Whether PyTorch has matrix products in bf16 for this CPU; without, each is made of conversions."""
+    try:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # a PyTorch without oneDNN
+        return False
+
+
 def cost_of_determinism(model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, world: World) -> float:
     """Extra time of a step under deterministic algorithms, as a share; both uncompiled, by a short trial."""
     trial = replace(_endless(plan), compile="off")

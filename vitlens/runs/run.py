@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from vitlens import snapshots
 from vitlens.files import write
 from vitlens.runs.account import command_of, finish, seconds_before
-from vitlens.runs.plan import cost_of_determinism, fitted, planned, refuse
+from vitlens.runs.plan import computes_bf16, cost_of_determinism, fitted, planned, refuse
 from vitlens.runs.sources import Source, note
 from vitlens.runs.watching import Board, Progress, Stop
 from vitlens.train import checkpoint, compiled, fit, join
@@ -103,6 +103,8 @@ def run(
         cost = cost_of_determinism(network, (train, valid), plan, world)
         say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
     check((train, valid), plan, out, resume, world)
+    if plan.precision == "bf16" and world.device.type == "cpu" and not computes_bf16():
+        say("This CPU computes bf16 slowly; --set precision=fp32 is likely to be faster.")
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     if fresh and world.rank == 0:
