@@ -28,6 +28,8 @@ def test_planted_filters_come_back():
     pictures = torch.linalg.qr(torch.randn(192, 2, generator=generator)).Q.T
     weights = torch.randn(64, 2, generator=generator) * torch.tensor([3.0, 1.0])
     kernel = (weights @ pictures).reshape(64, 8, 8, 3).permute(0, 3, 1, 2)
+    assert len(filters.components(torch.randn(16, 3, 2, 2), k=13)[0]) == 12, "a patch has twelve values"
+    assert len(filters.components(torch.randn(5, 3, 2, 2))[1]) == 5, "five filters"
     components, variance = filters.components(kernel, k=3)
     assert variance[:2].sum().item() == pytest.approx(1, abs=1e-6) and variance[0] > variance[1]
     assert torch.linalg.svdvals(components.flatten(1)[:2] @ pictures.T).min() > 1 - 1e-5  # the same plane
@@ -63,8 +65,8 @@ def test_refused():
         filters.components(torch.randn(32, 64, 1, 1))
     with pytest.raises(ValueError, match=r"\(D, C, p, q\), but a tensor of shape \(3, 4\)"):
         filters.components(torch.randn(3, 4))
-    with pytest.raises(ValueError, match="between 1 and 12"):
-        filters.components(torch.randn(16, 3, 2, 2), k=13)
+    with pytest.raises(ValueError, match="At least one component was wanted, but k=0"):
+        filters.components(torch.randn(16, 3, 2, 2), k=0)
     with pytest.raises(ValueError, match="no linear patch embedding"):
         filters.components(torch.nn.Linear(3, 3))
 

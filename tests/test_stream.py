@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +289,8 @@ class Fatal(Threads):
 
 
 def made(samples, **more) -> ImageStream:
-    return ImageStream(samples, torch.zeros(len(samples), dtype=torch.int64), ("a",), 8, **more)
+    labels, shape = torch.zeros(len(samples), dtype=torch.int64), partial(shaped, side=8, squash=False)
+    return ImageStream(samples, labels, ("a",), 8, shape, **more)
 
 
 def test_workers_have_one_thread_each():

@@ -40,6 +40,8 @@ def kernels(model: nn.Module) -> Tensor:
 def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
     """The first k principal components of the filters: ((k, p, q, C) components, (k,) explained variance ratio).
 
+    There are no more of them than filters, or values in a patch; where k is larger, all are returned.
+
     The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
     are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
     principal component means nothing). model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
@@ -58,16 +60,15 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
             "These filters are 1 × 1 pixels large, as in hybrids whose patches come from a convolutional backbone; "
             "their principal components are no pictures. Use a model that embeds patches of pixels."
         )
-    most = min(filters.shape[0], filters[0].numel())
-    if not 1 <= k <= most:
-        raise ValueError(f"k must lie between 1 and {most} (the number of components there are), but got {k}.")
+    if k < 1:
+        raise ValueError(f"At least one component was wanted, but k={k} came.")
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
     variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-    return vectors[:k].reshape(k, *filters.shape[1:]).float(), variance[:k].float()
+    return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()
 
 
 def spectral_centroid(tiles: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
 from vitlens.models import top_classes
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.support import attention_modules, float64, gated, model_name, unwrap
+from vitlens.support import architecture, attention_modules, float64, gated, unwrap
 
 SHOWN = 12  # pictures in rollout.png
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -124,11 +124,9 @@ def inspect(
         notes.append("The model has no classifier, so there are no class names.")
     if grid.readout is None:
         notes.append("The head reads no weighted sum of the tokens, so there is no rollout from it.")
-    found, variance = _or_note(
-        lambda: filters.components(model, min(28, *filters.kernels(model).flatten(1).shape)), notes
-    )
+    found, variance = _or_note(lambda: filters.components(model), notes)
     similarity = _or_note(lambda: (positions.similarity(model),), notes)[0]
-    name = model_name(model).split(" (")[0]
+    name = architecture(model)
     return Inspection(name, grid, total / count, count, pictures, found, variance, similarity, notes)
 
 

@@ -9,7 +9,6 @@ Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C ch
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     """One snapshot of ``model``, evaluated on normalised ``images`` (B, C, H, W) in fp32:
 
     * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
-      embedding; fewer where a patch has fewer values, and then padded with zeros;
+      embedding; where there are fewer, the rest is zeros;
     * ``positions`` (h, w, h, w): cosine similarity of position embeddings;
     * ``distances`` (L, H): mean attention distance in input pixels, mean over the batch;
     * ``rollout`` (ROLLOUTS, h, w) of the first images;
@@ -60,8 +59,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     from vitlens.capture import capture
 
     def principal() -> dict[str, Tensor]:
-        k = min(COMPONENTS, math.prod(model.patch_embed.proj.weight.shape[1:]))
-        components, variance = filters.components(model, k)
+        components, variance = filters.components(model, COMPONENTS)
         return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
 
     def attended() -> dict[str, Tensor]:

@@ -149,6 +149,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                     module.training = _MODES.pop(module)[0]
 
 
+def architecture(model: nn.Module) -> str:
+    """What to call a model in a picture: its timm architecture, or else its class."""
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+
+
 def model_name(model: nn.Module) -> str:
     """What to call a model in a message: its timm architecture and class."""
     config = getattr(model, "pretrained_cfg", None) or {}

@@ -105,13 +105,13 @@ def load(
     if stream is None:
         stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // memory.processes()))
+    shape = fit or (size and partial(shaped, side=size, squash=squash))
     if not stream:
-        shape = fit or (size and partial(shaped, side=size, squash=squash))
         return _held(listing, f"the {split} split of {source}", size, shape, on_damaged, workers).to(device)
     samples = listing.samples.unpacked(cache / "parquet") if isinstance(listing.samples, Rows) else listing.samples
     labels = torch.as_tensor(listing.labels, dtype=torch.int64)
     return ImageStream(
-        samples, labels, listing.class_names, size, squash, on_damaged, workers, device, note=listing.note, fit=fit
+        samples, labels, listing.class_names, size, shape, on_damaged, workers, device, note=listing.note
     )
 
 

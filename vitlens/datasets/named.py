@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens.datasets.hub import quiet
-from vitlens.datasets.samples import SPLITS, Listing, numbered
+from vitlens.datasets.samples import SPLITS, Listing, first_of, numbered
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
 # test where that is another.
@@ -174,7 +174,7 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
             f"hfds/{name} is not in {where} and cannot be fetched from here ({_in_a_line(problem)}). Check the name, "
             f"or run datasets.load_dataset({name!r}) where there is a network and copy its cache."
         ) from problem
-    present = next((s for s in SPLITS[split] if s in splits), None)
+    present = first_of(split, splits)
     if present is None:
         raise ValueError(
             f"hfds/{name} has the splits {', '.join(splits)}, and the {split} split is one named "

@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlens.augment import Augment, generator
-from vitlens.datasets.decode import cut, decoded, random_box, shaped
+from vitlens.datasets.decode import cut, decoded, random_box
 from vitlens.datasets.imageset import check_labels, drawn
 from vitlens.datasets.samples import Samples
 
@@ -63,8 +62,7 @@ class ImageStream:
     """Images and labels of one split that lie where they lie; the other side of ``ImageSet``.
 
     ``labels`` is int64 (N,) on the CPU, ``class_names`` one name per label, in label order. Images come as ``side`` ×
-    ``side`` pixels: cut at random if the augmentation says so, else as ``load`` (or ``fit``) shapes them, bit for bit.
-    With
+    ``side`` pixels: cut at random if the augmentation says so, else by ``shape``, bit for bit what ``load`` holds. With
     ``on_damaged="skip"`` the next sample that can be decoded, its label included, stands in for a damaged one, which is
     in ``damaged`` once it was met. ``workers`` processes read, started as ``context`` says ("fork", "spawn" or the
     system's default); with 0 workers this process does.
@@ -74,7 +72,7 @@ class ImageStream:
     labels: Tensor
     class_names: tuple[str, ...]
     side: int
-    squash: bool = False
+    shape: Callable[[Tensor], Tensor]
     on_damaged: str = "raise"
     workers: int = 1
     device: torch.device = torch.device("cpu")
@@ -83,7 +81,6 @@ class ImageStream:
     note: str = ""
     context: str | None = None
     found: dict[int, str] = field(default_factory=dict)
-    fit: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self):
         check_labels(self.labels, len(self.samples) if self.rows is None else len(self.rows), self.class_names)
@@ -177,11 +174,8 @@ class ImageStream:
                 return
             yield part
 
-    def _shape(self) -> Callable[[Tensor], Tensor]:
-        return self.fit or partial(shaped, side=self.side, squash=self.squash)
-
     def _started(self) -> DataLoader:
-        reader = Reader(self.samples, self.labels, self.rows, self._shape(), self.on_damaged == "skip", self.side)
+        reader = Reader(self.samples, self.labels, self.rows, self.shape, self.on_damaged == "skip", self.side)
         several = {"prefetch_factor": AHEAD, "persistent_workers": True, "multiprocessing_context": self.context}
         return DataLoader(
             reader,
