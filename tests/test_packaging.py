@@ -1,9 +1,16 @@
 """One list of dependencies: conda, pip and the Makefile install the same."""
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+import typer
 import yaml
+
+from vitlens import cli
+from vitlens.recipes import RECIPES
+from vitlens.studies import STUDIES
 
 try:
     import tomllib
@@ -11,6 +18,7 @@ except ImportError:  # Python 3.10
     from pip._vendor import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+NOTEBOOKS = (ROOT / "notebooks").glob("*.ipynb")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -49,6 +57,24 @@ def test_readme_commands_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", readme)):
         assert re.search(rf"^{target}:", makefile, re.M), f"README names `make {target}`, which the Makefile lacks"
+
+
+TEXTS = sorted({"README.md", "data/README.md", "notebooks/README.md", *(f"notebooks/{p.name}" for p in NOTEBOOKS)})
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_commands_in_texts_have_the_options_they_are_given(text):
+    """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
+    content = (ROOT / text).read_text().replace('\\"', '"').replace("\\n", "\n")
+    words = r"((?:inspect|explain|app|train|study|evaluate|models|table)(?: [^`\n#|]+)?)"
+    found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
+    assert found or text != "README.md"
+    for command in found:
+        name, *arguments = shlex.split(command.strip('", '))
+        if arguments:  # else it is only named
+            given = typer.main.get_command(cli.app).commands[name].make_context(name, arguments).params
+            assert not given.get("recipe") or given["recipe"] in RECIPES, command
+            assert name != "study" or not given["name"] or given["name"] in STUDIES, command
 
 
 def test_readme_python_runs_as_written(tmp_path, monkeypatch):
