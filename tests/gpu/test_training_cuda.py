@@ -1,5 +1,7 @@
 """Training on CUDA agrees with the CPU, and resumes to the bit with deterministic algorithms."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -59,6 +61,19 @@ def test_resuming_with_deterministic_algorithms_is_equal_to_the_bit(digits, tmp_
     assert resumed[0].step == 31
     assert [s.loss for s in resumed] == losses[30:]
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("compile", ["off", "default"])
+def test_the_command_resumes_in_another_process_to_the_bit(tmp_path, compile):
+    command = [
+        sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny", "--device", "cuda",
+        "--deterministic", "--set", f"compile={compile}", "--out",
+    ]  # fmt: skip
+    subprocess.run([*command, tmp_path / "a"], check=True)
+    subprocess.run([*command, tmp_path / "b", "--max-minutes", "1e-9"], check=True)
+    subprocess.run([*command, tmp_path / "b", "--resume"], check=True)
+    a, b = ((tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab")
+    assert a == b
 
 
 def test_patch_drop_stages_and_validation_between_compiled_steps(digits):
