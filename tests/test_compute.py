@@ -9,10 +9,10 @@ from vitlens import compute, paper
 from vitlens.paper import TABLE_6
 
 
-def transformer(width, mlp, layers, patch, size, classes):
-    """A plain ViT's forward by hand, a multiply-add as two."""
+def transformer(width, mlp, layers, patch, size, classes, kept=None):
+    """A plain ViT's forward by hand, a multiply-add as two; of its patches, so many are kept behind the embedding."""
     patches = (size[0] // patch) * (size[1] // patch)
-    tokens = patches + 1
+    tokens = (patches if kept is None else kept) + 1
     block = 2 * tokens * (4 * width * width + 2 * width * mlp) + 4 * tokens * tokens * width
     return 2 * patches * 3 * patch * patch * width + layers * block + 2 * width * classes
 
@@ -53,10 +53,17 @@ def test_pre_training_by_hand(data):
     )
 
 
-def test_tokens_that_training_drops_count():
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, patch_drop_rate=0.5).train()
-    assert compute.flops(model) == transformer(192, 768, 1, 16, (64, 64), 1000)
-    assert model.training
+def test_tokens_that_training_drops_count_unless_they_are_asked_to_be_left_out():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, patch_drop_rate=0.5).train()
+    assert compute.flops(model) == transformer(192, 768, 2, 16, (64, 64), 1000)
+    for share, kept in ((0.5, 8), (0.3, 11), (0.75, 4)):
+        assert compute.flops(model, patch_drop=share) == transformer(192, 768, 2, 16, (64, 64), 1000, kept)
+    assert model.training and model.patch_drop.training and model.patch_drop.prob == 0.5
+    model.eval()
+    assert compute.flops(model, patch_drop=0.5) == transformer(192, 768, 2, 16, (64, 64), 1000, 8)
+    assert not model.patch_drop.training
+    with pytest.raises(ValueError, match="drops no patches; build it with patch_drop_rate above 0"):
+        compute.flops(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1), patch_drop=0.5)
 
 
 def test_a_convolution_and_a_linear_layer_by_hand():

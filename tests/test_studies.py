@@ -27,7 +27,7 @@ from vitlens.evaluate import features, proportion
 from vitlens.grid import token_grid
 from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.studies.running import _chosen as chosen
-from vitlens.studies.running import subset
+from vitlens.studies.running import exaflops, subset
 from vitlens.train.validation import accuracy
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
@@ -132,6 +132,32 @@ def test_records_hold_what_was_measured(whole):
         shares = proportion(round(right), len(valid))
         assert (record["top1"], record["low"], record["high"]) == pytest.approx(tuple(shares), abs=1e-3)
     assert not list(out.glob("runs/*/checkpoints/*")), "checkpoints of finished trainings are not kept"
+
+
+def forward(row, width, layers, patches):
+    """A forward with half of the patches kept behind the embedding, by hand, from that with all of them."""
+    costs = [2 * tokens * 12 * width**2 + 4 * tokens**2 * width for tokens in (patches + 1, patches // 2 + 1)]
+    return row["flops"] - layers * (costs[0] - costs[1])
+
+
+def test_patches_that_are_dropped_are_not_paid_for(tmp_path):
+    """Steps 0 to 2 of 6 see 8 of 16 patches."""
+    vits = tuple(n for n in SMALL.networks if n.kind == "ViT")
+    plan = replace(SMALL.recipe, patch_drop=0.5, patch_drop_until=0.5)
+    (row,) = run_study(replace(SMALL, networks=vits, sizes=(40,), recipe=plan), "digits", tmp_path, device="cpu")
+    assert row["exaflops"] == pytest.approx(3 * 20 * (3 * forward(row, 24, 2, 16) + 3 * row["flops"]) / 1e18, rel=1e-12)
+
+
+def test_the_committed_pair_has_its_dropped_patches_left_out():
+    """819 of 1,170 steps see 32 of 64 patches; convolutions see all of them."""
+    each = study("hybrid-cpu")
+    assert (each.recipe.patch_drop, each.recipe.patch_drop_until, each.recipe.batch_size) == (0.5, 0.7, 256)
+    for row in read_table(HYBRID):
+        steps = 256 * (819 * forward(row, 128, 6, 64) + 351 * row["flops"])
+        assert row["exaflops"] == pytest.approx(3 * steps / 1e18, rel=1e-12)
+        network = next(n for n in each.networks if n.name == row["model"])
+        plan = replace(each.recipe, num_classes=each.classes)
+        assert exaflops(network.build(plan), plan) == row["exaflops"]
 
 
 def test_the_weights_of_every_training_are_kept(whole):

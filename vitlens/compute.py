@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -18,13 +20,14 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> int:
+def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0) -> int:
     """FLOPs of one forward of one image; a multiply-add is two.
 
-    image_size: pixels, one number or (height, width); by default the model's own. Counted on the meta device, so that
+    image_size: pixels, one number or (height, width); by default the model's own. patch_drop: share of the patches that
+    training leaves out behind their embedding; by default all of them count. Counted on the meta device, so that
     nothing is computed and the model may be there itself; what counts are convolutions and products of matrices, in
     fused attention too, while biases, norms, activations and the softmax are left out. Raises ValueError for a size
-    that the model does not take.
+    that the model does not take, and for patches dropped by a model that was built without it.
     """
     model = unwrap(model)
     size = image_size or _own_size(model)
@@ -35,7 +38,7 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> 
     image = torch.empty(1, channels, height, width, dtype=kind, device="meta")
     counter = FlopCounterMode(display=False)
     try:
-        with evaluating(model), torch.no_grad(), counter:
+        with evaluating(model), _dropping(model, patch_drop), torch.no_grad(), counter:
             functional_call(model, state, image)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
@@ -77,6 +80,23 @@ def cost(model: str | paper.Model) -> Cost:
     with torch.device("meta"):
         built = paper.build(model)
     return Cost(parameters(built), flops(built, model.image_size), model.image_size, built.num_features)
+
+
+@contextmanager
+def _dropping(model: nn.Module, share: float) -> Iterator[None]:
+    """timm's patch dropout at work within a model that is otherwise evaluated."""
+    layer = getattr(model, "patch_drop", None)
+    if not share:
+        yield
+        return
+    if not hasattr(layer, "prob"):
+        raise ValueError(f"{model_name(model)} drops no patches; build it with patch_drop_rate above 0.")
+    before = layer.prob, layer.training
+    layer.prob, layer.training = share, True
+    try:
+        yield
+    finally:
+        layer.prob, layer.training = before
 
 
 def _own_size(model: nn.Module) -> int | tuple[int, int]:

@@ -50,9 +50,9 @@ def run_study(
     has the model's name, kind, parameters and FLOPs of one image; images, seed, steps and epochs; `top1`, after the
     last step, with the 95 % interval `low` to `high` that the validation images leave; `best`, the best top-1 seen on
     the way, which is what early stopping would give; `five_shot`, least squares on 5 validation images of each class,
-    measured on the others, a mean of three draws; exaFLOPs and seconds of training, validation aside; `device`, `date`,
-    versions and `command`. Accuracies in per cent. After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it
-    stops with a checkpoint and returns what there is.
+    measured on the others, a mean of three draws; exaFLOPs of training, without the patches that it drops, and its
+    seconds, both without validation; `device`, `date`, versions and `command`. Accuracies in per cent. After
+    `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and returns what there is.
 
     Raises ValueError for data that does not have what the study wants, a folder of another study and `out` that cannot
     be written to, and what `fit` raises.
@@ -136,10 +136,17 @@ class Trial:
             "classes": study.classes, "seed": cell.seed, "steps": plan.steps, "epochs": round(seen / cell.images, 2),
             **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
             "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
-            "validation_images": len(self.valid), "exaflops": compute.exaflops(per_image, seen, 1),
+            "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
             "seconds": round(seconds, 1), "device": hardware(self.world),
             "date": datetime.date.today().isoformat(), **versions(), "command": command,
         }  # fmt: skip
+
+
+def exaflops(model: nn.Module, plan: Recipe) -> float:
+    """What a training by `plan` costs; while it drops patches, they are embedded and go no further."""
+    dropping = sum(step / plan.steps < plan.patch_drop_until for step in range(plan.steps))
+    part, whole = (compute.flops(model, plan.image_size, patch_drop=share) for share in (plan.patch_drop, 0.0))
+    return compute.exaflops(dropping * part + (plan.steps - dropping) * whole, plan.batch_size, 1)
 
 
 def subset(labels: Tensor, n: int, classes: int, seed: int) -> Tensor:
