@@ -239,7 +239,8 @@ def test_time_is_up(tmp_path):
 def test_the_command_writes_the_table_and_goes_on(tmp_path):
     out, table = tmp_path / "out", tmp_path / "new" / "table.csv"
     arguments = ("study", "data-size-digits", "--data", "digits", "--out", out, "--tiny", "--device", "cpu")
-    vitlens(*arguments, "--max-minutes", "1e-9", expect=1)
+    stopped = vitlens(*arguments, "--max-minutes", "1e-9", "--table", table, expect=1)
+    assert "the same command goes on" in stopped.stdout and not stopped.stderr and not table.exists()
     done = vitlens(*arguments, "--table", table)
     rows = read_table(table)
     assert len(rows) == 8 == len(done.stdout.splitlines())
@@ -369,6 +370,17 @@ def test_the_committed_table_is_a_whole_study():
         assert (row["model"], row["images"], row["seed"]) == (cell.network.name, cell.images, cell.seed)
         assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 24))
         assert row["low"] <= row["top1"] <= min(row["high"], row["best"])
+
+
+@pytest.mark.parametrize("path", [TABLE, TABLE.with_name("hybrid-cpu.csv")], ids=lambda p: p.stem)
+def test_a_table_that_is_read_and_written_is_the_same(path, tmp_path):
+    rows = read_table(path)
+    studies.write_table(tmp_path / "t.csv", rows)
+    assert (tmp_path / "t.csv").read_bytes() == path.read_bytes()
+    kinds = {"model": str, "images": int, "top1": float, "exaflops": float, "date": str, "timm": str}
+    assert all(type(row[name]) is kind for row in rows for name, kind in kinds.items())
+    studies.write_table(tmp_path / "t.csv", [{"model": "NA", "command": "", "top1": 0.1 + 0.2}])
+    assert read_table(tmp_path / "t.csv") == [{"model": "NA", "command": "", "top1": 0.1 + 0.2}]
 
 
 HYBRID = TABLE.with_name("hybrid-cpu.csv")

@@ -48,7 +48,7 @@ def study(
         chosen, data, out, root=root, device=device, max_minutes=max_minutes, command=command_of(sys.argv[1:]),
         say=lambda text: print(text, flush=True),
     )  # fmt: skip
-    if table is not None:
+    if table is not None and records:
         studies.write_table(table, records)
     if len(records) < len(list(chosen.cells())):
         raise SystemExit(1)
