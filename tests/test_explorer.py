@@ -1,5 +1,6 @@
 """The explorer without a browser: what is shown against independent computations, and what happens to bad input."""
 
+import copy
 import gc
 import io
 import json
@@ -368,6 +369,74 @@ def test_pages_that_push_each_other_out_come_to_an_end(vit, monkeypatch):
     assert not subjects.subject(model, photographs[0]).has("distance"), "of other weights"
 
 
+def copied(model, other):
+    for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data.copy_(new.data)
+
+
+def given(model, other):
+    for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data = new.data.clone()
+
+
+def as_a_vector(model, other):
+    torch.nn.utils.vector_to_parameters(
+        torch.nn.utils.parameters_to_vector(other.parameters()).detach(), model.parameters()
+    )
+
+
+def another_head(model, other):
+    model.head = copy.deepcopy(model.head)
+    model.head.weight.data.copy_(other.head.weight.data)
+
+
+def rows_of_the_head(model, _):
+    model.head.weight.data.copy_(model.head.weight.data.roll(3, 0))
+
+
+def one_head_cut(model, _):
+    model.blocks[1].attn.proj.weight.data[:, 32:64] = 0
+
+
+def pooled(model, _):
+    model.global_pool = "avg"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [copied, given, as_a_vector, another_head, rows_of_the_head, one_head_cut, pooled],
+    ids=lambda c: c.__name__,
+)
+def test_a_page_is_of_the_weights_that_there_are(vit, change):
+    """However other weights came there, map and bars are those of a copy of the model that no page saw before."""
+    model = vit()
+    page = widgets.explore(model, PICTURE)
+    page.set(view="rollout", layer=2)
+    before = page.subject
+    assert page.subject is before, "made once for the same weights"
+    change(model, vit(seed=1))
+    page.set(view="rollout", layer=1)
+    page.set(layer=2)
+    fresh = widgets.explore(copy.deepcopy(model), PICTURE)
+    fresh.set(view="rollout", layer=2)
+    assert np.array_equal(values(page), values(fresh)) and page.frame["bars"] == fresh.frame["bars"]
+    logits = model(preprocess(model, PICTURE, size=(64, 64))).softmax(-1)[0]
+    for bar in page.frame["bars"]:
+        assert bar["share"] == pytest.approx(logits[bar["number"]].item(), abs=1e-5)
+    assert page.subject is not before and page.subject is page.subject
+
+
+def test_a_buffer_is_of_the_weights_too(vit):
+    model = vit()
+    model.register_buffer("extra", torch.zeros(3))
+    before = subjects.weights(model)
+    with worker.RUNNING:
+        assert subjects.weights(model) == subjects.weights(model) == before
+    model.extra.data[1] = 1.0
+    with worker.RUNNING:
+        assert subjects.weights(model) != before
+
+
 def test_what_can_wait_gives_way_to_a_cell(vit):
     """A page that is being scored stops when a cell of the notebook wants the models."""
     entered = threading.Event()
@@ -435,7 +504,7 @@ def test_a_process_may_end_while_a_page_works():
         "ask(page.draw)\n"
         "started.wait()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -159,6 +159,24 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
     return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
 
 
+def weights(model: nn.Module) -> tuple:
+    """What tells the weights of a model from those it had before: which tensors they are, how often they were changed
+    in place, and sums over them, as what is done to `.data` counts as no change. Looked at once a turn, so that all of
+    a page is of the same weights."""
+    turn, found = _looked_at.get(model, (None, ()))
+    if turn != RUNNING.number:
+        every = [*model.parameters(), *model.buffers()]
+        known = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
+        with torch.no_grad():
+            flat = [t.reshape(-1) for t in every]
+            sums = [part.sum(dtype=torch.float32) for t in flat for part in (t, t[::97])]  # the latter sees their order
+            digest = torch.stack([each.to(sums[0].device) for each in sums]).cpu().numpy().tobytes()
+        found = (*known, digest, getattr(model, "global_pool", None))
+        _looked_at[model] = RUNNING.number, found
+    return found
+
+
+_looked_at: weakref.WeakKeyDictionary[nn.Module, tuple[int, tuple]] = weakref.WeakKeyDictionary()
 _subjects: OrderedDict[tuple, Subject] = OrderedDict()
 _small: OrderedDict[tuple, dict] = OrderedDict()  # or pages that push each other out would begin anew for ever
 _forgotten: deque[int] = deque()  # models that are gone
@@ -168,17 +186,17 @@ def subject(
     model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
 ) -> Subject:
     """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept, or the two
-    used last; weights that were changed in place, as training does, are seen and make it anew. One thread at a time."""
+    used last; other weights, however they came there, make it anew. One thread at a time."""
     model = unwrap(model)
-    version = sum(0 if p.is_inference() else p._version for p in model.parameters())
-    key = (id(model), version, photograph.key, size, whole)
     with RUNNING:
+        now = weights(model)
+        key = (id(model), now, photograph.key, size, whole)
         while _forgotten:
             gone = _forgotten.popleft()
             _drop(lambda known, gone=gone: known[0] == gone)
         if key not in _subjects:
             made = Subject(model, photograph.image, size, whole)
-            _drop(lambda known: known[1] != version and (known[0], *known[2:]) == (key[0], *key[2:]))
+            _drop(lambda known: known[1] != now and (known[0], *known[2:]) == (key[0], *key[2:]))
             if not any(known[0] == id(model) for known in _small):
                 weakref.finalize(model, _forgotten.append, id(model))
             made.small = _small.setdefault(key, made.small)

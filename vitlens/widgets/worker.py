@@ -12,17 +12,22 @@ from collections.abc import Callable
 
 
 class Turn:
-    """A lock that one thread may take several times; others who wait for it are known."""
+    """A lock that one thread may take several times; others who wait for it are known. number: of the turn that is on,
+    however often it was taken within."""
 
     def __init__(self):
         self.lock, self.waiting = threading.RLock(), deque()
+        self.number = self._depth = 0
 
     def __enter__(self) -> None:
         self.waiting.append(None)  # in one go, unlike a number's increment
         self.lock.acquire()
         self.waiting.pop()
+        self._depth += 1
+        self.number += self._depth == 1
 
     def __exit__(self, *_) -> None:
+        self._depth -= 1
         self.lock.release()
 
 
