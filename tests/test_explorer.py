@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from test_capture import unfused_maps
 
-from vitlens import UnsupportedModelError, capture, widgets
+from vitlens import TokenGrid, UnsupportedModelError, capture, widgets
 from vitlens.attention import rollout
 from vitlens.grid import prefix_names
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.widgets import subject as subjects
 from vitlens.widgets import worker
+from vitlens.widgets.compare import moved
 
 PICTURE = samples()["chelsea"]
 MODELS = {
@@ -704,6 +706,36 @@ def test_compare_with_a_finer_model_on_the_right(vit):
     assert [panel["selected"] for panel in page.frame["panels"]] == [(2, 2), (5, 4)]
     page.set(row=0)
     assert [panel["selected"] for panel in page.frame["panels"]] == [(0, 2), (1, 5)]
+
+
+GRIDS = {
+    "plain": TokenGrid(4, 4, (16, 16)),
+    "finer": TokenGrid(8, 12, (8, 8)),
+    "cut": TokenGrid(4, 5, (14, 14), image=(69, 82)),  # 13 and 12 pixels that no patch sees
+    "padded": TokenGrid(5, 5, (16, 16), image=(66, 74)),
+    "wide": TokenGrid(3, 9, (20, 6), image=(64, 59)),
+}
+
+
+@pytest.mark.parametrize("b", GRIDS)
+@pytest.mark.parametrize("a", GRIDS)
+def test_the_same_place_is_one_in_pixels(a, b):
+    a, b = GRIDS[a], GRIDS[b]
+    shares = a.centers(dtype=torch.float64) / torch.tensor(a.image)
+    pixels = (shares * torch.tensor(b.image) + 1e-9).long().minimum(torch.tensor(b.image) - 1)
+    wanted = b.pixel_patches()[pixels[:, 0], pixels[:, 1]].tolist()
+    of, to = (SimpleNamespace(grid=grid) for grid in (a, b))
+    found = [moved((r, c), of, to) for r in range(a.rows) for c in range(a.cols)]
+    assert [r * b.cols + c for r, c in found] == wanted
+
+
+def test_compare_with_a_model_that_does_not_see_the_rim(vit):
+    """Of 78 pixels, 64 are in patches: the last of them are behind the others on the right."""
+    page = widgets.compare(vit(img_size=78), vit(patch_size=8, seed=1), PICTURE)
+    browser(page, {"pick": "left", "row": 3, "col": 0})  # its middle is at 56 of 78, 46 of 64
+    assert [panel["selected"] for panel in page.frame["panels"]] == [(3, 0), (5, 0)]
+    browser(page, {"pick": "right", "row": 7, "col": 1})  # at 60 of 64, 73 of 78, where no patch is
+    assert [panel["selected"] for panel in page.frame["panels"]] == [(3, 0), (7, 1)]
 
 
 def test_compare_without_a_readout_on_the_right(vit):

@@ -88,6 +88,10 @@ class Compare(Pictured):
 
 
 def moved(place: tuple[int, int], of: Subject, to: Subject) -> tuple[int, int]:
-    """The patch of another grid that holds the middle of a patch."""
-    (row, col), a, b = place, of.grid, to.grid
-    return int((row + 0.5) / a.rows * b.rows), int((col + 0.5) / a.cols * b.cols)
+    """The patch of another grid that holds the middle of a patch, or is next to it: the same share of its pixels."""
+    a, b = of.grid, to.grid
+    row, col = (
+        min((2 * k + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]), (b.rows, b.cols)[i] - 1)
+        for i, k in enumerate(place)
+    )
+    return row, col
