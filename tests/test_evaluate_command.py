@@ -1,6 +1,7 @@
 """`vitlens evaluate` as a user meets it: records that say how, sentences for what does not fit, real numbers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
+from timm.data import ImageNetInfo
 
 from tests.test_cli import saved, vitlens
 from tests.test_sources import encoded, tar, write
 from tests.test_tasks import HUB, clip_benchmark, imagenet
 from vitlens import load_image, load_model
-from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, supports
+from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
 from vitlens.preprocessing import preprocess
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
@@ -123,6 +125,48 @@ def test_real_where_the_files_are_imagenets(tmp_path):
         assert [r["metric"] for r in found] == metrics and 30 < found[-1]["images"] <= 40
     evaluate(model, tmp_path / "in", "top1", tmp_path / "folder.json")
     assert [r["metric"] for r in json.loads((tmp_path / "folder.json").read_text())] == ["top1", "top5", "real"]
+
+
+def renamed(source: Path, folder: Path, order: list[int], names: list[str]) -> Path:
+    """The same model with the rows of its head in another order, and the names of its classes in that order."""
+    shutil.copytree(source, folder)
+    state = load_file(folder / "model.safetensors")
+    save_file(
+        state | {key: state[key][order].contiguous() for key in ("head.weight", "head.bias")},
+        folder / "model.safetensors",
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": [names[k] for k in order]}))
+    return folder
+
+
+def test_real_is_of_names_and_not_of_places(tmp_path):
+    """A model that says tench to all images, with its classes in ImageNet's order and in others."""
+    first = next(i for i, labels in enumerate(real_labels()) if 0 in labels) - 4
+    (tmp_path / "in").mkdir()
+    imagenet(tmp_path / "in", per_class=5, first=first + 1)
+    model, info = saved(tmp_path / "thousand", num_classes=1000), ImageNetInfo()
+    state = load_file(model / "model.safetensors")
+    state["head.weight"].zero_()
+    state["head.bias"].copy_(-torch.arange(1000.0))
+    save_file(state, model / "model.safetensors")
+    texts, order = info.label_descriptions(), [*range(500, 1000), *range(500)]
+    models = {
+        tmp_path / "in": [model, renamed(model, tmp_path / "ids", order, info.label_names())],
+        "imagenet": [model, renamed(model, tmp_path / "in-order", [*range(1000)], texts)],  # two of them are "crane"
+    }
+    scored = [labels for labels in real_labels()[first : first + 10] if labels]
+    real = 100 * sum(0 in labels for labels in scored) / len(scored)
+    for data, each in ((data, each) for data, several in models.items() for each in several):
+        evaluate(each, data, "top1", tmp_path / "results.json", "--root", tmp_path / "in")
+        found = {r["metric"]: r["value"] for r in json.loads((tmp_path / "results.json").read_text())}
+        assert found == {"top1": 50, "top5": 100, "real": pytest.approx(real, abs=1e-3)} and real > 0
+        (tmp_path / "results.json").unlink()
+    foreign = renamed(model, tmp_path / "foreign", order, [*texts[:2], *(f"thing {i}" for i in range(998))])
+    evaluate(foreign, "imagenet", "top1", tmp_path / "results.json", "--root", tmp_path / "in")
+    assert [r["metric"] for r in json.loads((tmp_path / "results.json").read_text())] == ["top1", "top5"]
+    done = evaluate(foreign, "imagenet-real", "top1", tmp_path / "f.json", "--root", tmp_path / "in", expect=2)
+    assert "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all" in done.stderr
 
 
 SHORT = ("--set", "image_size=32", "--set", "resize=40", "--set", "batch_size=12", "--set", "precision=fp32")

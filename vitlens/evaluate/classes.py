@@ -49,6 +49,17 @@ def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
     return all(name.isdecimal() for name in names) and max(map(int, names)) < model.num_classes
 
 
+def imagenet_numbers(model: nn.Module) -> Tensor | None:
+    """(C,) int64: which of ImageNet's 1,000 classes each class of `model` is, −1 where it is none of them; found by
+    name as in `class_numbers`. None for a model that does not know all of them by names that are one class's only."""
+    ours, theirs = _names(model), _imagenet("imagenet-1k")
+    if len(ours) == len(theirs) and all(mine[0] in names for mine, names in zip(ours, theirs, strict=True)):
+        return torch.arange(len(theirs))
+    numbers = _numbers(theirs)
+    found = torch.tensor([numbers.get(mine[0], -1) for mine in ours], dtype=torch.int64)
+    return found if found[found >= 0].sort().values.equal(torch.arange(len(theirs))) else None
+
+
 def _plain(name: str) -> str:
     return " ".join(name.replace("_", " ").lower().split())
 
@@ -58,6 +69,11 @@ def _names(model: nn.Module) -> list[list[str]]:
     subset = None if hasattr(model, "label_names") else infer_imagenet_subset(model)
     if not subset:
         return [[_plain(name)] for name in label_names(model) or []]
+    return _imagenet(subset)
+
+
+def _imagenet(subset: str) -> list[list[str]]:
+    """The WordNet id of each class of ImageNet, or of a part of it, and the names that it goes by."""
     info = ImageNetInfo(subset)
     texts = [(wnid, info.label_name_to_description(wnid)) for wnid in info.label_names()]
     return [[wnid, _plain(text), *map(_plain, text.split(","))] for wnid, text in texts]

@@ -12,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from timm.data import infer_imagenet_subset
 from torch import nn
 
 from vitlens.datasets import ImageStream
 from vitlens.evaluate.accuracy import real, top_k, validation_numbers
-from vitlens.evaluate.classes import by_number, class_numbers
+from vitlens.evaluate.classes import by_number, class_numbers, imagenet_numbers
 from vitlens.evaluate.fewshot import few_shot, supports
 from vitlens.evaluate.intervals import Score, over_seeds, proportion
 from vitlens.evaluate.knn import nearest
@@ -136,10 +135,11 @@ def command_of(arguments: Sequence[str]) -> str:
 def evaluate(question: Question) -> Iterator[Record]:
     """The answers to a question, each as soon as it is known.
 
-    top1: top-1 and top-5 of the model as it is, and ReaL where the files are ImageNet's validation images; of a folder
-    that is not divided, over all of its images. fewshot, knn, probe: a classifier on what the head reads, learned from
-    the training images and measured on the test images. finetune: top-1 after fine-tuning by the data's recipe. vtab:
-    that for the tasks of VTAB-1k, and the means of those groups that are complete.
+    top1: top-1 and top-5 of the model as it is, and ReaL where the files are ImageNet's validation images and the
+    model's classes ImageNet's, in whatever order; of a folder that is not divided, over all of its images. fewshot,
+    knn, probe: a classifier on what the head reads, learned from the training images and measured on the test images.
+    finetune: top-1 after fine-tuning by the data's recipe. vtab: that for the tasks of VTAB-1k, and the means of those
+    groups that are complete.
 
     Raises ValueError for what does not fit together, and what the protocols raise.
     """
@@ -171,6 +171,12 @@ def _top1(q: Question) -> Iterator[Record]:
     numbers = class_numbers(q.network, images.class_names)
     if by_number(q.network, images.class_names) and q.world.rank == 0:
         q.say("The classes of the data have no names, so each number is taken to be that of the model's class.")
+    known = imagenet_numbers(q.network)
+    if q.data == "imagenet-real" and known is None:
+        raise ValueError(
+            "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all; name its classes by "
+            "their WordNet ids, or measure top1 on other data."
+        )
     said = q.read(images, named_classes(q.network), "top1")
     labels = numbers[said.labels]
     if q.data != "imagenet-real":
@@ -178,8 +184,8 @@ def _top1(q: Question) -> Iterator[Record]:
         if q.network.num_classes > 5:
             yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged)
     files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
-    if q.data == "imagenet-real" or infer_imagenet_subset(q.network) == "imagenet-1k" and (files >= 0).all():
-        score, scored = real(said.values, files)
+    if q.data == "imagenet-real" or known is not None and (files >= 0).all():
+        score, scored = real(known[said.values], files)
         yield q.record(q.data, "real", score, scored, said.damaged)
 
 
