@@ -17,6 +17,7 @@ from tests.test_sources import encoded, write
 from vitlens.augment import normalised
 from vitlens.datasets import ImageSet, load
 from vitlens.evaluate import features, linear_probe, named_classes, opened, read
+from vitlens.evaluate.reading import before_the_head
 from vitlens.preprocessing import pixels, preprocess
 
 
@@ -81,8 +82,29 @@ def test_damaged_images_count_nowhere(model, tmp_path):
     said = read(model, held, named_classes(model, 3))
     assert said.values.shape == (1, 3) and said.rows.tolist() == [0] and "a/0.png" in said.damaged[0]
     (tmp_path / "train" / "b" / "0.png").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="None of the 2 images can be decoded|neither|cannot be decoded"):
+    with pytest.raises(ValueError, match=r"^Many samples in a row cannot be decoded, the last being train/b/0.png \("):
         features(model, load(tmp_path, "train", size=32, stream=True, workers=0, on_damaged="skip"))
+    with pytest.raises(ValueError, match=f"^Of the train split of {tmp_path} no image can be decoded.$"):
+        load(tmp_path, "train", size=32, on_damaged="skip")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_is_no_accuracy(model, tmp_path, value):
+    """NaN ranks above all numbers, so that its class would be the likeliest."""
+    write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c), size=(32, 32)) for c in "ab" for i in range(3)})
+    stream = load(tmp_path / "set", "whole", size=32, stream=True, workers=0, on_damaged="skip")
+    held = load(tmp_path / "set", "whole", size=32)
+
+    def spoilt(_, __, output):
+        output[[1, 4], ..., 7] = value
+        return output
+
+    for module, say in ((model.head, named_classes(model)), (model.norm, before_the_head(model))):
+        with module.register_forward_hook(spoilt):
+            for data, name in ((stream, "a/1.png"), (held, "number 1")):
+                with pytest.raises(ValueError, match=f"for 2 of 6 images are not finite .* first being {name}, so"):
+                    read(model, data, say)
+        assert read(model, stream, say).values.shape[0] == 6
 
 
 def test_images_are_shown_as_the_model_was_trained(tmp_path):

@@ -79,8 +79,15 @@ def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
-    """From a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), the likeliest first."""
-    return lambda x: (logits := model(x)).topk(min(k, logits.shape[1])).indices
+    """From a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), the likeliest first; all −1
+    for an image whose logits are not all finite numbers, as NaN would rank as the likeliest."""
+
+    def named(x: Tensor) -> Tensor:
+        logits = model(x)
+        found = logits.topk(min(k, logits.shape[1])).indices
+        return found.where(logits.isfinite().all(1, keepdim=True), -1)
+
+    return named
 
 
 @torch.no_grad()
@@ -95,7 +102,8 @@ def read(
 ) -> Reading:
     """What `say` makes of each normalised batch, of all images of `data`; see `features`.
 
-    Raises ValueError if there are fewer images than processes, and what `batches` of the data raises.
+    Raises ValueError if there are fewer images than processes, if the model gives what is no finite number, or −1 for a
+    class, and what `batches` of the data raises.
     """
     config, device = model.pretrained_cfg, next(model.parameters()).device
     world = world or World(device=device)
@@ -121,6 +129,13 @@ def read(
         world.sum([shared])
     kept = (lost == 0).nonzero()[:, 0].cpu()
     damaged = tuple(sorted(set(world.joined(data.damaged))))
-    if not len(kept):
-        raise ValueError(f"None of the {len(data)} images can be decoded, the first being {damaged[0]}.")
-    return Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)
+    found = Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)
+    sound = found.values.isfinite() if found.values.is_floating_point() else found.values >= 0
+    if len(wrong := kept[~sound.flatten(1).all(1)]):
+        first = int(wrong[0])
+        name = data.samples.name(int(data.rows[first])) if isinstance(data, ImageStream) else f"number {first}"
+        raise ValueError(
+            f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite numbers, the first being "
+            f"{name}, so what is counted would mean nothing; its weights are damaged or its precision is too low."
+        )
+    return found
