@@ -5,10 +5,12 @@ from dataclasses import asdict
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 from test_plot import history, snapshots
 
-from vitlens import plot
+from vitlens import attention, capture, plot, widgets
 from vitlens.grid import TokenGrid
+from vitlens.snapshots import record
 
 
 def points(line):
@@ -60,7 +62,7 @@ def test_a_snapshot_shows_the_arrays_of_its_step(index):
     assert np.array_equal([line.get_ydata() for line in distances.lines[:-1]], run["distances"][index].T)
     assert np.array_equal(pictures(rollouts), run["rollout"][index])
     step = run["steps"][index]
-    assert figure.texts[0].get_text() == f"Step {step} of 40"
+    assert figure.texts[0].get_text() == f"Step {step}", "how long the run is to be, snapshots do not say"
 
 
 def test_scales_are_those_of_the_whole_run():
@@ -73,8 +75,44 @@ def test_scales_are_those_of_the_whole_run():
         assert {im.get_clim() for im in rollouts.images} == {(0, run["rollout"].max())}
         assert distances.get_ylim() == (0, pytest.approx(1.08 * run["distances"].max()))
         assert bar.get_ylim() == (0, pytest.approx(run["rollout"].max()))
-    dashed = TokenGrid(8, 8, (8, 8)).uniform_distance()
-    assert set(distances.lines[-1].get_ydata()) == {dashed}
+    for given, prefix in ((run, 1), ({**run, "prefix": np.full(3, 4.0)}, 4), ({**run, "prefix": np.zeros(3)}, 0)):
+        dashed = TokenGrid(8, 8, (8, 8)).distances(dtype=torch.float64).mean().item() * 64 / (64 + prefix)
+        (line,) = set(plot.snapshot(given).axes[3].lines[-1].get_ydata())
+        assert line == pytest.approx(dashed, rel=1e-6)
+
+
+KINDS = {
+    "class token": {},
+    "registers": {"reg_tokens": 4},
+    "distilled": {"name": "deit_tiny_distilled_patch16_224"},
+    "patches alone": {"global_pool": "avg", "class_token": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_that_look_everywhere_alike_lie_on_the_dashed_line(vit, kind):
+    """Without queries all logits are 0, and every token gets as much, prefix tokens among them."""
+    model = vit(**KINDS[kind])
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:96] = 0
+            block.attn.qkv.bias[:96] = 0
+        images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        with capture(model) as attn:
+            model(images)
+    for renormalize in (False, True):
+        distance = attention.mean_distance(attn, renormalize)
+        ax = plot.attention_distance(distance, uniform=attn.grid.uniform_distance(renormalize))
+        dots = np.concatenate([line.get_ydata() for line in ax.lines[:-1]])
+        np.testing.assert_allclose(dots, ax.lines[-1].get_ydata()[0], rtol=1e-5)
+        plt.close(ax.figure)
+    moment = {name: array[None] for name, array in record(model, images).items()}
+    *dots, line = plot.snapshot({"steps": [0], **moment}).axes[3].lines
+    np.testing.assert_allclose([dot.get_ydata() for dot in dots], line.get_ydata()[0], rtol=1e-3)  # of halves
+    page = widgets.explore(model)
+    page.subject.mean_distance()
+    page.set(layer=0)
+    np.testing.assert_allclose(page.frame["dots"]["values"], page.frame["dots"]["uniform"], rtol=1e-5)
 
 
 def test_components_that_only_fill_up_are_left_out():

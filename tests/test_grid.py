@@ -1,6 +1,7 @@
 """Token geometry in closed form."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import timm
@@ -16,10 +17,12 @@ from vitlens.grid import prefix_names, token_grid
 )
 def test_uniform_distance(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
-    assert grid.uniform_distance() == pytest.approx(expected, abs=0.06)
-    wide = TokenGrid(rows, cols + 3, (patch, 2 * patch))
-    for each in (grid, wide):
-        assert each.uniform_distance() == pytest.approx(each.distances(dtype=torch.float64).mean().item(), rel=1e-12)
+    assert grid.uniform_distance(renormalize=True) == pytest.approx(expected, abs=0.06)
+    wide, registers = TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0), replace(grid, prefix=5)
+    for each in (grid, wide, registers):
+        mean = each.distances(dtype=torch.float64).mean().item()
+        assert each.uniform_distance(renormalize=True) == pytest.approx(mean, rel=1e-12)
+        assert each.uniform_distance() == pytest.approx(mean * each.patches / (each.patches + each.prefix), rel=1e-12)
 
 
 def test_distances_on_a_grid_that_is_not_square():
@@ -111,7 +114,7 @@ def test_defaults_of_the_process_do_not_matter():
     try:
         with torch.device("meta"):
             model = timm.create_model("vit_tiny_patch16_224", global_pool="avg")
-        row, uniform = token_grid(model, (224, 224)).readout, TokenGrid(14, 14, (16, 16)).uniform_distance()
+        row, uniform = token_grid(model, (224, 224)).readout, TokenGrid(14, 14, (16, 16), 0).uniform_distance()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)

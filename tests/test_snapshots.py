@@ -53,6 +53,7 @@ def test_arrays_equal_the_analysis_functions(data):
         "distances": attention.mean_distance(attn).mean(0),
         "rollout": attention.rollout(attn)[:8],
         "positions": positions.similarity(model),
+        "prefix": torch.tensor(1),
     }
     for name, value in expected.items():
         np.testing.assert_allclose(arrays[name], value.detach().numpy(), rtol=1e-3, atol=1e-3)
@@ -83,4 +84,6 @@ def test_the_file_grows_and_forgets_later_steps(data, tmp_path):
     stored = snapshots.load(path)
     assert stored["steps"].tolist() == [0, 1, 4]
     assert stored["a"].tolist() == [[0, 1, 2], [1, 2, 3], [-1, 0, 1]]
+    snapshots.save(path, 5, {"a": arrays["a"], "new": arrays["a"]})  # by a version that records more
+    assert set(snapshots.load(path)) == {"steps", "a"}
     assert list(tmp_path.iterdir()) == [path]

@@ -92,16 +92,18 @@ class TokenGrid:
         y, x = self.centers(dtype=dtype, device=device).T
         return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
 
-    def uniform_distance(self) -> float:
-        """Mean distance in pixels that attention spread evenly over the patches has: the line to compare heads with.
+    def uniform_distance(self, renormalize: bool = False) -> float:
+        """`attention.mean_distance` of attention spread evenly over all tokens: the line to compare heads with.
 
-        In closed form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
+        What goes to prefix tokens counts as distance 0, or not at all if renormalised, as it does there. In closed
+        form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
         dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
         pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
         pairs_y[0], pairs_x[0] = self.rows, self.cols
         distance = torch.hypot((dy * self.patch[0])[:, None], dx * self.patch[1])
-        return (distance * pairs_y[:, None] * pairs_x).sum().item() / self.patches**2
+        attended = self.patches if renormalize else self.tokens
+        return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
 
     def image_map(self, values: Tensor) -> Tensor:
         """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""

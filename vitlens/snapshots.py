@@ -50,6 +50,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     * ``positions`` (h, w, h, w): cosine similarity of position embeddings;
     * ``distances`` (L, H): mean attention distance in input pixels, mean over the batch;
     * ``rollout`` (ROLLOUTS, h, w) of the first images;
+    * ``prefix`` (), how many tokens are no patches;
     * ``top1_confidence`` (B,): the highest class probability.
 
     What the model does not have (a table of positions, attention that can be captured) is left out; ``missing``
@@ -68,6 +69,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         return {
             "distances": attention.mean_distance(attn).mean(dim=0),
             "rollout": attention.rollout(attn)[:ROLLOUTS],
+            "prefix": torch.tensor(attn.grid.prefix),
         }
 
     arrays: dict[str, Tensor] = {}
@@ -97,7 +99,10 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     kept = before.get("steps", np.zeros(0, np.int64)) < step
     content = {"steps": np.append(before["steps"][kept] if before else [], step).astype(np.int64)}
     for name, array in arrays.items():
-        content[name] = np.concatenate([before[name][kept], array[None]]) if before else array[None]
+        if not before:
+            content[name] = array[None]
+        elif name in before:  # an older version may have begun the file with fewer of them
+            content[name] = np.concatenate([before[name][kept], array[None]])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **content)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """The four inspection figures of one moment of training, and of several moments side by side (paper, Fig. 6 and 7).
 
 Both functions take what `vitlens.snapshots.load` returns, S snapshots of one run: `filters` (S, k, p, p, C),
-`positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols) and `steps` (S,). One scale
-holds for all of them, so that what seems to change does change: distances and rollouts from 0 to the largest of all
-snapshots, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
+`positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols) and `steps` (S,); `prefix`
+(S,), how many tokens are no patches, is taken to be one where it is left out. One scale holds for all snapshots, so
+that what seems to change does change: distances and rollouts from 0 to the largest of all, cosines from −1 to 1. Only
+filters are scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
     index = run.number(index)
     with styled():
         figure = page(WIDTH, 698)
-        write(figure, 14, 12, f"Step {run.steps[index]:,} of {run.steps[-1]:,}", va="top", size=12, weight="bold")
+        write(figure, 14, 12, f"Step {run.steps[index]:,}", va="top", size=12, weight="bold")
         write(figure, 14, 68, NAMES[0], size=10.5)
         run.draw_filters(figure, index, (14, 78, 466, 341), cols=7, most=28)
         write(figure, 490, 68, NAMES[1], size=10.5)
@@ -103,7 +104,8 @@ class _Run:
             if len(values) != len(self.steps):
                 raise ValueError(f"{wanted} was wanted, but {len(values)} came; stack the snapshots of one run.")
             setattr(self, name, values)
-        self.uniform = TokenGrid(*self.positions.shape[1:3], self.filters.shape[2:4]).uniform_distance()
+        prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
+        self.uniform = TokenGrid(*self.positions.shape[1:3], self.filters.shape[2:4], prefix).uniform_distance()
 
     def number(self, index: int) -> int:
         """The number of a snapshot, also for an index that counts from the end."""

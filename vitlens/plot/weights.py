@@ -125,8 +125,9 @@ def attention_distance(mean_distance, *, uniform=None, image_size=None, ax=None,
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
     mean_distance: (L, H) in pixels, or (B, L, H), of which the mean over B is drawn. uniform: the distance of attention
-    spread evenly (`TokenGrid.uniform_distance`), a dashed line. image_size: (height, width) of the input, or one number
-    for both, named at the axis so that the pixels mean something. Layers and heads count from 0.
+    spread evenly (`TokenGrid.uniform_distance`, renormalised where the dots are), a dashed line. image_size: (height,
+    width) of the input, or one number for both, named at the axis so that the pixels mean something. Layers and heads
+    count from 0.
     """
     wanted = "Mean distance of shape (layers, heads) or (images, layers, heads)"
     values = array(mean_distance, (2, 3), wanted, "give what vitlens.attention.mean_distance returns")
