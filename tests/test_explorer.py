@@ -662,18 +662,29 @@ def test_wrapped_models(vit):
     widgets.explore(torch.compile(model), PICTURE)
 
 
-def test_what_is_saved_says_what_was_shown(vit, monkeypatch):
+PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
+COUNTS = {
+    "attention": PAINTED | {"colours", "stretch", "layer", "head", "query", "row", "column"},
+    "rollout": PAINTED | {"colours", "stretch", "layer", "head", "query", "row", "column"},
+    "norms": PAINTED | {"colours", "stretch", "layer"},
+    "components": PAINTED | {"layer"},  # colours of their own
+    "relevance": PAINTED | {"colours", "stretch", "target", "against"},
+}
+
+
+@pytest.mark.parametrize("view", COUNTS)
+def test_what_is_saved_says_what_was_shown(vit, view, monkeypatch):
     explorer, sent = widgets.explore(vit(), PICTURE), []
     monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
-    explorer.set(head=1)
-    for view, keys in {"rollout": {"head": "mean", "query": "readout"}, "norms": {"layer": 2}}.items():
-        explorer.set(view=view)
-        browser(explorer, {"press": "save", "number": 5})
-        about = json.loads(str(np.load(io.BytesIO(sent[-1][1][1]))["about"]))
-        assert about.items() >= keys.items() and sent[-1][0]["asked"] == 5
-    assert "head" not in about and "query" not in about
-    explorer.set(view="rollout")
-    assert explorer.frame["dots"] is None or explorer.frame["dots"]["head"] is None
+    explorer.set(head=1, target=3, another="4", view=view)
+    browser(explorer, {"press": "save", "number": 5})
+    ((content, (_, arrays)),) = sent
+    about = json.loads(str(np.load(io.BytesIO(arrays))["about"]))
+    assert set(about) == COUNTS[view] and content["asked"] == 5
+    wanted = {"view": view, "head": "mean" if view == "rollout" else 1, "query": "readout", "layer": 2, "target": 4}
+    assert about.items() >= {name: value for name, value in wanted.items() if name in COUNTS[view]}.items()
+    if view == "rollout":
+        assert explorer.frame["dots"] is None or explorer.frame["dots"]["head"] is None
 
 
 def test_pixels_that_no_patch_covers_are_named(vit):

@@ -454,13 +454,14 @@ def luminance(css):
 
 
 def test_every_control_has_a_name(page):
-    named = "each => each.labels?.length || each.ariaLabel || each.textContent"
-    assert page.root.evaluate(f"node => [...node.querySelectorAll('input, select, button')].every({named})")
-    assert page.root.evaluate("node => [...node.querySelectorAll('.picture, .plot')].every(e => e.tabIndex === 0)")
+    named = "each => Boolean(each.labels?.length || each.ariaLabel || each.textContent)"
+    for kinds, holds in (("input, select, button", named), (".picture, .plot", "each => each.tabIndex === 0")):
+        found = page.root.evaluate(f"node => [...node.querySelectorAll('{kinds}')].map({holds})")
+        assert found and all(found), kinds
 
 
 def test_two_hundred_interactions(page, front):
-    """No error output, the kernel answers to the end, and its memory stays within 5 % after the first 50."""
+    """No error output, the kernel answers to the end, and its memory grows by 5 % at most after the first 50."""
     rng, memory = np.random.default_rng(0), {}
     views = page.page.locator("[data-control=view] option").all_inner_texts()
     assert len(views) == 17
@@ -480,7 +481,7 @@ def test_two_hundred_interactions(page, front):
         else:
             page.choose("photograph", str(rng.choice(["astronaut", "coffee", "rocket"])))
     assert page.text(".alert") == "" and page.text("figcaption")
-    assert front.memory() == pytest.approx(memory[50], rel=0.05)
+    assert front.memory() <= 1.05 * np.median([memory[count] for count in range(50, 100)])
 
 
 def test_heads(front, browser, model):
@@ -498,9 +499,7 @@ def test_the_app_wants_its_token(model, browser, tmp_path):
                                                f" > {tmp_path}/file\n")  # fmt: skip
     opener.chmod(0o700)
     quiet = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=quiet | {"BROWSER": f"{opener} %s"}
-    ) as app:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet | {"BROWSER": f"{opener} %s"}) as app:
         try:
             address = app.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)

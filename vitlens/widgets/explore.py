@@ -17,7 +17,7 @@ from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, sc
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, size_for, subject
-from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MAX, MEAN, VIEWS, Choice, View, number, percent
+from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number, percent
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
@@ -210,22 +210,11 @@ class Explorer(Pictured):
     def _save(self, asked: int) -> None:
         """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
         shown = panel(self.subject, self.state["view"], self.choice, self.view(), self.state)
-        name = f"vitlens-{self.state['view']}-layer{self.state['layer']}"
         if score := self._score():
             shown = replace(shown, words=f"{shown.words} {score['words']}")
-        about = {"model": self.subject.name, "words": shown.words, **self.state}
-        del about["another"], about["typed"]
-        if self.state["view"] in REASONS:
-            del about["layer"]
-            name = f"vitlens-{self.state['view']}"
-        else:
-            del about["target"], about["against"]
-        if self.state["view"] not in HAS_HEAD:
-            del about["head"]
-        elif self.state["view"] == "rollout" and about["head"] != MAX:
-            about["head"] = MEAN
-        if self.state["view"] not in HAS_QUERY:
-            del about["query"], about["row"], about["column"]
+        counts = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
+        about = {"model": self.subject.name, "words": shown.words, **counts}
+        name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         files = {
             f"{name}.png": captioned(self.subject, shown),
             f"{name}.npz": numbers(values=shown.values, pixels=self.subject.pixels, about=json.dumps(about)),

@@ -221,11 +221,11 @@ function panelOf(name, send) {
     pick([Math.min(Math.max(moved[0], 0), panel.rows - 1), Math.min(Math.max(moved[1], 0), panel.cols - 1)]);
   });
 
-  const update = async (next, pictures, late) => {
+  const update = async (next, pictures, waiting) => {
     const turn = (wanted += 1);
     const base = await pixelsOf(pictures[next.picture]);
     if (turn !== wanted) return;
-    if (!late()) aim = null;
+    if (!waiting()) aim = null;
     panel = aim ? { ...next, selected: aim } : next; // an answer to an earlier key takes back no later one
     asked = null;
     values = floatsOf(panel.values);
@@ -483,7 +483,7 @@ function render({ model, el }) {
       known.delete(name);
     }
     const nodes = names.map((name) => known.get(name).node);
-    if (!same(nodes.length, parent.children.length) || nodes.some((node, i) => parent.children[i] !== node))
+    if (nodes.length !== parent.children.length || nodes.some((node, i) => parent.children[i] !== node))
       parent.replaceChildren(...nodes);
   };
 
@@ -491,10 +491,10 @@ function render({ model, el }) {
     const turn = (turns += 1);
     const frame = model.get("frame");
     const pictures = model.get("pictures");
-    const late = waiting; // more was asked since: what a person holds stays where it is
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
-    if (!late()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
+    // While more was asked since, what a person holds stays where it is.
+    if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
     const chosen = [...list.children].findIndex((each) => each.contains(document.activeElement));
@@ -505,12 +505,12 @@ function render({ model, el }) {
     trust.replaceChildren(...(frame.score ? curves(frame.score) : []));
     depth.hidden = !frame.dots;
     const focused = depth.contains(document.activeElement);
-    if (!late()) aim.at = null;
+    if (!waiting()) aim.at = null;
     depth.replaceChildren(...(frame.dots ? dots(frame.dots, send, aim) : []));
     if (focused) depth.querySelector(".plot")?.focus();
     uploader.hidden = !frame.uploads;
     saver.hidden = !frame.saves;
-    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, late)));
+    await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later one was quicker
     alert.textContent = complaint || frame.message;
     if (!waiting()) busy.textContent = reading ? "reading …" : "";

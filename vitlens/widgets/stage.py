@@ -1,8 +1,9 @@
 """The page that all widgets share: controls, clickable pictures and sentences, described by Python and drawn by the
-browser. What a person does comes back as a message; one worker answers them all, the newest first.
+browser. What a person does comes back as a message; one worker takes them all, in order, and draws after the last: a
+drawing that is under way then is given up.
 
-The browser sends {"set": {name: value}}, {"pick": panel, "row": r, "col": c}, {"upload": name} with the file, or
-{"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is here.
+The browser sends {"set": {name: value}}, {"pick": panel, "row": r, "col": c}, {"why": number} of a class, {"upload":
+name} with the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is here.
 """
 
 from __future__ import annotations
