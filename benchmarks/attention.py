@@ -7,7 +7,6 @@ has a process of its own. Ratios are within one run of this script. The maps of 
 """
 
 import argparse
-import csv
 import datetime
 import json
 import math
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import timm
 import torch
+from results import write
 
 from vitlens import attention, capture
 
@@ -104,6 +104,11 @@ def measure(name: str, size: int) -> dict:
     }  # fmt: skip
 
 
+def rounded(row: dict) -> dict:
+    """To four digits."""
+    return {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
+
+
 def in_own_process(name: str, size: int, way: str) -> float:
     """`memory` in a fresh process: MiB."""
     command = [sys.executable, __file__, "--memory", name, str(size), way]
@@ -135,15 +140,11 @@ def main() -> None:
             )
             print(f"{name}: slope of log extra memory against log N: {slope:.2f}")
     if options.out:
-        about = (
-            f"# python benchmarks/attention.py, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
-            f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1\n"
+        note = (
+            f"python benchmarks/attention.py, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
+            f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1"
         )
-        with options.out.open("w", newline="") as file:
-            file.write(about)
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        write(options.out, map(rounded, rows), note)
         print(f"Wrote {options.out}.")
 
 

@@ -11,7 +11,6 @@ The two must agree. Images are random; the attention of the untrained model is s
 """
 
 import argparse
-import csv
 import datetime
 import importlib.metadata
 import statistics
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import timm
 import torch
+from attention import rounded
+from results import write
 
 from vitlens import attention, capture, kernels
 
@@ -203,21 +204,12 @@ def main() -> None:
         images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
         rows += measure(model, images, few, clock)
         if options.out:  # after every size, so that a failure later loses nothing
-            save(options.out, notes, rows)
+            write(options.out, map(rounded, rows), "\n".join(notes))
         del model, images
     if options.tune and device == "cuda":
         pixels, batch = (64, 4) if options.quick else (1024, 8)
         model = build(name, pixels, device, dtype)
         tune(model, torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype), clock)
-
-
-def save(path: Path, notes: list[str], rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.writelines(f"# {note}\n" for note in notes)
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
 if __name__ == "__main__":

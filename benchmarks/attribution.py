@@ -9,8 +9,6 @@ their gradients held; `difference` is how far the relevance of vitlens lies from
 """
 
 import argparse
-import csv
-import datetime
 import json
 import subprocess
 import sys
@@ -20,10 +18,9 @@ from pathlib import Path
 import timm
 import torch
 from attention import peak_since_reset, reset_peak
+from results import about, write
 
 from vitlens.attribution import METHODS
-from vitlens.runs import hardware, versions
-from vitlens.train import World
 
 MODEL, TARGET = "vit_base_patch16_224", 3
 WAYS = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam")
@@ -77,22 +74,15 @@ def main() -> None:
     if options.only:
         return print(json.dumps(measured(options.sizes[0], options.only)))
     rows = []
-    about = {
-        "model": MODEL, "device": hardware(World(device=torch.device("cpu"))), **versions(),
-        "date": datetime.date.today().isoformat(), "command": "python benchmarks/attribution.py",
-    }  # fmt: skip
+    how = {"model": MODEL, **about("python benchmarks/attribution.py")}
     for size in options.sizes:
         for way in (*WAYS, "materialised") if size <= LARGEST else WAYS:
             command = [sys.executable, __file__, "--out", str(options.out), "--sizes", str(size), "--only", way]
             row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             row |= {"seconds": round(row["seconds"], 2), "mib": round(row["mib"], 1)}
-            rows.append(row | about)
+            rows.append(row | how)
             print(row, flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

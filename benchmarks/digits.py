@@ -7,18 +7,15 @@ validation. The last rows are mean and standard deviation.
 """
 
 import argparse
-import csv
-import datetime
 import statistics
 import time
 from pathlib import Path
 
-import torch
+from results import sentence, write
 
 from vitlens import datasets
 from vitlens.recipes import recipe
-from vitlens.runs import hardware, versions
-from vitlens.train import World, fit
+from vitlens.train import fit
 
 
 def main() -> None:
@@ -41,16 +38,9 @@ def main() -> None:
         summary = {column: of([row[column] for row in rows[:5]]) for column in columns}
         rows.append({"fold": name, "images": sum(row["images"] for row in rows[:5]), **summary})
     parameters = sum(p.numel() for p in model.parameters())
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        file.write(
-            f"# python benchmarks/digits.py{''.join(f' --set {s}' for s in options.set)}, {datetime.date.today()}, "
-            f"{hardware(World(device=torch.device('cpu')))}, torch {versions()['torch']}, timm {versions()['timm']}, "
-            f"{parameters:,} parameters, {plan.epochs} epochs\n"
-        )
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    command = "python benchmarks/digits.py" + "".join(f" --set {s}" for s in options.set)
+    note = f"{sentence(command)}, {parameters:,} parameters, {plan.epochs} epochs"
+    write(options.out, ({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows), note)
     print(rows[-2], rows[-1], sep="\n")
 
 

@@ -14,8 +14,6 @@ What was scored goes to --rows at once, photograph by photograph; the same comma
 """
 
 import argparse
-import csv
-import datetime
 import json
 import os
 import subprocess
@@ -27,14 +25,13 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 from attention import peak_since_reset, reset_peak
+from results import about, write
 from tqdm import tqdm
 
 from vitlens import explanation, faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
 from vitlens.preprocessing import preprocess
-from vitlens.runs import hardware, versions
-from vitlens.train import World
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 SETTINGS = {"kernel_shap": {"n_samples": 400}}  # of 1,000 by default; its regression has 196 unknowns
@@ -132,22 +129,15 @@ def main() -> None:
         rows = scored(model, sources[number], number)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
     table = summary(pd.read_csv(options.rows))
-    about = {
-        "images": len(sources), "step": STEP, "orders": ORDERS, "baseline": BASELINE,
-        "device": hardware(World(device=torch.device("cpu"))), **versions(), "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/explanations.py",
-    }  # fmt: skip
+    how = {"images": len(sources), "step": STEP, "orders": ORDERS, "baseline": BASELINE}
+    how |= about("python benchmarks/explanations.py")
     records = []
     for row in table.to_dict("records"):
         if row["method"] in NAMES:
             row |= cost(row["method"])
-        records.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} | about)
+        records.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} | how)
         print(records[-1])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for record in records for key in record)))
-        writer.writeheader()
-        writer.writerows(records)
+    write(options.out, records)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ same model in the same kernel. Memory is the resident size of the kernel before,
 
 import argparse
 import base64
-import csv
-import datetime
 import io
 import json
 import statistics
@@ -21,15 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import torch
 from playwright.sync_api import Page, sync_playwright
+from results import about, write
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
-from vitlens.runs import hardware, versions
-from vitlens.train import World
 
 CELL = """
 import json, os, time, timm, torch
@@ -122,8 +118,11 @@ def measured(name: str, front: Front, page: Page) -> list[dict]:
 
     def row(what: str, seconds: list[float]) -> None:
         middle = statistics.median(seconds)
-        rows.append({"model": name, "pixels": size, "what": what, "seconds": round(middle, 3), "of_a_forward":
-                     round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds)})  # fmt: skip
+        rows.append({
+            "model": name, "pixels": size, "what": what, "seconds": round(middle, 3),
+            "of_a_forward": round(middle / forward, 3), "slowest": round(max(seconds), 3), "times": len(seconds),
+            "mib": "",
+        })  # fmt: skip
         print(rows[-1], flush=True)
 
     row("forward", [forward])
@@ -171,15 +170,8 @@ def main() -> None:
         finally:
             browser.close()
             front.stop()
-    about = {
-        "device": hardware(World(device=torch.device("cpu"))), **versions(), "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/explorer.py",
-    }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        table = csv.DictWriter(file, [*rows[0], "mib", *about])
-        table.writeheader()
-        table.writerows(row | about for row in rows)
+    how = about("python benchmarks/explorer.py")
+    write(options.out, [row | how for row in rows])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ nearest neighbours vote, the nearer by cosine the more. Neither sees augmented i
 """
 
 import argparse
-import csv
-import datetime
 import json
 import statistics
 import subprocess
@@ -19,13 +17,12 @@ import time
 from pathlib import Path
 
 import torch
+from results import sentence, write
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitlens import datasets, load_model
 from vitlens.evaluate import features, linear_probe
 from vitlens.recipes import Recipe, recipe
-from vitlens.runs import hardware, versions
-from vitlens.train import World
 
 RECIPE = "finetune-small"
 
@@ -72,17 +69,10 @@ def main() -> None:
     scores, times = zip(*((row["top1"], row["seconds"]) for row in rows if row["method"] == "fine-tuning"), strict=True)
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):
         rows.append({"method": "fine-tuning", "seed": name, "top1": of(scores), "seconds": of(times)})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        settings = "".join(f" --set {s}" for s in options.set)
-        file.write(
-            f"# python benchmarks/finetune.py --model {Path(options.model).name} --data {Path(options.data).name}"
-            f"{settings}, {datetime.date.today()}, {hardware(World(device=torch.device('cpu')))}, torch "
-            f"{versions()['torch']}, timm {versions()['timm']}, {len(train[1])} + {len(valid[1])} images\n"
-        )
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    command = f"python benchmarks/finetune.py --model {Path(options.model).name} --data {Path(options.data).name}"
+    command += "".join(f" --set {s}" for s in options.set)
+    note = f"{sentence(command)}, {len(train[1])} + {len(valid[1])} images"
+    write(options.out, ({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows), note)
     print(*rows, sep="\n")
 
 

@@ -10,13 +10,12 @@ relative to the largest value of the map in float32; and the median rank correla
 
 import argparse
 import copy
-import csv
-import datetime
 import sys
 from pathlib import Path
 
 import torch
 from explanations import photographs
+from results import about, write
 from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
@@ -24,8 +23,6 @@ from tqdm import tqdm
 from vitlens import load_model
 from vitlens.attribution import METHODS
 from vitlens.preprocessing import preprocess
-from vitlens.runs import hardware, versions
-from vitlens.train import World
 
 GRADIENT = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam")
 
@@ -59,20 +56,16 @@ def main() -> None:
             found[name, "model"].append(differences(METHODS[name](half, x, target)[0], exact))
             with torch.autocast("cpu", torch.bfloat16):
                 found[name, "autocast"].append(differences(METHODS[name](model, x, target)[0].float(), exact))
-    about = {"device": hardware(World()), "date": datetime.date.today().isoformat(), **versions()}
-    rows = []
+    command = f"python benchmarks/half_precision.py --model {Path(options.model).name} --data {options.data.name}"
+    how, rows = about(f"{command} --out data/results/{options.out.name}"), []
     for (name, way), each in found.items():
         values = {measure: torch.tensor([d[measure] for d in each], dtype=torch.float64) for measure in each[0]}
         row = {"method": name, "bfloat16": way, "photographs": len(each)}
         for measure in ("l2", "patch", "mean"):
             marks = torch.quantile(values[measure], torch.tensor([0.5, 0.95, 1.0], dtype=torch.float64)).tolist()
             row |= {f"{measure}_{mark}": f"{v:.4f}" for mark, v in zip(("median", "95", "largest"), marks, strict=True)}
-        rows.append(row | {"correlation_median": f"{values['correlation'].median():.4f}"} | about)
-    command = f"python benchmarks/half_precision.py --model {Path(options.model).name} --data {options.data.name}"
-    with open(options.out, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, [*rows[0], "command"], lineterminator="\n")
-        table.writeheader()
-        table.writerows(row | {"command": f"{command} --out data/results/{options.out.name}"} for row in rows)
+        rows.append(row | {"correlation_median": f"{values['correlation'].median():.4f}"} | how)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ their average and the log are those of the uninterrupted run.
 """
 
 import argparse
-import csv
 import datetime
 import json
 import random
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from results import write
 
 from vitlens.runs import versions
 
@@ -103,15 +103,11 @@ def main() -> None:
             row["log_equal"] = lines == log
             rows.append(row)
             print(row, flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        file.write(
-            f"# python benchmarks/kills.py --runs {options.runs}, {datetime.date.today()}, CPU, "
-            f"torch {versions()['torch']}, {len(log)} steps a run, {len(tensors)} tensors compared\n"
-        )
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
+    note = (
+        f"python benchmarks/kills.py --runs {options.runs}, {datetime.date.today()}, CPU, "
+        f"torch {versions()['torch']}, {len(log)} steps a run, {len(tensors)} tensors compared"
+    )
+    write(options.out, rows, note)
     print(f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
           f"{len(rows)} runs")  # fmt: skip
 

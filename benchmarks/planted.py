@@ -10,20 +10,18 @@ Of two marks a map that knows no class can be right about one of the two questio
 """
 
 import argparse
-import csv
-import datetime
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from results import about, write
 
 from vitlens import explanation
 from vitlens.attribution import METHODS
 from vitlens.augment import normalised
 from vitlens.faithfulness.planted import RECIPE, planted
-from vitlens.runs import hardware, versions
-from vitlens.train import World, fit
+from vitlens.train import fit
 
 SETTINGS = {"kernel_shap": {"n_samples": 500}, "occlusion": {"window": 1}}
 NAMES = ("rollout", *METHODS)
@@ -62,22 +60,15 @@ def main() -> None:
                 hits[name][case].append(statistics.mean(found))
             seconds[name] += time.perf_counter() - start
             print(name, {case: round(values[-1], 3) for case, values in hits[name].items()}, flush=True)
-    about = {
-        "seeds": options.seeds, "images": options.images, "device": hardware(World(device=torch.device("cpu"))),
-        **versions(), "date": datetime.date.today().isoformat(), "command": "python benchmarks/planted.py",
-    }  # fmt: skip
+    how = {"seeds": options.seeds, "images": options.images, **about("python benchmarks/planted.py")}
     rows = []
     for name in NAMES:
         row = {"method": name}
         for case, values in hits[name].items():
             row |= {case: round(statistics.mean(values), 4), f"{case}_least": round(min(values), 4)}
-        rows.append(row | {"ms_per_map": round(1000 * seconds[name] / (4 * options.images * options.seeds), 1)} | about)
+        rows.append(row | {"ms_per_map": round(1000 * seconds[name] / (4 * options.images * options.seeds), 1)} | how)
     rows.sort(key=lambda row: -row["two"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(options.out, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

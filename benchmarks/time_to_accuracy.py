@@ -11,7 +11,6 @@ before the first seed. Validation itself is inside the seconds.
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import statistics
 import time
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from results import write
 
 from vitlens import datasets
 from vitlens.recipes import recipe
@@ -68,7 +68,7 @@ def main() -> None:
                     "seconds": round(seconds, 2), "seconds_with_compilation": round(seconds + before, 2),
                     "top1": round(step.metrics["top1"], 2),
                     "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
-                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(world),
+                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(device),
                     **versions(), "date": datetime.date.today().isoformat(),
                 })  # fmt: skip
                 write(options.out, rows)
@@ -76,14 +76,6 @@ def main() -> None:
         print(f"seed {seed}: {finals[-1]:.2f} % after {rows[-1]['seconds']:.1f} s", flush=True)
     spread = statistics.stdev(finals) if len(finals) > 1 else 0.0
     print(f"{plan.name}: {statistics.mean(finals):.2f} ± {spread:.2f} % top-1 over {len(finals)} seeds", flush=True)
-
-
-def write(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ two loops, or a share of the ceiling, that of the ratios within each turn.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import gc
 import io
 import statistics
@@ -34,6 +32,7 @@ import timm
 import timm.optim
 import torch
 from PIL import Image
+from results import about, write
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
@@ -41,8 +40,7 @@ from torchvision import transforms
 from vitlens.augment import Augment
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
-from vitlens.runs import hardware, versions
-from vitlens.train import World, compiled, fit
+from vitlens.train import compiled, fit
 
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
 WIDTHS = {"ViT-Ti": 192, "ViT-S": 384, "ViT-B": 768}
@@ -216,25 +214,14 @@ def main() -> None:
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
     turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (10, 4)
-    about = {
-        "device": hardware(World(device=device)), **versions(), "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/training.py" + " --quick" * options.quick,
-    }  # fmt: skip
+    how = about("python benchmarks/training.py" + " --quick" * options.quick, device)
     for case in cases(device, options.quick, options.batch):
-        rows += [row | about for row in measured(case, device, turns, steps)]
+        rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:
             print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",
                                        "share_of_matmul")}, flush=True)  # fmt: skip
         write(options.out, rows)  # after every case: what is measured stays, whatever happens to the next
         gc.collect()
-
-
-def write(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
 
 
 if __name__ == "__main__":

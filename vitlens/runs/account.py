@@ -49,7 +49,7 @@ def finish(
         "epochs": plan.epochs,
         "steps": steps,
         "seconds": round(seconds, 1),
-        "hardware": hardware(world),
+        "hardware": hardware(world.device, world.size),
         "versions": versions(),
         "date": datetime.date.today().isoformat(),
         "recipe": plan.to_dict() | {"init": Path(plan.init).name},
@@ -73,11 +73,11 @@ def seconds_before(out: Path) -> float:
     return max(found)
 
 
-def hardware(world: World) -> str:
+def hardware(device: torch.device | str, processes: int = 1) -> str:
     """The class of the machine: "1 × NVIDIA H200", or the number of CPU threads, of all processes together."""
-    if world.device.type == "cuda":
-        return f"{world.size} × {torch.cuda.get_device_name(world.device)}"
-    return f"{world.size * torch.get_num_threads()} CPU threads"
+    if torch.device(device).type == "cuda":
+        return f"{processes} × {torch.cuda.get_device_name(device)}"
+    return f"{processes * torch.get_num_threads()} CPU threads"
 
 
 def versions() -> dict[str, str]:

@@ -137,7 +137,7 @@ class Trial:
             **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
             "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
             "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
-            "seconds": round(seconds, 1), "device": hardware(self.world),
+            "seconds": round(seconds, 1), "device": hardware(self.world.device),
             "date": datetime.date.today().isoformat(), **versions(), "command": command,
         }  # fmt: skip
 

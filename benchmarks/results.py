@@ -1,0 +1,36 @@
+"""What the benchmarks have in common: a table of what was measured, which says on what machine, with what and how."""
+
+import csv
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from vitlens.runs import hardware, versions
+
+
+def about(command: str, device: str | torch.device = "cpu") -> dict[str, str]:
+    """The columns of a row that say how it was measured: device, versions, date and command."""
+    return {"device": hardware(device), **versions(), "date": datetime.date.today().isoformat(), "command": command}
+
+
+def sentence(command: str) -> str:
+    """The same of a whole table, for the note above it."""
+    how = about(command)
+    return f"{command}, {how['date']}, {how['device']}, torch {how['torch']}, timm {how['timm']}"
+
+
+def write(path: Path, rows: Iterable[Mapping], note: str = "") -> None:
+    """A CSV file of rows, its columns in the order in which they first appear; what a row does not have stays empty.
+
+    note: lines above the table, each behind a #.
+    """
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.writelines(f"# {line}\n" for line in note.splitlines())
+        columns = dict.fromkeys(name for row in rows for name in row)
+        table = csv.DictWriter(file, list(columns), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)

@@ -1,0 +1,42 @@
+"""What benchmarks write: tables that anybody reads, with how they were made."""
+
+import datetime
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import timm
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import results
+
+    yield results
+    del sys.modules["results"]
+
+
+def test_a_table_says_how_it_was_measured(results, tmp_path):
+    how = results.about("python benchmarks/some.py")
+    assert how == {
+        "device": f"{torch.get_num_threads()} CPU threads", "python": sys.version.split()[0],
+        "torch": str(torch.__version__), "timm": timm.__version__, "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/some.py",
+    }  # fmt: skip
+    path = tmp_path / "new" / "table.csv"
+    results.write(path, ({"a": k} | ({"b": "one, two"} if k else {}) | how for k in range(2)), "first\nsecond")
+    assert path.read_bytes().startswith(b"# first\n# second\na,device,") and b"\r" not in path.read_bytes()
+    rows = pd.read_csv(path, comment="#", keep_default_na=False)
+    assert list(rows) == ["a", *how, "b"] and rows["b"].tolist() == ["", "one, two"]
+    assert results.sentence("c").startswith(f"c, {how['date']}, {how['device']}, torch {how['torch']}, timm ")
+
+
+def test_committed_tables_end_their_lines_alike():
+    tables = sorted(ROOT.glob("data/results/*.csv"))
+    assert len(tables) > 10
+    assert not [path.name for path in tables if b"\r" in path.read_bytes()]
