@@ -57,6 +57,30 @@ def test_gradients_along_a_path_by_hand(vit):
     close(input_x_gradient(model, x, [3, 7]), torch.stack([tiles(v).sum(-1) for v in whole]))
 
 
+def test_what_a_bfloat16_model_says_is_added_up_in_float32(vit):
+    """Its gradients are its own, their sums over points and pixels those of float64."""
+    model, x = vit(img_size=(64, 96), dtype=torch.bfloat16), images(1).bfloat16()
+
+    def gradients(pictures):
+        pictures = pictures.bfloat16().requires_grad_()
+        return torch.autograd.grad(model(pictures)[:, 3].float().sum(), pictures)[0].double()
+
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(40))
+    mean = torch.einsum("n,nchw->chw", weights / 2, gradients((nodes[:, None, None, None].float() + 1) / 2 * x.float()))
+    found = integrated_gradients(model, x, 3, n_steps=40, internal_batch_size=40)[0].double()
+    near(found, tiles(mean * x[0].double()).sum(-1))
+    near(input_x_gradient(model, x, 3)[0].double(), tiles(gradients(x)[0] * x[0].double()).sum(-1))
+    captum_by_hand = captum.attr.GradientShap(lambda z: model(z.bfloat16()).float())
+    torch.manual_seed(5)
+    np.random.seed(5)
+    noisy = captum_by_hand.attribute(x.float(), torch.zeros(1, 3, 64, 96), n_samples=10, stdevs=0.1, target=3)
+    near(gradient_shap(model, x, 3, n_samples=10, seed=5)[0].double(), tiles(noisy[0].double()).sum(-1))
+
+
+def near(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 * expected.abs().max().item())
+
+
 def test_gradient_shap_by_hand(vit):
     model, x = vit(img_size=(64, 96)), images()
     got = gradient_shap(model, x, 3, n_samples=10, seed=5)

@@ -42,9 +42,11 @@ def per_image(
 ) -> Tensor:
     """(B, rows, cols): attribute(forward, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image.
 
-    forward: images → (B, classes) logits, less that of the class against which another is explained.
+    forward: images → (B, classes) logits, less that of the class against which another is explained. Images, logits and
+    gradients are in float32 or wider, because captum adds them up; the model itself runs in its own precision.
     """
     model, images = checked(model, images)
+    wide = torch.promote_types(images.dtype, torch.float32)
     blanks = torch.as_tensor(baseline).detach().to(images)
     try:
         blanks = blanks.expand_as(images)
@@ -63,20 +65,20 @@ def per_image(
         chosen = asked(model, logits, target, against, names)
         numbers = chosen.numbers.tolist()
         against = [None] * len(numbers) if chosen.against is None else chosen.against.tolist()
-        ones = zip(images.split(1), blanks.split(1), numbers, against, strict=True)
-        maps = [attribute(_less(model, k), image, blank, n, attn.grid).detach() for image, blank, n, k in ones]
-    wide = torch.promote_types(images.dtype, torch.float32)
+        ones = zip(images.to(wide).split(1), blanks.to(wide).split(1), numbers, against, strict=True)
+        maps = [
+            attribute(_forward(model, images.dtype, other), image, blank, number, attn.grid).detach()
+            for image, blank, number, other in ones
+        ]
     return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))
 
 
-def _less(model: nn.Module, other: int | None) -> Callable[[Tensor], Tensor]:
-    """The model, or the model whose logits are counted from that of another class."""
-    if other is None:
-        return model
+def _forward(model: nn.Module, dtype: torch.dtype, other: int | None) -> Callable[[Tensor], Tensor]:
+    """The model in its own dtype, from and to that of the images; its logits counted from another class's, if any."""
 
     def forward(images: Tensor) -> Tensor:
-        logits = model(images)
-        return logits - logits[:, other, None]
+        logits = model(images.to(dtype)).to(images.dtype)
+        return logits if other is None else logits - logits[:, other, None]
 
     return forward
 
