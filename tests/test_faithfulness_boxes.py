@@ -62,6 +62,23 @@ def test_pointing_by_hand():
     torch.testing.assert_close(stacked[1], torch.tensor([0, 1 / 23, 1 / 23]))
 
 
+@pytest.mark.parametrize("image", [(49, 81), (64, 96), (70, 100)])
+def test_the_centre_of_a_patch_lies_in_the_image(image):
+    """The mean place of the pixels that a patch has in the image, also of a patch that is mostly padding."""
+    grid = TokenGrid(4, 6, (16, 16), 0, image)
+    height, width = min(image[0], 64), min(image[1], 96)
+    for row in range(4):
+        for col in range(6):
+            y, x = (
+                np.mean([k + 0.5 for k in range(pixels) if k // 16 == place])
+                for pixels, place in ((height, row), (width, col))
+            )
+            one = torch.zeros(1, 4, 6)
+            one[0, row, col] = 1
+            assert pointing(one, [x - 0.4, y - 0.4, x + 0.4, y + 0.4], grid).item() == 1
+    assert pointing(torch.ones(1, 4, 6), [0, 0, width, height], grid).item() == 1
+
+
 def test_a_map_without_a_maximum_points_at_random():
     box = [16, 0, 64, 48]
     assert pointing(torch.full((1, 4, 6), -2.0), box, GRID).item() == pytest.approx(9 / 24)

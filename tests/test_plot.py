@@ -371,11 +371,19 @@ def test_mask_leaves_cut_borders_black_and_padding_out(smooth):
     assert np.corrcoef(padded.ravel(), whole[:230, :330].ravel())[0, 1] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("level", [0.0, 1 / 280, 7.0])
+@pytest.mark.parametrize("level", [1 / 280, 7.0])
 def test_mask_of_a_constant_map_is_one_wherever_the_model_looked(level):
     almost = np.full((14, 20), level) * (1 + 1e-8 * RNG.normal(size=(14, 20)))
     cut = plot.mask(almost, CUT)
     assert (cut[:224, :320] == 1).all() and not cut[224:].any() and not cut[:, 320:].any()
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("level", [0.0, -7.0])
+def test_a_map_that_names_nothing_lights_nothing(level, smooth):
+    image = np.full((230, 330, 3), 255, np.uint8)
+    ax = plot.overlay(Image.fromarray(image), np.full((14, 20), level), grid=CUT, smooth=smooth)
+    assert not np.asarray(ax.images[0].get_array()).any()
 
 
 def test_patches_that_are_not_square():

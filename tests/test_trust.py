@@ -48,6 +48,7 @@ def test_maps_under_random_weights():
     assert_tidy(figure)
     (ax,) = figure.axes
     threshold, rollout, cam = ax.lines
+    assert ax.get_title() == "|Rank correlation| with the map of the trained model, mean over images"
     assert list(threshold.get_ydata()) == [0.4, 0.4]
     np.testing.assert_allclose(rollout.get_ydata(), [1, 0.75, 0.6, 0.3])  # the mean of |ρ| of both images
     np.testing.assert_allclose(cam.get_ydata(), [1, 0.15, 0.075, 0], atol=1e-7)

@@ -18,13 +18,13 @@ from vitlens.grid import TokenGrid
 def pointing(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid, *, tolerance: float = 0.0) -> Tensor:
     """(…, B) the pointing game (Zhang et al. 2016, arXiv 1608.00507): 1 where the map's maximum hits the box, else 0.
 
-    The maximum is the centre of the highest patch; it hits if its distance from the box is at most the tolerance, in
+    The maximum is the centre of the highest patch, or of the part of it that lies in the image; it hits if its distance from the box is at most the tolerance, in
     pixels (Zhang et al. allow 15). Of several highest patches each counts by its share, so a constant map scores what a
     random point scores. The mean over images is the accuracy. Raises ValueError for boxes that are not in the image.
     """
     maps = checked_maps(maps, grid)
     left, top, right, bottom = _edges(boxes, maps, grid)
-    y, x = grid.centers(dtype=torch.float64).T
+    y, x = torch.cartesian_prod(*((edges[1:] + edges[:-1]) / 2 for edges in _patch_edges(grid))).T
     beside = torch.maximum(left - x, x - right).clamp(min=0)
     above = torch.maximum(top - y, y - bottom).clamp(min=0)
     hit = (torch.hypot(above, beside) <= tolerance).to(maps.device)
@@ -42,15 +42,21 @@ def energy_in_box(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid) -> Te
     """
     maps = checked_maps(maps, grid)
     left, top, right, bottom = _edges(boxes, maps, grid)
-    y, x = (
-        torch.arange(count + 1, dtype=torch.float64).mul(side).clamp(max=pixels)
-        for count, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True)
-    )
+    y, x = _patch_edges(grid)
     inside = _overlap(y, top, bottom)[..., :, None] * _overlap(x, left, right)[..., None, :]
     areas = y.diff()[:, None] * x.diff()
     wide = torch.promote_types(maps.dtype, torch.float32)
     energy, areas, inside = (t.to(maps.device, wide) for t in (maps.clamp(min=0), areas, inside))
     return (energy * inside).sum((-2, -1)) / (energy * areas).sum((-2, -1))
+
+
+def _patch_edges(grid: TokenGrid) -> tuple[Tensor, Tensor]:
+    """Where rows and columns of patches begin and end, (rows + 1,) and (cols + 1,), no further than the image."""
+    y, x = (
+        torch.arange(count + 1, dtype=torch.float64).mul(side).clamp(max=pixels)
+        for count, side, pixels in zip((grid.rows, grid.cols), grid.patch, grid.image, strict=True)
+    )
+    return y, x
 
 
 def _overlap(edges: Tensor, start: Tensor, stop: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
     The map is enlarged to the pixels that its patches cover (Lanczos), blurred with a Gaussian whose standard deviation
     is one patch, and stretched so that the least is 0 and the largest 1. `smooth=False` stretches the patches as they
     are. All is done in floating point, where the authors go through 8 bits. A constant map, which has nothing to
-    stretch, is 1. Pixels that were cut off before the model looked are 0; padding beyond the picture is left out.
+    stretch, is 1 where it is positive, and else, as a map of zeros, 0: it names nothing. Pixels that were cut off
+    before the model looked are 0; padding beyond the picture is left out.
     """
     values = array(map, 2, "A map of shape (rows, cols)", "give one map at a time")
     _check_grid(values.shape, grid)
@@ -45,7 +46,7 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
     height, width = grid.image
     seen = np.zeros((height, width))
     if np.ptp(values) <= 1e-6 * np.abs(values).max():
-        seen[: _covered(grid)[0], : _covered(grid)[1]] = 1
+        seen[: _covered(grid)[0], : _covered(grid)[1]] = values.max() > 0
         return seen
     large = upsample(values / np.abs(values).max(), _covered(grid), method="lanczos" if smooth else "nearest")
     if smooth:

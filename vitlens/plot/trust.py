@@ -64,7 +64,7 @@ def randomised(found: Mapping[str, object], *, threshold: float | None = None) -
     names, steps = ["none", *parts[0]], np.arange(len(parts[0]) + 1)
     with styled():
         figure = _page(900, 350)
-        ax = panel(figure, 60, 38, 660, 210, "Rank correlation with the map of the trained model")
+        ax = panel(figure, 60, 38, 660, 210, "|Rank correlation| with the map of the trained model, mean over images")
         level = next(iter(found.values())).threshold if threshold is None else threshold
         ax.axhline(level, color="0.5", lw=1.0, ls=(0, (4, 3)))
         ends = []
