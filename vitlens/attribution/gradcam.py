@@ -57,15 +57,12 @@ def _inputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
         found.append(tensor.detach().requires_grad_())
         return found[-1]
 
-    handles = [
-        # A ParallelScalingBlock is a block and its own attention: what it is given is not what its attention reads.
-        module.in_norm.register_forward_hook(lambda _, args, output: kept(output))
-        if hasattr(module, "in_norm")
-        else module.register_forward_pre_hook(lambda _, args: (kept(args[0]), *args[1:]))
-        for module in modules
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            if hasattr(module, "in_norm"):
+                # A ParallelScalingBlock is its own attention, which does not read what the block is given.
+                hook = module.in_norm.register_forward_hook(lambda _, args, output: kept(output))
+            else:
+                hook = module.register_forward_pre_hook(lambda _, args: (kept(args[0]), *args[1:]))
+            hooks.enter_context(hook)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()

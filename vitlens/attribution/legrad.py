@@ -61,9 +61,7 @@ def _tokens(model: nn.Module) -> Iterator[list[Tensor]]:
         tokens.append(output)
         return output.detach()
 
-    handles = [block.register_forward_hook(keep) for block in model.blocks]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for block in model.blocks:
+            hooks.enter_context(block.register_forward_hook(keep))
         yield tokens
-    finally:
-        for handle in handles:
-            handle.remove()
