@@ -9,8 +9,9 @@ import timm
 import torch
 from PIL import Image
 from test_cli import saved, vitlens
+from test_plot import assert_tidy
 
-from vitlens import explanation, faithfulness, inspection, load_model
+from vitlens import explanation, faithfulness, inspection, load_model, plot
 from vitlens.attribution import METHODS
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -78,6 +79,39 @@ def test_a_class_rather_than_another(folder, tmp_path):
     assert float(rows[0]["deletion"]) == pytest.approx(found.deletion_area.item(), rel=1e-4)
     (alone,) = explanation.explain(model, pictures("coffee"), 3, names=("relevance",), orders=2)
     assert alone.against == "" and not torch.allclose(alone.maps["relevance"], chosen[0])
+
+
+@pytest.mark.parametrize(
+    ("score", "against", "words"),
+    [
+        ("probability", None, "Areas under the probability of the class while patches are covered"),
+        ("probability", 1, "Areas under the probability of the class among the two while patches are covered"),
+        ("logit", None, "Areas under the logit of the class while patches are covered"),
+        ("logit", 1, "Areas under the logit of the class less that of the other while patches are covered"),
+    ],
+)
+def test_what_the_areas_are_under_is_kept_and_told(folder, tmp_path, monkeypatch, score, against, words):
+    model, draw, figures = load_model(folder), plot.explained, []
+    monkeypatch.setattr(plot, "explained", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[0])
+    found = explanation.explain(
+        model, pictures("coffee"), 3, against=against, names=("relevance",), orders=2, score=score, baseline="zero"
+    )
+    explanation.write(found, model, tmp_path)
+    assert_tidy(figures[0])
+    note = figures[0].texts[-1].get_text()
+    assert note.startswith(words) and "\nCovered by the colour that is zero to the model. Random orders: " in note
+    with open(tmp_path / "scores.csv") as file:
+        row, *_ = csv.DictReader(file)
+    assert [*row] == [
+        "image", "target", "against", "method", "deletion", "insertion", "difference", "rank", "deletion_sigmas",
+        "insertion_sigmas", "difference_sigmas", "score", "baseline", "step",
+    ]  # fmt: skip
+    assert row["score"] == score and row["image"] == "coffee" and row["target"] == "3"
+    x = preprocess(model, samples()["coffee"])
+    curves = faithfulness.curves(
+        model, x, METHODS["relevance"](model, x, 3, against=against), 3, against=against, score=score, baseline="zero"
+    )
+    assert float(row["deletion"]) == pytest.approx(curves.deletion_area.item(), rel=1e-4)
 
 
 def test_a_picture_whose_class_is_the_other_is_left_out():

@@ -680,12 +680,18 @@ def test_a_query_outside_the_grid_is_refused():
 
 def test_explained_shows_every_map_with_its_caption():
     maps = {"first": RNG.uniform(size=(14, 20)), "second": RNG.normal(size=(14, 20)), "third": np.zeros((14, 20))}
+    maps["first"][3, 4], maps["second"][5, 6] = 12.34, -50_000
     captions = {"first": "rank 1\ndeletion 0.1", "third": "rank 3"}
     figure = plot.explained(
         picture(), maps, grid=CUT, title="Why?", captions=captions, note="What\nit means", smooth=False
     )
     texts = [text.get_text() for text in figure.texts]
-    assert texts == ["Why?", "Input", "first", "rank 1", "deletion 0.1", "second", "third", "rank 3", "What\nit means"]
+    scale = "Colours: each map has its own scale, from 0 (violet) to its max (yellow)"
+    signed = ", or from −max (blue) to max (red) where some values are negative."
+    assert texts == ["Why?", "Input", "first", "max 12.3", "rank 1", "deletion 0.1", "second", "±5e+04",
+                     "third", "max 0", "rank 3", f"What\nit means\n{scale}{signed}"]  # fmt: skip
+    alone = plot.explained(picture(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
+    assert [text.get_text() for text in alone.texts][-2:] == ["max 0.000123", f"{scale}."]
     shown = [ax.images[-1] for ax in figure.axes]
     assert len(shown) == 4 and shown[2].get_clim() == (-np.abs(maps["second"]).max(), np.abs(maps["second"]).max())
     assert np.allclose(shown[1].get_array(), np.kron(maps["first"], np.ones((16, 16))))

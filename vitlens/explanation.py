@@ -25,18 +25,20 @@ from vitlens.target import SameClass, asked
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 """What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
 
-WORDS = {
-    "mean": "by the mean colour",
-    "blur": "by the blurred picture",
-    "zero": "by the colour that is zero to the model",
+SCORES = {
+    ("probability", False): "the probability of the class",
+    ("probability", True): "the probability of the class among the two",
+    ("logit", False): "the logit of the class",
+    ("logit", True): "the logit of the class less that of the other",
 }
+"""What the areas are under, by the name of the score and whether the class is contrasted with another."""
 
 
 @dataclass(frozen=True)
 class Explanation:
     """One picture. pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class and what the model
     gives it. against: the class that it is contrasted with, or "". maps: (rows, cols) by method. scores: what
-    `faithfulness.table` says of them."""
+    `faithfulness.table` says of them, and which score, baseline and step it was told."""
 
     name: str
     pixels: np.ndarray
@@ -74,6 +76,7 @@ def explain(
     names: Sequence[str] = QUICK,
     baseline: str = "mean",
     step: int | None = None,
+    score: str = "probability",
     on_error: Callable[[str], None] | None = None,
     **options,
 ) -> list[Explanation]:
@@ -82,7 +85,7 @@ def explain(
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
     for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
     on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
-    left out; without it that error is raised. baseline, step, options: those of `faithfulness.table` (orders, score,
+    left out; without it that error is raised. baseline, step, score, options: those of `faithfulness.table` (orders,
     seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
     chosen, found, model = methods(names), [], unwrap(model)
@@ -106,9 +109,9 @@ def explain(
             continue
         number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
         maps = {label: method(model, x, number, against=other) for label, method in chosen.items()}
-        covering = {"baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
-        scores = faithfulness.table(model, x, maps, number, against=other, **covering, **options)
-        scores = scores.drop(columns="image").assign(**covering)
+        asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
+        scores = faithfulness.table(model, x, maps, number, against=other, **asking, **options)
+        scores = scores.drop(columns="image").assign(**asking)
         share = logits.softmax(-1)[0, number].item()
         labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
@@ -131,11 +134,11 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         captions = {name: _caption(rows.loc[name]) for name in each.maps}
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
         note = (
-            f"Areas under the probability of the class{' among the two' * bool(each.against)} while patches are "
-            "covered (deletion, low is good) or shown (insertion, high is good).\n"
-            f"Covered {WORDS[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
-            f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}. σ: spreads by which "
-            "insertion − deletion lies above theirs."
+            f"Areas under {SCORES[each.scores.score[0], bool(each.against)]} while patches are covered (deletion, low "
+            "is good) or shown (insertion, high is good).\n"
+            f"Covered {faithfulness.BASELINES[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
+            f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
+            "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
         )
         rather = f" rather than “{each.against}”" if each.against else ""
         title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {model_name(model).split(' (')[0]}"
@@ -143,10 +146,9 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
         figure.savefig(written[-1], dpi=130)
-        tables.append(each.scores.assign(image=each.name, target=each.target, against=each.against))
-    concat(tables)[["image", "target", "against", *tables[0].columns[:-3]]].to_csv(
-        out / "scores.csv", index=False, float_format="%.6g"
-    )
+        about = {"image": each.name, "target": each.target, "against": each.against}
+        tables.append(DataFrame(about, each.scores.index).join(each.scores))
+    concat(tables).to_csv(out / "scores.csv", index=False, float_format="%.6g")
     return [*written, out / "scores.csv"]
 
 

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from vitlens.grid import TokenGrid
 
-BASELINES = ("mean", "blur", "zero")
+BASELINES = {
+    "mean": "by the mean colour",
+    "blur": "by the blurred picture",
+    "zero": "by the colour that is zero to the model",
+}
+"""What may cover a patch, by name, and in words."""
 
 
 def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:

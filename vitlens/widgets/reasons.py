@@ -19,7 +19,7 @@ from vitlens.widgets.subject import Subject
 from vitlens.widgets.views import Choice, Kind, View, number, percent
 from vitlens.widgets.worker import Superseded
 
-POINTS, ORDERS = 14, 8
+POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST = 120.0
 """Seconds that a score may take; beyond, the page says how long it would."""
 
@@ -40,44 +40,37 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Score:
-    """Curves over counts, (S,) patches from 0 to all: (S,) of the map, (orders, S) of random orders. among: which
-    classes the probability is among, in words."""
+    """Deletion and insertion of the map, (S,), and of random orders, (orders, S). among: which classes the probability
+    is among, in words."""
 
-    counts: Tensor
-    deletion: Tensor
-    insertion: Tensor
-    random_deletion: Tensor
-    random_insertion: Tensor
+    own: faithfulness.Curves
+    chance: faithfulness.Curves
     among: str
-
-    def area(self, curve: Tensor) -> Tensor:
-        return faithfulness.Curves(self.counts, curve, curve).deletion_area
 
     @property
     def sigmas(self) -> float:
         """Standard deviations of the random orders by which insertion − deletion lies above their mean."""
-        chance = self.area(self.random_insertion) - self.area(self.random_deletion)
-        own = self.area(self.insertion) - self.area(self.deletion)
+        own, chance = (each.insertion_area - each.deletion_area for each in (self.own, self.chance))
         return ((own - chance.mean()) / chance.std()).item()
 
     def message(self) -> dict:
         """What the page draws."""
-        deletion, insertion, sigmas = self.area(self.deletion), self.area(self.insertion), self.sigmas
-        above = (
-            f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {len(self.random_deletion)} random orders"
-        )
+        own, chance, sigmas = self.own, self.chance, self.sigmas
+        above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {len(chance.deletion)} random orders"
         return {
             "title": "How far to trust it",
             "scale": f"probability of the class{self.among}",
-            "shares": (self.counts / self.counts[-1]).tolist(),
+            "shares": (own.counts / own.counts[-1]).tolist(),
             "curves": {
-                "deletion": self.deletion.tolist(),
-                "insertion": self.insertion.tolist(),
-                "random deletion": self.random_deletion.mean(0).tolist(),
-                "random insertion": self.random_insertion.mean(0).tolist(),
+                "deletion": own.deletion.tolist(),
+                "insertion": own.insertion.tolist(),
+                "random deletion": chance.deletion.mean(0).tolist(),
+                "random insertion": chance.insertion.mean(0).tolist(),
             },
-            "words": f"Areas: deletion {number(deletion.item())} (low is good), insertion {number(insertion.item())} "
-            f"(high is good). Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
+            "words": f"Patches are covered {faithfulness.BASELINES[BASELINE]}. Areas: "
+            f"deletion {number(own.deletion_area.item())} (low is good), "
+            f"insertion {number(own.insertion_area.item())} (high is good). "
+            f"Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
         }
 
 
@@ -144,8 +137,8 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
     def curves(maps: Tensor) -> Tensor:
         """(2, maps, S) deletion and insertion."""
         found = faithfulness.curves(
-            subject.model, subject.batch, maps[:, None], target, against=against, step=step, grid=grid,
-            internal_batch_size=min(32, max(1, int(0.5 / seconds(subject)))),
+            subject.model, subject.batch, maps[:, None], target, against=against, baseline=BASELINE, step=step,
+            grid=grid, internal_batch_size=min(32, max(1, int(0.5 / seconds(subject)))),
         )  # fmt: skip
         return torch.stack([found.deletion[:, 0], found.insertion[:, 0]])
 
@@ -154,7 +147,8 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
             ("random", target, against), lambda: curves(faithfulness.random_maps(grid, ORDERS).to(subject.batch.device))
         )
         own = subject.once(("score", view, target, against), lambda: curves(torch.from_numpy(values)[None]))
-    return Score(counts, *own[:, 0], *chance, "" if against is None else " among the two")
+    both = (faithfulness.Curves(counts, *each) for each in (own[:, 0], chance))
+    return Score(*both, "" if against is None else " among the two")
 
 
 @contextlib.contextmanager
@@ -166,8 +160,5 @@ def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
         if threading.get_ident() == thread and not wanted():
             raise Superseded
 
-    handle = unwrap(model).register_forward_pre_hook(ask)
-    try:
+    with unwrap(model).register_forward_pre_hook(ask):
         yield
-    finally:
-        handle.remove()
