@@ -139,16 +139,25 @@ def test_refusals(vit, score):
     for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
         with pytest.raises(ValueError, match="Images are a floating-point tensor"):
             score(model, wrong, m)
-    with pytest.raises(ValueError, match="gives no .B, classes. logits; open it with its classifier"):
+    with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
         score(vit(img_size=(64, 96), num_classes=0), x, m)
-    with pytest.raises(ValueError, match="Identity gives no .B, classes. logits"):
+    with pytest.raises(ValueError, match=r"\(B, classes\), but Identity gives outputs of shape \(2, 3, 64, 96\)"):
         score(torch.nn.Identity(), x, m, grid=GRID)
+    with pytest.raises(ValueError, match=r"\(B, classes\), but Twice gives tuple. Give a model that ends in a class"):
+        score(Twice(), x, m, grid=GRID)
     with pytest.raises(ValueError, match="does not know the patches of resnet18.*; tell them, as in `grid=TokenGrid"):
         score(timm.create_model("resnet18"), x, m)
     with pytest.raises(ValueError, match=r"images of \(64, 96\) pixels was wanted, but one for \(96, 64\) came"):
         score(model, x, m, grid=TokenGrid(6, 4, (16, 16)))
     with pytest.raises(ValueError, match="at least one picture, but internal_batch_size=0"):
         score(model, x, m, internal_batch_size=0)
+
+
+class Twice(torch.nn.Module):
+    """Gives its input two times."""
+
+    def forward(self, x):
+        return x, x
 
 
 def test_refusals_of_curves(vit):

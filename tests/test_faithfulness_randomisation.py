@@ -144,7 +144,7 @@ def test_refusals(vit):
             randomisation(model, x, fixed(good, wrong))
     with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class 10"):
         randomisation(model, x, edges, 10)
-    with pytest.raises(ValueError, match="gives no .B, classes. logits"):
+    with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
         randomisation(vit(num_classes=0), x, edges)
     with pytest.raises(ValueError, match="A model with weights was wanted, but Flatten has none"):
         randomisation(nn.Flatten(), x, edges)

@@ -117,6 +117,21 @@ def require_images(images: object) -> None:
         )
 
 
+def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) a baseline, one for all images or one for each, where they are and in their dtype.
+
+    Raises ValueError for a tensor that does not fit them.
+    """
+    baseline = torch.as_tensor(baseline).detach().to(images)
+    try:
+        return baseline.expand_as(images)
+    except RuntimeError:
+        raise ValueError(
+            f"A baseline that is a tensor fits images of shape {tuple(images.shape)}, but one of shape "
+            f"{tuple(baseline.shape)} came."
+        ) from None
+
+
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -58,12 +58,23 @@ def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Se
 
 
 def require_classes(model: nn.Module) -> None:
-    """Raise ValueError for a model without a classifier."""
-    if not getattr(model, "num_classes", 0):
+    """Raise ValueError for a model of timm's without a classifier, whose output looks like logits and is none."""
+    if getattr(model, "num_classes", None) == 0:
         raise ValueError(
-            f"A class-specific map needs a model with classes, but {model_name(model)} has none (num_classes=0): its "
-            "output is features. Open it with its classifier, or create it with num_classes=… and train one."
+            f"A model with classes was wanted, but {model_name(model)} has none (num_classes=0): its output is "
+            "features. Open it with its classifier, or create it with num_classes=… and train one."
         )
+
+
+def class_logits(model: nn.Module, output: object) -> Tensor:
+    """What a model gave, (B, classes). Raises ValueError for anything else."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        return output
+    came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    raise ValueError(
+        f"A class of the whole image is told by logits of shape (B, classes), but {model_name(model)} gives {came}. "
+        'Give a model that ends in a classifier and pools what it is given (timm\'s: `global_pool="token"` or "avg").'
+    )
 
 
 def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] | None = None) -> Tensor:
@@ -75,13 +86,7 @@ def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] 
     ImageNet's names, is enough, and case does not matter. Raises ValueError for what is no class of the model, and
     TypeError for other types.
     """
-    if logits.dim() != 2:
-        raise ValueError(
-            f"A class-specific map is of a class of the whole image, but {model_name(model)} gives outputs of shape "
-            f"{tuple(logits.shape)} and not (B, classes): it does not pool its tokens. Open it with its own pooling "
-            '(`global_pool="token"` or "avg").'
-        )
-    count, total = logits.shape
+    count, total = class_logits(model, logits).shape
     if target is None:
         return logits.argmax(-1)
     if hasattr(target, "tolist"):  # tensors, NumPy's arrays and its numbers

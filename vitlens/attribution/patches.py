@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitlens.attribution.forward import checked, explaining
 from vitlens.capture import capture
 from vitlens.grid import TokenGrid
+from vitlens.support import fitted
 from vitlens.target import asked
 
 
@@ -47,14 +48,7 @@ def per_image(
     """
     model, images = checked(model, images)
     wide = torch.promote_types(images.dtype, torch.float32)
-    blanks = torch.as_tensor(baseline).detach().to(images)
-    try:
-        blanks = blanks.expand_as(images)
-    except RuntimeError:
-        raise ValueError(
-            f"A baseline is a number or a tensor that fits images of shape {tuple(images.shape)}, but one of shape "
-            f"{tuple(blanks.shape)} came."
-        ) from None
+    blanks = fitted(baseline, images)
     captum()
     with explaining(model):
         with torch.no_grad():

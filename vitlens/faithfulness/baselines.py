@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vitlens.grid import TokenGrid
+from vitlens.support import fitted
 
 BASELINES = {
     "mean": "by the mean colour",
@@ -24,13 +25,7 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     images, such as `blurred(images, sigma)`. Raises ValueError for anything else.
     """
     if isinstance(baseline, Tensor):
-        try:
-            return baseline.detach().to(images).expand_as(images)
-        except RuntimeError:
-            raise ValueError(
-                f"A baseline that is a tensor fits images of shape {tuple(images.shape)}, but one of shape "
-                f"{tuple(baseline.shape)} came."
-            ) from None
+        return fitted(baseline, images)
     if baseline == "mean":
         return images.mean((2, 3), keepdim=True).expand_as(images)
     if baseline == "blur":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
 from vitlens.support import MODELS, evaluating, model_name, qualified_name, require_images, unwrap
-from vitlens.target import Target, asked
+from vitlens.target import Target, asked, class_logits, require_classes
 
 SCORES = ("probability", "logit")
 
@@ -99,15 +99,11 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The class of each image, and what it is contrasted with. The model sees each image once."""
     bare = unwrap(model)
+    require_classes(bare)
     with evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
-        logits = [model(part) for part in parts] if getattr(bare, "num_classes", None) != 0 else []
-    if not logits or not all(isinstance(part, Tensor) and part.dim() == 2 for part in logits):
-        raise ValueError(
-            f"The score of a map is a class's, but {model_name(bare)} gives no (B, classes) logits; open it with its "
-            "classifier, or create it with num_classes=… and train one."
-        )
-    return asked(bare, torch.cat(logits), target, against)
+        logits = torch.cat([class_logits(bare, model(part)) for part in parts])
+    return asked(bare, logits, target, against)
 
 
 def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:
