@@ -275,10 +275,8 @@ class _Rollout(_Statistic):
 
     def begin(self, attn, images):
         super().begin(attn, images)
-        like, count = attn[0].q, images.stop - images.start
-        row = torch.zeros(
-            count, self.grid.tokens, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32)
-        )
+        count = images.stop - images.start
+        row = torch.zeros(count, self.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
         if self.query is not None:
             row[:, self.grid.position(self.query)] = 1.0
         else:

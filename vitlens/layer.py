@@ -55,12 +55,16 @@ class Layer:
     gradient: Tensor | None = None
     lse: Tensor | None = None
 
+    @property
+    def wide(self) -> torch.dtype:
+        """In which its statistics are made: the model's own precision, but float32 at least."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
     @_exact
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
         rows = self._rows(queries)
-        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
-        logits = (self.q[:, :, rows].to(wide) * self.scale) @ self.k.to(wide).mT
+        logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
         if self.mask is None:
             return logits
         mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
@@ -106,8 +110,7 @@ class Layer:
     @_exact
     def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
-        wide = torch.promote_types(self.q.dtype, torch.float32)
-        return self.gradient[:, :, self._rows(queries)].to(wide) @ self.v.to(wide).mT
+        return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
 
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis."""
@@ -128,10 +131,9 @@ class Layer:
             for queries, _, weights in self.blocks(block, wanted):
                 yield queries, weights
             return
-        wide = torch.float64 if self.q.dtype == torch.float64 else torch.float32
-        keys, memory = self.k.to(wide).mT, None
+        keys, memory = self.k.to(self.wide).mT, None
         for queries in self._slices(block, wanted):
-            scaled = self.q[:, :, queries].to(wide) * self.scale
+            scaled = self.q[:, :, queries].to(self.wide) * self.scale
             with full_precision(self.q.device):
                 memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
             yield queries, torch.softmax(memory, -1, out=memory)

@@ -44,7 +44,7 @@ def legrad(
 
 def _received(layer: Layer) -> Tensor:
     """(B, T) positive gradient of the attention to each token, mean over heads and queries."""
-    total = torch.zeros_like(layer.k[:, 0, :, 0], dtype=torch.promote_types(layer.k.dtype, torch.float32))
+    total = torch.zeros_like(layer.k[:, 0, :, 0], dtype=layer.wide)
     for queries in blocks(layer, layer.gradient.any(-1).any(1).any(0)):  # the others' gradient is zero
         total += layer.weights_gradient(queries).clamp_(min=0).mean(1).sum(1)
     return total / layer.q.shape[-2]

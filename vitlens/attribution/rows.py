@@ -36,8 +36,7 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
     ValueError for a model that reads no weighted sum of its tokens.
     """
     grid, like = attn.grid, attn[0].q
-    wide = torch.promote_types(like.dtype, torch.float32)
-    read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=wide)
+    read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
     if query is not None:
         read[:, grid.index(*query)] = 1.0
     elif grid.readout is None:
