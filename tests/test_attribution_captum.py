@@ -41,8 +41,8 @@ def patch_mask():
     return (row * 6 + col)[None, None]
 
 
-def close(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+def close(got, expected, within=1e-5):
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=within * expected.abs().max().item())
 
 
 def test_gradients_along_a_path_by_hand(vit):
@@ -139,25 +139,37 @@ def test_kernel_shap_by_hand_and_its_sum(vit):
     torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
-def test_kernel_shap_of_a_game_whose_values_are_known(monkeypatch, steepness, least):
-    """Nineteen of 196 patches count alike, so each has a nineteenth of what all of them bring."""
-    grid, asked = TokenGrid(14, 14, (1, 1), prefix=0), []
-
-    def game(image):
-        asked.append(len(image))
-        return 10 * torch.tanh(steepness * image.flatten(1)[:, :19].sum(1, keepdim=True))
+def played(monkeypatch, game, **options):
+    """KernelSHAP's map of a game on 14 × 14 patches of one pixel, 1 where it is seen."""
 
     def one(model, images, target, against, names, baseline, attribute):
-        return attribute(game, images, torch.zeros_like(images), 0, grid)
+        return attribute(lambda x: game(x.flatten(1))[:, None], images, 0 * images, 0, TokenGrid(14, 14, (1, 1), 0))
 
     monkeypatch.setattr(perturbation, "per_image", one)
-    got = kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64)[0].double().numpy()
-    truth = np.zeros(196)
+    return kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64, **options)[0].double()
+
+
+@pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
+def test_kernel_shap_where_a_tenth_of_the_patches_counts(monkeypatch, steepness, least):
+    """Nineteen of 196 patches count alike, so each has a nineteenth of what all of them bring."""
+    asked = []
+
+    def game(seen):
+        asked.append(len(seen))
+        return 10 * torch.tanh(steepness * seen[:, :19].sum(1))
+
+    truth = torch.zeros(196).double()
     truth[:19] = 10 * np.tanh(19 * steepness) / 19
-    assert np.corrcoef(got, truth)[0, 1] > least and sum(asked) == 16 * 196
-    with pytest.raises(ValueError, match=r"at least 3 covers for each patch, 588 for 196 patches, .* n_samples=400"):
-        kernel_shap(None, torch.ones(1, 1, 14, 14), n_samples=400)
+    assert torch.corrcoef(torch.stack([played(monkeypatch, game), truth]))[0, 1] > least and sum(asked) == 16 * 196
+
+
+def test_kernel_shap_of_patches_that_act_two_at_a_time(monkeypatch):
+    """Each has half of what a pair of them brings; no noise disturbs that, but captum fits in float32."""
+    pairs = torch.randn(196, 196, generator=torch.Generator().manual_seed(0)).triu(1)
+    got = played(monkeypatch, lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
+    close(got, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
+    with pytest.raises(ValueError, match=r"at least 3 covers for each patch, 588 for 196 patches, .* n_samples=587"):
+        played(monkeypatch, lambda seen: seen.sum(1), n_samples=587)
 
 
 @pytest.mark.parametrize(
