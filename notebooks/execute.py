@@ -33,7 +33,7 @@ from vitlens.runs import versions
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
-CHART = 1900  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
+CHART = 2500  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
 
 
 def notebooks(chosen: list[str]) -> list[Path]:

@@ -19,7 +19,7 @@ from vitlens.grid import TokenGrid
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.support import evaluating, model_name, unwrap
+from vitlens.support import architecture, evaluating, unwrap
 from vitlens.target import SameClass, asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
@@ -141,7 +141,7 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
             "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
         )
         rather = f" rather than “{each.against}”" if each.against else ""
-        title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {model_name(model).split(' (')[0]}"
+        title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {architecture(model)}"
         figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")

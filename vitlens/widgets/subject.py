@@ -20,7 +20,7 @@ from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.support import evaluating, model_name, unwrap
+from vitlens.support import architecture, evaluating, model_name, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 
@@ -87,7 +87,7 @@ class Subject:
         most = min(LIKELIEST, len(self._shares)) if model.num_classes else 0
         self.likeliest = self._shares.topk(most).indices.tolist()
         self.prefix = prefix_names(model)
-        self.name = model_name(model).split(" (")[0]
+        self.name = architecture(model)
         self.number = next(self.numbers)
         self.small: dict[tuple, Tensor] = {}
 
