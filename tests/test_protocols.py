@@ -293,9 +293,8 @@ def test_a_full_disk_leaves_the_results_that_were_there(tmp_path, monkeypatch):
 
 def test_the_table_says_everything():
     lines = table([record(damaged=2), record(shots=1, images=10_000)]).splitlines()
-    assert lines[1].split("  ") == ["d   ", "fewshot, 5 shots", "top1  ", " 70.00 [60.00, 80.00]", "9, 2 damaged"] or (
-        "5 shots" in lines[1] and "70.00 [60.00, 80.00]" in lines[1] and "2 damaged" in lines[1]
-    )
+    for words in ("fewshot, 5 shots", "top1", "70.00 [60.00, 80.00]", "2 damaged"):
+        assert words in lines[1]
     assert "1 shot " in lines[2] and "10,000" in lines[2]
 
 
