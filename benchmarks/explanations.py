@@ -125,9 +125,12 @@ def main() -> None:
     if options.cost:
         return measured(options.model, options.data, options.cost)
     model, sources = load_model(options.model), photographs(options.data)[: options.images]
-    done = set(pd.read_csv(options.rows)["image"]) if options.rows.exists() else set()
+    before = pd.read_csv(options.rows) if options.rows.exists() else pd.DataFrame({"image": [], "covers": []})
+    if not (before.get("covers", pd.Series([0])) == COVERS).all():
+        parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
+    done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
-        rows = scored(model, sources[number], number)
+        rows = scored(model, sources[number], number).assign(covers=COVERS)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
     table = summary(pd.read_csv(options.rows))
     how = {"images": len(sources), "step": STEP, "orders": ORDERS, "baseline": BASELINE}

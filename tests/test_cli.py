@@ -23,7 +23,7 @@ from vitlens import app, attention, capture, cli, filters, load_model, positions
 from vitlens.augment import Augment
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
-from vitlens.recipes import RECIPES, Recipe
+from vitlens.recipes import FROM_MODEL, RECIPES, Recipe
 
 
 def vitlens(*arguments, expect=0):
@@ -257,7 +257,7 @@ def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error,
 @pytest.mark.parametrize("arguments, said", [
     (("train", "--max-minutes", "soon"), "--max-minutes"), (("train", "--epoch", "3"), "No such option: --epoch"),
     (("trian",), "No such command 'trian'"), (("inspect",), "argument 'model'"),
-    (("models", "more"), "more"),
+    (("models", "L/16", "more"), "more"),
 ])  # fmt: skip
 def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
     done = vitlens(*arguments, expect=2)
@@ -281,13 +281,16 @@ def test_a_recipe_is_printed_as_the_papers_tables_have_it(name, table):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_setting_is_printed_with_its_meaning_as_it_is_set(name):
+def test_every_setting_is_printed_with_its_meaning_as_it_is_set(name, tmp_path):
     lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
     fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
     fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
-    assert {line.partition("=")[0] for line in lines} == fields
+    brought = {*FROM_MODEL, "model_kwargs"} if RECIPES[name].continues else set()
+    assert {line.partition("=")[0] for line in lines} == fields - brought
     assert all(len(line[36:].strip()) > 5 for line in lines)
     settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
     assert RECIPES[name].override(*settings) == RECIPES[name]
     changed = vitlens("train", "--list", "--recipe", name, "--set", "augment.flip=0.125").stdout
     assert "augment.flip=0.125 " in changed
+    (tmp_path / "mine.json").write_text(RECIPES[name].to_json())
+    assert vitlens("train", "--list", "--recipe", tmp_path / "mine.json").stdout.splitlines() == lines

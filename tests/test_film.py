@@ -28,6 +28,8 @@ def test_curves_are_the_readings_of_the_run(kind):
     assert points(rate.lines[0]) == [(s.step, s.rate) for s in steps]
     for line, key in zip(accuracy.lines, ("top1", "top1_average"), strict=True):
         assert points(line) == [(s.step, s.metrics[key]) for s in steps if s.step % 30 == 0]
+    older = [{name: value for name, value in asdict(s).items() if name != "rate"} | {"lr": s.rate} for s in steps]
+    assert points(plot.training(older).axes[2].lines[0]) == points(rate.lines[0])
     words = [t.get_text() for t in accuracy.get_legend().get_texts()]
     assert words == ["weights: 98.0 %", "their moving average: 99.0 %"]
 

@@ -139,8 +139,9 @@ def test_the_command_in_two_processes_equals_one(tmp_path):
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
     options = [word for setting in settings for word in ("--set", setting)]
     subprocess.run([*TRAIN, *options, "--out", tmp_path / "one"], env=ALONE, check=True, capture_output=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    subprocess.run([*torchrun, *TRAIN[2:], *options, "--out", tmp_path / "two"], env=ALONE, check=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command = [*torchrun, "--nproc-per-node=2", "-m", *TRAIN[2:], *options, "--out", tmp_path / "two"]
+    subprocess.run(command, env=ALONE, check=True, timeout=300)
     one, two = (
         [json.loads(line) for line in (tmp_path / f"{name}/log.jsonl").read_text().splitlines()]
         for name in ("one", "two")

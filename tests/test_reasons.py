@@ -189,6 +189,17 @@ def test_what_would_take_too_long_says_so(vit, monkeypatch):
     assert not explorer.subject.has("score", "relevance", explorer.subject.likeliest[0], None)
 
 
+def test_a_map_that_would_take_too_long_is_no_map(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.set(view="relevance")
+    page = explorer.frame["panels"]
+    explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
+    message = r"KernelSHAP takes 256 forwards, here about 256 minutes\. .* `vitlens explain --methods kernel_shap`"
+    with pytest.raises(ValueError, match=message):
+        explorer.set(view="kernel_shap")
+    assert explorer.state["view"] == "relevance" and explorer.frame["panels"] == page, "the last page stays"
+
+
 def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     model = vit()
     explorer = widgets.explore(model, PICTURE)

@@ -163,7 +163,7 @@ def test_what_determinism_costs_is_measured_and_the_weights_stay(monkeypatch):
     model = r.build()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
-    assert plan.cost_of_determinism(model, data, r, world) > -1
+    plan.cost_of_determinism(model, data, r, world)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not torch.are_deterministic_algorithms_enabled()
     monkeypatch.setattr(plan, "_speed", lambda _, __, trial, *___: 100.0 if trial.deterministic else 250.0)
@@ -212,7 +212,8 @@ def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
     assert 0 <= json.loads(marker.read_text())["seconds"] <= account["seconds"]
     assert seconds_before(tmp_path) == json.loads(marker.read_text())["seconds"]
     (tmp_path / "training.json").write_text(json.dumps({"seconds": 1e6}))
-    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["seconds"] > 1e6
+    seconds = runs.run("digits", "digits", tmp_path, resume=True, **options)["seconds"]
+    assert 1e6 < seconds < 1e6 + 1000, "this part of the run counts once"
 
 
 def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):

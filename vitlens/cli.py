@@ -41,7 +41,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot print a name shows its code instead
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="vitlens", standalone_mode=False)
+        code = app(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
         if code == 130:
             raise KeyboardInterrupt
         raise SystemExit(code)

@@ -38,11 +38,10 @@ def train(
 ) -> None:
     """Train a Vision Transformer by a recipe, watched from the inside; write it in timm's hub layout."""
     from vitlens.recipes import RECIPES
-    from vitlens.recipes import recipe as named
-    from vitlens.runs import run
+    from vitlens.runs import read_recipe, run
 
     if list_recipes and recipe:
-        for key, value, meaning in named(recipe).override(*(settings or ())).described():
+        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             print(f"{f'{key}={shown}':<36} {meaning}")
         return

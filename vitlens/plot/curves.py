@@ -19,7 +19,7 @@ def training(records) -> plt.Figure:
     records: in order, what `vitlens.train.fit` yields, or the lines of its `log.jsonl` as dictionaries; those without a
     reading of the loss add to the learning rate only. The axes reach to the last step of the run from the beginning,
     so that a figure that is drawn anew during training stays where it is; without records they are empty. The legend
-    gives the last accuracy.
+    gives the last accuracy. Logs without `rate` have it in `lr`.
     """
     records = [record if isinstance(record, Mapping) else vars(record) for record in records]
     losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
@@ -28,7 +28,7 @@ def training(records) -> plt.Figure:
         figure = page(900, 268)
         loss, accuracy, rate = (_panel(figure, 44 + 300 * k, title) for k, title in enumerate(TITLES))
         if records:
-            rate.plot([r["step"] for r in records], [r["rate"] for r in records], color="0.35")
+            rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
         if losses:
             loss.plot(*zip(*losses, strict=True), color=COLOURS["top1"])
         for key, points in accuracies.items():

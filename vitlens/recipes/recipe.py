@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from vitlens.augment import Augment
 from vitlens.recipes.checks import check
-from vitlens.recipes.models import build
+from vitlens.recipes.models import FROM_MODEL, build
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,14 @@ class Recipe:
         return replace(self, **changes)
 
     def described(self) -> Iterator[tuple[str, object, str]]:
-        """(setting, value, meaning) of each field; those of the augmentation as ``augment.flip`` and so on."""
+        """(setting, value, meaning) of each field; those of the augmentation as ``augment.flip`` and so on.
+
+        Of a recipe that continues a model, without what the model brings.
+        """
+        brought = (*FROM_MODEL, "model_kwargs") if self.continues else ()
         for owner, values, prefix in ((Recipe, vars(self), ""), (Augment, vars(self.augment), "augment.")):
             for name, meaning in _meanings(owner).items():
-                if name != "augment":
+                if name not in ("augment", *brought):
                     yield prefix + name, values[name], meaning
 
     def tiny(self) -> Recipe:

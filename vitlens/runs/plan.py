@@ -45,8 +45,8 @@ def planned(
     ``model`` is what to start from; a recipe that is made to continue a model needs one.
     """
     if resume and (out / "recipe.json").exists():
-        plan = _read(out / "recipe.json")
-        named = _read(Path(name)).name if name.endswith(".json") else name
+        plan = read_recipe(out / "recipe.json")
+        named = read_recipe(name).name if name.endswith(".json") else name
         if plan.name != named:
             raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
         if tiny and not plan.train_images:
@@ -55,7 +55,7 @@ def planned(
             raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
         plan = plan.override(*overrides)
         return plan if seed is None else replace(plan, seed=seed)
-    plan = _read(Path(name)) if name.endswith(".json") else recipe(name)
+    plan = read_recipe(name)
     plan = (plan.tiny() if tiny else plan).override(*overrides)
     fixed = [key for key in FROM_MODEL if any(each.startswith(f"{key}=") for each in overrides)]
     if (model or plan.init) and fixed:
@@ -72,7 +72,11 @@ def _same(one: str, other: str) -> bool:
     return bool(other) and Path(one).exists() and Path(one).resolve() == Path(other).resolve()
 
 
-def _read(path: Path) -> Recipe:
+def read_recipe(name: str | Path) -> Recipe:
+    """The recipe of that name, or in that JSON file. Raises ``ValueError`` for what is none."""
+    path = Path(name)
+    if path.suffix != ".json":
+        return recipe(str(name))
     try:
         return Recipe.from_json(path.read_text(encoding="utf-8"))
     except (ValueError, TypeError, AttributeError, OSError) as problem:

@@ -117,7 +117,7 @@ def run(
         album.begin()
 
     average: dict = {}
-    last, stopped = None, ""
+    last, stopped, before = None, "", seconds_before(out) if resume else 0.0
     with Stop() as stop, Progress(steps, quiet) as bar, board, closing(
         fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world)
     ) as training:
@@ -136,7 +136,7 @@ def run(
         say(f"Replaced by the next one: {name}.")
     if stopped:
         say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
-    seconds = time.monotonic() - start + (seconds_before(out) if resume else 0.0)
+    seconds = before + time.monotonic() - start
     account = finish(
         out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged), seconds=seconds,
         command=command_of(plan, source, splits), world=world, exports=export,

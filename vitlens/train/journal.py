@@ -29,10 +29,10 @@ FACTS = {
 }
 # What may differ, but then the numbers are not to the bit those of a run that was never stopped.
 SAID = {
-    "parts": "each batch in {} parts, which dropout, stochastic depth and patch dropout tell apart",
-    "device": "the device {}",
-    "threads": "{} CPU threads",
-    "torch": "PyTorch {}",
+    "parts": "each batch in {} instead of {} parts",
+    "device": "the device {} instead of {}",
+    "threads": "{} instead of {} CPU threads",
+    "torch": "PyTorch {} instead of {}",
 }
 
 
@@ -40,11 +40,10 @@ def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
     """What a run depends on beside its recipe: its images, how they are read, and how a batch is cut."""
     digest = hashlib.sha256("\0".join(train.class_names).encode())
     digest.update(train.labels.cpu().numpy().tobytes())
-    drops = recipe.dropout or recipe.drop_path or recipe.patch_drop
     return {
         "images": len(train), "labels": digest.hexdigest()[:12], "held": type(train).__name__,
-        "parts": world.size * recipe.accumulate if drops else 1, "device": world.device.type,
-        "threads": torch.get_num_threads() if world.device.type == "cpu" else 0, "torch": str(torch.__version__),
+        "parts": world.size * recipe.accumulate, "device": world.device.type,
+        "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
     }  # fmt: skip
 
 
@@ -102,10 +101,8 @@ class Journal:
                     f"The run in {self.folder} was started {what.format(scalars.get(key))} and is to be resumed "
                     f"{what.format(self.facts[key])}. Resume it as it was, or train into another folder."
                 )
-        for key, what in SAID.items():
-            if self.writes and (before := scalars.get(key, self.facts[key])) != self.facts[key]:
-                now = what.format(self.facts[key])
-                print(f"Resumed with {now} instead of {before}: not to the bit as if never stopped.", flush=True)
+        if self.writes and (said := self._differences(scalars)):
+            print(f"Resumed with {' and '.join(said)}: from here on not to the bit as if never stopped.", flush=True)
         self.seconds_before = scalars.get("seconds", 0.0)
         checkpoint.restore(tensors, *self.state)
         log = self.folder / "log.jsonl"
@@ -117,6 +114,15 @@ class Journal:
         self.saved_step = scalars["step"]
         return self.saved_step
 
+    def _differences(self, before: dict) -> list[str]:
+        """What is not as it was, and makes numbers come out otherwise."""
+        pairs = {key: (self.facts[key], before.get(key, self.facts[key])) for key in SAID}
+        said = [SAID[key].format(*pair) for key, pair in pairs.items() if pair[0] != pair[1] and None not in pair]
+        r = self.recipe
+        if pairs["parts"][0] != pairs["parts"][1] and (r.dropout or r.drop_path or r.patch_drop):
+            said[0] += ", for each of which dropout is drawn"
+        return said
+
     def log(self, record: dict) -> None:
         if self.writes:
             with open(self.folder / "log.jsonl", "a") as file:  # closing flushes
@@ -126,11 +132,13 @@ class Journal:
         return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
 
     @contextmanager
-    def kept(self, step: int) -> Iterator[None]:
-        """Save what ``step`` steps have brought if another process is lost meanwhile."""
+    def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
+        """Save what ``step`` steps have brought, and log ``record``, if another process is lost meanwhile."""
         try:
             yield
         except ConnectionError:
+            if record is not None:
+                self.log(record)
             self.save(step)
             raise
 

@@ -115,9 +115,10 @@ def fit(
             record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
                 value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
-                with journal.kept(step + 1):
+                record = replace(record, loss=value, images_per_second=speed)
+                with journal.kept(step + 1, asdict(record)):
                     metrics = validation(model, average, valid, recipe, world) if validate else {}
-                record = replace(record, loss=value, images_per_second=speed, metrics=metrics)
+                record = replace(record, metrics=metrics)
                 journal.log(asdict(record))
             try:
                 yield record  # before it is saved: what its reader makes of this step is not lost if both are killed

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from vitlens import faithfulness
 from vitlens.attribution import METHODS
+from vitlens.attribution.perturbation import COVERS
 from vitlens.support import evaluating, unwrap
 from vitlens.widgets.subject import Subject
 from vitlens.widgets.views import Choice, Kind, View, number, percent
 from vitlens.widgets.worker import Superseded
 
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
-LONGEST = 120.0
-"""Seconds that a score may take; beyond, the page says how long it would."""
+LONGEST, LONGEST_MAP = 120.0, 20.0
+"""Seconds that a score may take, and minutes that a map; beyond, the page says how long it would."""
+FORWARDS = {"occlusion": 1, "feature_ablation": 1, "kernel_shap": COVERS}
+"""Of methods that cover patches, for each patch."""
 
 TITLES = {
     "relevance": "relevance (Chefer et al. 2021)",
@@ -79,6 +82,14 @@ def _reason(name: str) -> Kind:
 
     def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> View:
         target, against = asked(subject, choice)
+        if name in FORWARDS and not subject.has("reason", name, target, against):
+            forwards = FORWARDS[name] * subject.grid.patches
+            taking = forwards * seconds(subject, wanted) / 60
+            if taking > LONGEST_MAP:
+                raise ValueError(
+                    f"{title[0].upper()}{title[1:]} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
+                    f"Choose a smaller size, or let `vitlens explain --methods {name}` make it."
+                )
         with until(subject.model, wanted):
             values = subject.once(
                 ("reason", name, target, against),
