@@ -20,7 +20,7 @@ from pathlib import Path
 
 import timm
 import torch
-from results import write
+from results import rounded, write
 
 from vitlens import attention, capture
 
@@ -104,11 +104,6 @@ def measure(name: str, size: int) -> dict:
     }  # fmt: skip
 
 
-def rounded(row: dict) -> dict:
-    """To four digits."""
-    return {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-
-
 def in_own_process(name: str, size: int, way: str) -> float:
     """`memory` in a fresh process: MiB."""
     command = [sys.executable, __file__, "--memory", name, str(size), way]
@@ -144,7 +139,7 @@ def main() -> None:
             f"python benchmarks/attention.py, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
             f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1"
         )
-        write(options.out, map(rounded, rows), note)
+        write(options.out, [rounded(row, "{:.4g}".format) for row in rows], note)
         print(f"Wrote {options.out}.")
 
 

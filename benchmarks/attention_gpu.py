@@ -20,8 +20,7 @@ from pathlib import Path
 
 import timm
 import torch
-from attention import rounded
-from results import write
+from results import rounded, write
 
 from vitlens import attention, capture, kernels
 
@@ -204,7 +203,7 @@ def main() -> None:
         images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
         rows += measure(model, images, few, clock)
         if options.out:  # after every size, so that a failure later loses nothing
-            write(options.out, map(rounded, rows), "\n".join(notes))
+            write(options.out, [rounded(row, "{:.4g}".format) for row in rows], "\n".join(notes))
         del model, images
     if options.tune and device == "cuda":
         pixels, batch = (64, 4) if options.quick else (1024, 8)

@@ -11,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-from results import sentence, write
+from results import rounded, sentence, write
 
 from vitlens import datasets
 from vitlens.recipes import recipe
@@ -40,7 +40,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     command = "python benchmarks/digits.py" + "".join(f" --set {s}" for s in options.set)
     note = f"{sentence(command)}, {parameters:,} parameters, {plan.epochs} epochs"
-    write(options.out, ({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows), note)
+    write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)
     print(rows[-2], rows[-1], sep="\n")
 
 

@@ -25,7 +25,7 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 from attention import peak_since_reset, reset_peak
-from results import about, write
+from results import about, rounded, write
 from tqdm import tqdm
 
 from vitlens import explanation, faithfulness, load_model
@@ -139,7 +139,7 @@ def main() -> None:
     for row in table.to_dict("records"):
         if row["method"] in NAMES:
             row |= cost(row["method"]) | {"covers": f"{COVERS} in pairs" if row["method"] == "kernel_shap" else ""}
-        records.append({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} | how)
+        records.append(rounded(row, lambda v: round(v, 4)) | how)
         print(records[-1])
     write(options.out, records)
 

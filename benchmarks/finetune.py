@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from results import sentence, write
+from results import rounded, sentence, write
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitlens import datasets, load_model
@@ -72,7 +72,7 @@ def main() -> None:
     command = f"python benchmarks/finetune.py --model {Path(options.model).name} --data {Path(options.data).name}"
     command += "".join(f" --set {s}" for s in options.set)
     note = f"{sentence(command)}, {len(train[1])} + {len(valid[1])} images"
-    write(options.out, ({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()} for row in rows), note)
+    write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)
     print(*rows, sep="\n")
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,11 @@ def sentence(command: str) -> str:
     """The same of a whole table, for the note above it."""
     how = about(command)
     return f"{command}, {how['date']}, {how['device']}, torch {how['torch']}, timm {how['timm']}"
+
+
+def rounded(row: Mapping, to: Callable[[float], object]) -> dict:
+    """A row whose floats are written shorter."""
+    return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def write(path: Path, rows: Iterable[Mapping], note: str = "") -> None:

@@ -171,9 +171,8 @@ def architecture(model: nn.Module) -> str:
 
 def model_name(model: nn.Module) -> str:
     """What to call a model in a message: its timm architecture and class."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    name, kind = config.get("architecture"), type(model).__name__
-    return f"{name} ({kind})" if name else kind
+    name, kind = architecture(model), type(model).__name__
+    return kind if name == kind else f"{name} ({kind})"
 
 
 def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:

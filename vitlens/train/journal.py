@@ -116,11 +116,13 @@ class Journal:
 
     def _differences(self, before: dict) -> list[str]:
         """What is not as it was, and makes numbers come out otherwise."""
-        pairs = {key: (self.facts[key], before.get(key, self.facts[key])) for key in SAID}
-        said = [SAID[key].format(*pair) for key, pair in pairs.items() if pair[0] != pair[1] and None not in pair]
-        r = self.recipe
-        if pairs["parts"][0] != pairs["parts"][1] and (r.dropout or r.drop_path or r.patch_drop):
-            said[0] += ", for each of which dropout is drawn"
+        drops = self.recipe.dropout or self.recipe.drop_path or self.recipe.patch_drop
+        said = []
+        for key, what in SAID.items():
+            now, then = self.facts[key], before.get(key, self.facts[key])
+            if now != then and None not in (now, then):
+                drawn = ", for each of which dropout is drawn" if key == "parts" and drops else ""
+                said.append(what.format(now, then) + drawn)
         return said
 
     def log(self, record: dict) -> None:

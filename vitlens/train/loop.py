@@ -116,9 +116,9 @@ def fit(
             if read:
                 value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
                 record = replace(record, loss=value, images_per_second=speed)
-                with journal.kept(step + 1, asdict(record)):
-                    metrics = validation(model, average, valid, recipe, world) if validate else {}
-                record = replace(record, metrics=metrics)
+                if validate:
+                    with journal.kept(step + 1, asdict(record)):
+                        record = replace(record, metrics=validation(model, average, valid, recipe, world))
                 journal.log(asdict(record))
             try:
                 yield record  # before it is saved: what its reader makes of this step is not lost if both are killed

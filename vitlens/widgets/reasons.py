@@ -79,6 +79,7 @@ class Score:
 
 def _reason(name: str) -> Kind:
     title = TITLES[name]
+    begin = title[0].upper() + title[1:]
 
     def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> View:
         target, against = asked(subject, choice)
@@ -87,7 +88,7 @@ def _reason(name: str) -> Kind:
             taking = forwards * seconds(subject, wanted) / 60
             if taking > LONGEST_MAP:
                 raise ValueError(
-                    f"{title[0].upper()}{title[1:]} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
+                    f"{begin} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
                     f"Choose a smaller size, or let `vitlens explain --methods {name}` make it."
                 )
         with until(subject.model, wanted):
@@ -95,7 +96,7 @@ def _reason(name: str) -> Kind:
                 ("reason", name, target, against),
                 lambda: METHODS[name](subject.model, subject.batch, target, against=against)[0],
             )
-        words = f"{title[0].upper()}{title[1:]} for “{subject.label(target)}” ({percent(subject.share(target))})"
+        words = f"{begin} for “{subject.label(target)}” ({percent(subject.share(target))})"
         words += (
             "" if against is None else f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
         )
