@@ -24,8 +24,14 @@ from results import rounded, write
 
 from vitlens import attention, capture, kernels
 
-COLUMNS = ["pixels", "tokens", "images", "what", "ms", "images_per_s", "share_of_inference", "mb_per_image", "runs"]
-SIZES = [(224, 256, 256), (1024, 8, 8), (2048, 2, 1)]  # pixels, images in a batch, images of it for the row blocks
+COLUMNS = [
+    "dtype", "pixels", "tokens", "images", "what", "ms", "images_per_s", "share_of_inference", "mb_per_image", "runs",
+]  # fmt: skip
+# dtype, pixels, images in a batch, images of it for the row blocks
+SIZES = [
+    (torch.bfloat16, 224, 256, 256), (torch.bfloat16, 1024, 8, 8), (torch.bfloat16, 2048, 2, 1),
+    (torch.float32, 224, 256, 256), (torch.float32, 1024, 8, 8),
+]  # fmt: skip
 TILES = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3)]
 TOLERANCE = 1e-4  # of the difference of kernels and row blocks, relative to the norm
 
@@ -112,9 +118,11 @@ def measure(model, images: torch.Tensor, few: int, clock: Clock) -> list[dict]:
         plain.setdefault("peak", peak)
         share = rate / plain["rate"]
         extra = peak if what.startswith("statistics") else peak - plain["peak"]  # a forward needs memory anyway
-        row = [images.shape[-1], grid.tokens, count, what, seconds * 1e3, rate, share, extra, runs]
+        dtype = str(images.dtype).removeprefix("torch.")
+        row = [dtype, images.shape[-1], grid.tokens, count, what, seconds * 1e3, rate, share, extra, runs]
         rows.append(dict(zip(COLUMNS, row, strict=True)))
-        text = "{:5} px {:6} tokens {:4} images  {:38}{:9.2f} ms {:9.1f} images/s {:6.3f} of inference {:7.1f} MB/image"
+        text = "{:8} {:5} px {:6} tokens {:4} images  {:38}{:9.2f} ms {:9.1f} images/s {:6.3f} of inference"
+        text += " {:7.1f} MB/image"
         print(text.format(*row[:-1]), flush=True)
 
     everything = len(images)
@@ -185,20 +193,21 @@ def main() -> None:
     if device == "cpu" and not options.quick:
         parser.error("There is no CUDA device, and on a CPU this would take hours; try --quick.")
 
-    name, sizes, dtype = "vit_base_patch16_224", SIZES, torch.bfloat16
+    name, sizes = "vit_base_patch16_224", SIZES
     if options.quick:
-        name, sizes, options.seconds = "vit_tiny_patch16_224", [(64, 4, 2)], 0.05
+        name, options.seconds = "vit_tiny_patch16_224", 0.05
+        sizes = [(torch.bfloat16, 64, 4, 2), (torch.float32, 64, 4, 2)]
     clock = Clock(device, options.seconds)
     machine = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "triton", "timm"))
-    notes = [f"{name}, {str(dtype).removeprefix('torch.')}, on {machine}; {versions}; {options.date}"]
+    notes = [f"{name} on {machine}; {versions}; {options.date}"]
     notes += [f"command: python benchmarks/attention_gpu.py {' '.join(sys.argv[1:])}".rstrip()]
     if device == "cuda":
         notes += [f"measured in the same run: {ceilings(clock)}"]
     print(*notes, sep="\n", flush=True)
 
     rows = []
-    for pixels, batch, few in sizes:
+    for dtype, pixels, batch, few in sizes:
         model = build(name, pixels, device, dtype)
         images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
         rows += measure(model, images, few, clock)
@@ -207,8 +216,8 @@ def main() -> None:
         del model, images
     if options.tune and device == "cuda":
         pixels, batch = (64, 4) if options.quick else (1024, 8)
-        model = build(name, pixels, device, dtype)
-        tune(model, torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype), clock)
+        model = build(name, pixels, device, torch.bfloat16)
+        tune(model, torch.randn(batch, 3, pixels, pixels, device=device, dtype=torch.bfloat16), clock)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from vitlens import datasets, load_model
+from vitlens.runs.plan import computes_bf16
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def features(model, data, mean, std, flip: bool) -> torch.Tensor:
     rows = []
     for images in data.images.split(500):
         x = (images.float() / 255 - mean) / std
-        with torch.autocast(x.device.type, torch.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=computes_bf16(x.device)):
             tokens = model.forward_features(x.flip(-1) if flip else x)
         rows.append(tokens[:, model.num_prefix_tokens :].float().mean(1))
     return torch.cat(rows)

@@ -25,6 +25,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,7 @@ def timms(recipe: Recipe, data: tuple[ImageSet, ImageSet], device: torch.device,
 
 def seconds(step: Step, steps: int, device: torch.device) -> float:
     """Seconds a step."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else int
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -158,13 +159,13 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
 
     ready, speeds, began = {}, {name: [] for name in loops}, {}
     product = ceiling(device, torch.bfloat16 if case.precision == "bf16" else torch.float32)
+    torch._dynamo.reset()
     for name, make in loops.items():
-        torch._dynamo.reset()
         start = time.perf_counter()
         try:
             step = make()
             seconds(step, 3, device)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             print(f"{case} {name}: out of memory", flush=True)
             gc.collect()
             continue
@@ -175,11 +176,12 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         for name, step in ready.items():
             speeds[name].append(case.batch / seconds(step, steps, device))
     speed = {name: statistics.median(values) for name, values in speeds.items() if values}
+    ours = speeds["vitlens"]
     return [
         {
             "model": case.model, "pixels": case.pixels, "patch": case.patch, "batch": case.batch,
             "precision": case.precision, "loop": name, "images_per_second": round(value, 1),
-            "vitlens_ratio": round(ratio(speeds["vitlens"], speeds[name]), 3),
+            "vitlens_ratio": round(ratio(ours, speeds[name]), 3) if ours else "",
             "tflops": round(value * case.flops() / 1e12, 3),
             "share_of_matmul": round(case.flops() * ratio(speeds[name], tops), 4),
             "matmul_tflops": round(statistics.median(tops) / 1e12, 3),

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
+from vitlens.layer import full_precision
 
 
 def images(*shape, seed=0):
@@ -527,3 +528,23 @@ def test_statistics_inside_of_autocast_keep_their_precision(size):
     for one, other in zip(inside, outside, strict=True):
         assert one.dtype == torch.float32 and torch.equal(one, other)
     torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("set_by", ["one name", "the other"])
+def test_statistics_are_not_rounded_to_tf32(set_by):
+    """On a GPU the setting decides; the settings themselves can be read anywhere."""
+    products = torch.backends.cuda.matmul
+    newer = hasattr(products, "fp32_precision")
+    rounded = (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
+    if set_by == "the other" and newer:
+        products.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision("high")
+    try:
+        assert rounded()
+        with full_precision(torch.device("cpu")):
+            assert not rounded()
+        assert rounded()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not rounded() and torch.get_float32_matmul_precision() == "highest"

@@ -19,8 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import app, attention, capture, cli, filters, load_model, positions
+from vitlens import app, attention, attribution, capture, cli, explanation, filters, load_model, positions
 from vitlens.augment import Augment
+from vitlens.commands import looking
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.recipes import FROM_MODEL, RECIPES, Recipe
@@ -267,6 +268,12 @@ def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
 def test_without_a_command_the_commands_are_shown():
     assert "train" in vitlens().stdout
     assert "--max-minutes" in vitlens("train", "--help").stdout
+
+
+def test_help_names_every_method_and_which_are_drawn_unless_told_otherwise():
+    usual, others = looking.METHODS.split(" (these unless told otherwise), ")
+    assert tuple(usual.split(", ")) == explanation.QUICK
+    assert {*usual.split(", "), *others.split(", ")} == {"rollout", *attribution.METHODS}
 
 
 @pytest.mark.parametrize("name, table", [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -165,11 +166,16 @@ def test_records_and_the_moving_average(data):
 
 
 def test_global_state_is_left_as_found(data):
-    before, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
-    training = fit(tiny().build(), data, tiny(tf32=True), device="cpu")
-    next(training)
-    training.close()
-    assert torch.equal(torch.get_rng_state(), before) and torch.get_float32_matmul_precision() == precision
+    def precision():
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before, found = torch.get_rng_state(), precision()
+    for tf32, wanted in ((True, ("high", True)), (False, ("highest", False))):
+        training = fit(tiny().build(), data, tiny(tf32=tf32), device="cpu")
+        next(training)
+        assert precision() == wanted
+        training.close()
+        assert torch.equal(torch.get_rng_state(), before) and precision() == found
 
 
 @pytest.mark.parametrize(
@@ -429,9 +435,30 @@ def test_the_compiled_path_computes_the_same(data):
     model = r.build()
     model.patch_drop.prob = 0.0
     plain = compiled(model.eval(), r, "cpu")
-    x, y = augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
+    x, y = one_batch(data, r)
     fast = torch.compile(plain, backend="aot_eager", dynamic=False, fullgraph=True)
     torch.testing.assert_close(fast(x, y), plain(x, y))
+
+
+def one_batch(data, r):
+    return augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
+
+
+def test_where_compiling_fails_training_goes_on_without_it(data, monkeypatch):
+    def backend(graph, inputs):
+        raise RuntimeError("there is no compiler here")
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, *, mode, dynamic: compile(f, backend=backend, dynamic=dynamic))
+    r = tiny(compile="default", compile_cpu=True)
+    model, batch = r.build().eval(), one_batch(data, r)
+    criterion = compiled(model, r, "cpu")
+    with pytest.warns(RuntimeWarning, match="goes on uncompiled.* failed on cpu: .*no compiler"):
+        loss = criterion(*batch)
+    assert torch.equal(loss, compiled(model, replace(r, compile="off"), "cpu")(*batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(criterion(*batch), loss)
 
 
 def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]]:

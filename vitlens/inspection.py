@@ -91,8 +91,8 @@ def inspect(
 
     images: (name, source) pairs, the source being anything `load_image` takes; each gets its classes and its rollout.
     dataset: more of them, for the mean distance only. on_error: called with a sentence for an image that cannot be
-    read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read, and
-    UnsupportedModelError for models whose attention cannot be shown.
+    read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read,
+    UnsupportedModelError for models whose attention cannot be shown, and ValueError for outputs that are not finite.
     """
     model = unwrap(model)
     gate = gated(attention_modules(model))

@@ -75,6 +75,8 @@ def sums(layer: Layer, grid: TokenGrid, *, received: bool = False, row: Tensor |
         return None
     try:
         return _launch(layer, grid, received, row)
+    except torch.OutOfMemoryError:  # of these images; fewer of them may fit
+        raise
     except Exception as error:  # no compiler, an old GPU, too little shared memory …
         enabled = False
         warnings.warn(

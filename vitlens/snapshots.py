@@ -92,7 +92,7 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     """Add the snapshot of ``step`` to the file ``path``, a compressed ``.npz``; later steps in it are dropped.
 
     The file holds ``steps`` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
-    some 0.1 MB a snapshot.
+    some 20 to 100 kB a snapshot.
     """
     path = Path(path)
     before = load(path) if path.exists() else {}

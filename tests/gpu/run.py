@@ -26,6 +26,10 @@ class Record:
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[Path(report.nodeid.split("::")[0]).name][report.outcome] += 1
+        self.pytest_collectreport(report)
+
+    def pytest_collectreport(self, report):
+        """A file that cannot be imported is a failure too."""
         if report.failed:
             self.failures.append({"test": report.nodeid, "why": str(report.longrepr).splitlines()[-1]})
 
@@ -49,6 +53,7 @@ def main() -> int:
         "versions": versions,
         "date": str(datetime.date.today()),
         "seconds": round(time.perf_counter() - start, 1),
+        "exit_code": int(code),
         "outcomes": {name: dict(counts) for name, counts in sorted(record.outcomes.items())},
         "failures": record.failures,
     }

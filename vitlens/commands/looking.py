@@ -9,6 +9,12 @@ import typer
 
 from vitlens.commands.shared import checked_device, complaints, counted, photographs, require_folder
 
+# Spelled out, since looking them up would load PyTorch for a page of help.
+METHODS = (
+    "relevance, gradient_rollout, legrad, attention_gradient, grad_cam, rollout (these unless told otherwise), "
+    "integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap"
+)
+
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")],
@@ -46,7 +52,7 @@ def explain(
     images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
     target: Annotated[str, typer.Option(help="A class number or name; by default what is predicted.")] = "",
     against: Annotated[str, typer.Option(help="Another class: why the target rather than this one?")] = "",
-    methods: Annotated[str, typer.Option(help="Names, divided by commas; by default the quick ones.")] = "",
+    methods: Annotated[str, typer.Option(help=f"Names, divided by commas: {METHODS}.")] = "",
     out: Annotated[Path, typer.Option(help="Where the figures and scores.csv go.")] = Path("explanations"),
     baseline: Annotated[str, typer.Option(help="What covers a patch: mean, blur or zero.")] = "mean",
     orders: Annotated[int, typer.Option(help="Random orders that the maps are compared with.")] = 10,

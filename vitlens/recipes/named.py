@@ -111,7 +111,7 @@ SMALL = (
     Recipe(
         name="finetune-small",
         continues=True,
-        image_size=224, resize=256,  # 384 of 448 in the paper: the same share is cut off
+        image_size=224, resize=256,  # 7/8; 384 of 448 in the paper, 6/7
         epochs=10, batch_size=32,  # the paper's batch of 512 would be more than there is
         optimizer="sgd", momentum=0.9, lr=0.01, weight_decay=0.0,  # Table 4; of its grid, what served best
         warmup=0.1,  # 9 steps for 300 photographs; 500 of 10,000 in the official code

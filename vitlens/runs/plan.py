@@ -121,8 +121,10 @@ def fitted(
     return replace(plan, epochs=epochs, steps=0)
 
 
-def computes_bf16() -> bool:
-    """Whether PyTorch has matrix products in bf16 for this CPU; without, each is made of conversions."""
+def computes_bf16(device: torch.device) -> bool:
+    """Whether a CPU or an NVIDIA GPU has matrix products in bf16; without, PyTorch makes them of conversions."""
+    if device.type != "cpu":
+        return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     try:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     except (AttributeError, RuntimeError):  # a PyTorch without oneDNN

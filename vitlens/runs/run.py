@@ -103,8 +103,9 @@ def run(
         cost = cost_of_determinism(network, (train, valid), plan, world)
         say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
     check((train, valid), plan, out, resume, world)
-    if plan.precision == "bf16" and world.device.type == "cpu" and not computes_bf16():
-        say("This CPU computes bf16 slowly; --set precision=fp32 is likely to be faster.")
+    if plan.precision == "bf16" and not computes_bf16(world.device):
+        chip = "CPU" if world.device.type == "cpu" else "GPU"
+        say(f"This {chip} computes bf16 slowly; --set precision=fp32 is likely to be faster.")
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     if fresh and world.rank == 0:

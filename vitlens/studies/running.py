@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -125,11 +126,10 @@ class Trial:
         reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
         shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))
         seen, per_image = plan.steps * plan.batch_size, compute.flops(model, plan.image_size)
-        before = [0, *(line["step"] for line in log)]
-        seconds = sum(
-            (line["step"] - last) * plan.batch_size / line["images_per_second"]
-            for line, last in zip(log, before, strict=False)
-        )
+        # Steps and speed of each reading; the first, in which a model may be compiled, counts as the others do.
+        taken = [(b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])]
+        taken = taken[1:] or taken
+        seconds = sum(n / speed for n, speed in taken) * seen / sum(n for n, _ in taken)
         return {
             "study": study.name, "model": network.name, "kind": network.kind,
             "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,

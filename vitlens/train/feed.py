@@ -20,8 +20,8 @@ def batches(
 ) -> Iterator[tuple[int, Parts]]:
     """(step, parts of its batch that are this process's) from step ``done`` to ``steps``.
 
-    A batch in parts is the batch at once: order and augmentation do not depend on how many there are. Dropout and
-    stochastic depth do: they draw from the global generator, which is seeded anew before each part.
+    A batch in parts is the batch at once: order and augmentation do not depend on how many there are. Dropout,
+    stochastic depth and patch dropout do: they draw from the global generator, which is seeded anew before each part.
     """
     per_epoch, parts = len(train) // recipe.batch_size, world.size * recipe.accumulate
     mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)

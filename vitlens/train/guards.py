@@ -56,10 +56,13 @@ def check(
 
 @contextmanager
 def settings(recipe: Recipe, world: World):
-    """Precision of matrix products, determinism and the state of the global generators, put back when the run ends."""
+    """Precision of products and convolutions, determinism and the state of the global generators, put back when the
+    run ends."""
     device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    convolutions = torch.backends.cudnn.allow_tf32  # true unless told otherwise, also where products are exact
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -79,6 +82,7 @@ def settings(recipe: Recipe, world: World):
         ) from error
     finally:
         torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolutions
         torch.use_deterministic_algorithms(deterministic)
 
 

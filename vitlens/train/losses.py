@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -32,6 +33,9 @@ def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) ->
 LOSSES = {"softmax": soft_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
+COMPILED = ("cuda", "xpu")
+"""Devices for which `torch.compile` is worth its time; a CPU only when it is asked for."""
+
 UNFUSED = 256
 """Patches up to which attention, kept for the backward pass, takes less memory than what the MLP keeps."""
 
@@ -53,7 +57,10 @@ def unfused_attention() -> Iterator[None]:
 
 
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
-    """Forward pass and loss as one function of a batch, compiled where the recipe says so. ``model`` stays as it is."""
+    """Forward pass and loss as one function of a batch, compiled where the recipe says so. ``model`` stays as it is.
+
+    Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
+    """
     device = torch.device(device)
     bf16, loss, smoothing = recipe.precision == "bf16", LOSSES[recipe.loss], recipe.label_smoothing
     few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
@@ -64,12 +71,30 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
             logits = model(x)
         return loss(logits.float(), y, smoothing)
 
-    if recipe.compile != "off" and (device.type != "cpu" or recipe.compile_cpu):
+    run = criterion
+    if recipe.compile != "off" and (recipe.compile_cpu if device.type == "cpu" else device.type in COMPILED):
         # Shapes are few and known (one, or two with patch_drop): specialise instead of guessing which are dynamic.
-        criterion = torch.compile(criterion, mode=recipe.compile, dynamic=False)
+        run = _or(torch.compile(criterion, mode=recipe.compile, dynamic=False), criterion)
 
     def within(x: Tensor, y: Targets) -> Tensor:
         with attention():
-            return criterion(x, y)
+            return run(x, y)
 
     return within
+
+
+def _or(fast: Callable, plain: Callable) -> Callable:
+    """``fast``, which compiles when it is called, or ``plain`` from the time on when that fails."""
+
+    def run(x: Tensor, y: Targets) -> Tensor:
+        nonlocal fast
+        try:
+            return fast(x, y)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).strip().split("\n\n")[0].split())[:300]  # without advice on verbosity
+            message = f"Training goes on uncompiled, which is slower, because compiling failed on {x.device}: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            fast = plain
+            return plain(x, y)
+
+    return run

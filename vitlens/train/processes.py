@@ -23,7 +23,10 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add each tensor up over all processes, in place. Raises ``ConnectionError`` if one of them is gone."""
+        """Add each tensor up over all processes, in place.
+
+        Raises ``ConnectionError`` if one of them is gone; NCCL waits for it, until the launcher ends the others.
+        """
         if self.size == 1:
             return
         flat = torch.cat([t.flatten() for t in tensors])

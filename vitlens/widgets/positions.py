@@ -26,7 +26,7 @@ class Positions(Stage):
     """What `positions` returns. similarity: (rows, cols, rows, cols) cosines."""
 
     def __init__(self, model: nn.Module):
-        self.similarity = similarity(model).numpy()
+        self.similarity = similarity(model).cpu().numpy()
         rows, cols = self.similarity.shape[:2]
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
