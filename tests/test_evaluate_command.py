@@ -297,9 +297,9 @@ def test_deit_on_flowers(real_data):
 
 @pytest.mark.slow
 def test_the_bundled_model_is_as_accurate_as_is_recorded(real_data, tmp_path):
-    """43.68 % were measured in training, before the weights were rounded to fp16: three images of 10,000 differ."""
+    """49.40 % were measured in training, before the weights were rounded to fp16: three images of 10,000 differ."""
     evaluate(BUNDLED, real_data / "tiny-imagenet", "top1", tmp_path / "tiny.json")
     top1, top5 = json.loads((tmp_path / "tiny.json").read_text())
     recorded = json.loads((BUNDLED / "training.json").read_text())["validation"]["top1_average"]
-    assert recorded == pytest.approx(43.68, abs=0.005) and top1["value"] == pytest.approx(recorded, abs=0.1)
+    assert recorded == pytest.approx(49.40, abs=0.005) and top1["value"] == pytest.approx(recorded, abs=0.1)
     assert top1["images"] == 10_000 and top1["low"] < recorded < top1["high"] and top5["value"] > top1["value"]
