@@ -35,7 +35,7 @@ def training(records) -> plt.Figure:
             if points:
                 label = f"{NAMES[key]}: {points[-1][1]:.1f} %"
                 accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=COLOURS[key], label=label)
-                accuracy.legend(loc="lower right", framealpha=0.9, edgecolor="0.85")
+                accuracy.legend(loc="best", framealpha=0.9, edgecolor="0.85")  # wherever there are fewest points
         steps = records[-1]["steps"] if records else 1
         for ax in (loss, accuracy, rate):
             ax.set_xlim(0, steps)
