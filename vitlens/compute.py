@@ -51,7 +51,7 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
 def exaflops(per_image: float, images: float, epochs: float) -> float:
     """Exa (10¹⁸) FLOPs of a training: forward and backward are three forwards, each of `per_image` FLOPs.
 
-    The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 6 %, with
+    The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 5 %, with
     `flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
     """
     return 3 * per_image * images * epochs / 1e18
