@@ -6,7 +6,8 @@
 A speed is given in images a second and as a share of the device's own matmul ceiling, measured in the same run and
 precision. FLOP = 2 × multiply-add, a step is 3 × forward.
 
-* vitlens: the whole loop, with random crops, flips, jitter, cutmix and mixup on the device.
+* vitlens: the whole loop, with random crops, flips, jitter, cutmix and mixup on the device; on a CPU in fp32 also
+  compiled (``compile_cpu``).
 * timm: the model with timm's AdamW on one fixed, normalised batch, so that no data path slows it down; on CUDA as it is
   and compiled.
 * DataLoader (on a CPU at 64 px): timm's step behind torchvision's random resized crop, flip and normalisation of JPEGs
@@ -152,7 +153,9 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
     loops = {"vitlens": lambda: ours(recipe, data, device), "timm": lambda: timms(recipe, data, device)}
     if device.type == "cuda":
         loops["timm compiled"] = lambda: timms(recipe, data, device, compile=True)
-    elif case.pixels == 64:
+    elif case.precision == "fp32":  # bf16 loses by it
+        loops["vitlens compiled"] = lambda: ours(replace(recipe, compile_cpu=True), data, device)
+    if device.type == "cpu" and case.pixels == 64:
         loader = DataLoader(Jpegs(pixels), case.batch, shuffle=True, num_workers=1, drop_last=True,
                             persistent_workers=True)  # fmt: skip
         loops["DataLoader"] = lambda: timms(recipe, data, device, loader=loader)
