@@ -179,12 +179,12 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         for name, step in ready.items():
             speeds[name].append(case.batch / seconds(step, steps, device))
     speed = {name: statistics.median(values) for name, values in speeds.items() if values}
-    ours = speeds["vitlens"]
+    reference = speeds["vitlens"]
     return [
         {
             "model": case.model, "pixels": case.pixels, "patch": case.patch, "batch": case.batch,
             "precision": case.precision, "loop": name, "images_per_second": round(value, 1),
-            "vitlens_ratio": round(ratio(ours, speeds[name]), 3) if ours else "",
+            "vitlens_ratio": round(ratio(reference, speeds[name]), 3) if reference else "",
             "tflops": round(value * case.flops() / 1e12, 3),
             "share_of_matmul": round(case.flops() * ratio(speeds[name], tops), 4),
             "matmul_tflops": round(statistics.median(tops) / 1e12, 3),
