@@ -40,3 +40,19 @@ def test_committed_tables_end_their_lines_alike():
     tables = sorted(ROOT.glob("data/results/*.csv"))
     assert len(tables) > 10
     assert not [path.name for path in tables if b"\r" in path.read_bytes()]
+
+
+def test_loops_of_training_are_measured_beside_each_other(results, monkeypatch):
+    import training  # benchmarks/training.py
+
+    case = training.Case("ViT-Ti", 32, 8, 4, "bf16")
+    rows = training.measured(case, torch.device("cpu"), turns=2, steps=1)
+    assert [row["loop"] for row in rows] == ["vitlens", "timm"] and rows[0]["vitlens_ratio"] == 1
+    assert all(row["images_per_second"] > 0 and row["share_of_matmul"] > 0 for row in rows)
+
+    def full(*_):
+        raise MemoryError("what fit says of a device that is full")
+
+    monkeypatch.setattr(training, "ours", full)
+    (row,) = training.measured(case, torch.device("cpu"), turns=2, steps=1)
+    assert row["loop"] == "timm" and row["vitlens_ratio"] == ""
