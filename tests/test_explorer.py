@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -300,8 +301,20 @@ def test_a_picture_in_its_own_shape(vit):
     explorer.set(row=2, column=4, whole=False)
     explorer.set(row=3, whole=True)
     assert explorer.state["row"] == 2  # the grid has three rows now
+    assert "squeezed" not in words(explorer)
+    explorer = widgets.explore(model, PICTURE.resize((640, 10)))
+    explorer.set(whole=True)
+    assert (explorer.subject.grid.rows, explorer.subject.grid.cols) == (1, 16)
+    assert "The picture is squeezed 4.0 times." in words(explorer)
     fixed = widgets.explore(vit(), PICTURE)
     assert "whole" not in [control["name"] for control in fixed.frame["controls"]]
+
+
+def test_a_model_that_pools_nothing_has_views_and_no_classes(vit):
+    explorer = widgets.explore(vit(global_pool=""), PICTURE)
+    assert explorer.frame["bars"] == []
+    views = next(control for control in explorer.controls() if control.name == "view")
+    assert "attention" in dict(map(reversed, views.options)) and len(views.options) == 6
 
 
 def test_without_a_readout_the_query_is_a_patch(vit):
@@ -457,6 +470,34 @@ def test_what_can_wait_gives_way_to_a_cell(vit):
             assert not entered.is_set()
     assert entered.wait(10)
     thread.join()
+
+
+def test_a_cell_that_is_interrupted_while_it_waits_waits_no_more(vit):
+    taken, over = threading.Event(), threading.Event()
+
+    def work():
+        with worker.RUNNING:
+            taken.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert taken.wait(10)
+    stop = threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        stop.start()
+        with pytest.raises(KeyboardInterrupt), worker.RUNNING:
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        thread.join()
+    for _ in range(1000):  # pages of other tests may wait too, and get their turn
+        if not worker.RUNNING.waiting:
+            break
+        time.sleep(0.01)
+    assert not worker.RUNNING.waiting
 
 
 def test_captures_go_with_their_model(vit):

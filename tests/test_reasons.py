@@ -122,7 +122,9 @@ def test_any_class_can_be_asked_for(vit):
         assert sentence in browser(explorer, {"set": {"another": wrong}})
         assert explorer.state["target"] == rare and explorer.state["another"] == f" plant {rare} "
     browser(explorer, {"set": {"another": str(rarer)}})
+    options = {control.name: control.options for control in explorer.controls()}
     explorer.set(against=rare)  # what was asked for before can be chosen
+    assert {control.name: control.options for control in explorer.controls()}["target"] == options["target"]
     expected = METHODS["legrad"](model, given(model), rarer, against=rare)[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
     explorer.set(target="Animal 7")
@@ -238,3 +240,12 @@ def test_captum_is_asked_for_by_name(vit, monkeypatch):
     with pytest.raises(ValueError, match="captum, which is not installed. Install it .`pip install captum`"):
         explorer.set(view="occlusion")
     assert explorer.state["view"] == "attention"
+
+
+def test_without_a_readout_a_click_on_a_class_shows_what_needs_none(vit):
+    explorer = widgets.explore(vit(global_pool="max", class_token=False), PICTURE)
+    number = explorer.frame["bars"][1]["number"]
+    assert browser(explorer, {"why": number}) == ""
+    assert explorer.state["view"] == "legrad" and explorer.state["target"] == number
+    views = next(control for control in explorer.controls() if control.name == "view")
+    assert "relevance" not in [name for _, name in views.options]

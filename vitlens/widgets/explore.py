@@ -13,11 +13,12 @@ from vitlens.support import attention_modules, unwrap
 from vitlens.target import classes, require_classes
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import PAINT, Pictured
-from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, scored, seconds
+from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, size_for, subject
 from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number, percent
+from vitlens.widgets.worker import RUNNING
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
@@ -35,7 +36,7 @@ ALL = {**VIEWS, **REASONS}
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
-"""How many of the other classes that were asked for last can be chosen besides the likeliest."""
+"""How many of the other classes that were asked for can be chosen besides the likeliest: the last ones."""
 
 
 class Explorer(Pictured):
@@ -56,7 +57,7 @@ class Explorer(Pictured):
             self.look_from(content["row"], content["col"])
         elif "why" in content:
             view = self.state["view"]
-            self.change(view=view if view in REASONS else next(iter(REASONS)), target=content["why"])
+            self.change(view=view if view in REASONS else next(iter(reasons(self.subject))), target=content["why"])
         elif content.get("press") == "save":
             self._save(content.get("number", 0))
         else:
@@ -70,7 +71,7 @@ class Explorer(Pictured):
         target = asked(shown, choice)[0] if reason else None
         return {
             "pictures": {"picture": shown.png},
-            "panels": [panel(shown, self.state["view"], choice, self.view(wanted), self.state)],
+            "panels": [self._panel(self.view(wanted))],
             "bars": [
                 {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
                 for k in shown.likeliest[:BARS]
@@ -94,8 +95,8 @@ class Explorer(Pictured):
                 values[name] = asks[name] if values[name] is None else values[name]
                 if values[name] != asks[name]:
                     values[name] = self._class(values[name])
-                    others = [k for k in (values[name], *self.state["typed"]) if k not in self.subject.likeliest]
-                    self.state = self.state | {"typed": tuple(dict.fromkeys(others))[:TYPED]}
+                    if values[name] not in (*self.subject.likeliest, *self.state["typed"]):
+                        self.state = self.state | {"typed": (values[name], *self.state["typed"])[:TYPED]}
             super().change(**values)
         except ValueError:
             self.state = before
@@ -149,11 +150,22 @@ class Explorer(Pictured):
 
     def view(self, wanted: Callable[[], bool] = lambda: True) -> View:
         """The map that is shown, with its words."""
-        shown = self.subject
-        key = (shown.number, self.state["view"], self.choice)
-        if self._view is None or self._view[0] != key:
-            self._view = key, ALL[self.state["view"]].make(shown, self.choice, wanted)
-        return self._view[1]
+        with RUNNING:
+            shown = self.subject
+            key = (shown.number, self.state["view"], self.choice)
+            if self._view is None or self._view[0] != key:
+                self._view = key, ALL[self.state["view"]].make(shown, self.choice, wanted)
+            return self._view[1]
+
+    def _panel(self, shown: View) -> Panel:
+        """A view with its words, and with one on pictures too long for their own shape."""
+        made = panel(self.subject, self.state["view"], self.choice, shown, self.state)
+        if not self.state["whole"]:
+            return made
+        (across, down), (height, width) = self.photograph.size, self.subject.grid.image
+        squeezed = max(across * height / (down * width), down * width / (across * height))
+        said = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
+        return replace(made, words=made.words + said)
 
     def controls(self) -> list[Control]:
         view, shown = self.state["view"], self.subject
@@ -163,7 +175,7 @@ class Explorer(Pictured):
         return [
             self.photograph_control(),
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
-            view_control(view, ALL if shown.likeliest else VIEWS),
+            view_control(view, VIEWS | reasons(shown)),
             *(replace(control, hidden=view in REASONS) for control in inside),
             *(replace(control, hidden=view not in REASONS) for control in self._class_controls(shown)),
             *self.paint_controls(view),
@@ -171,7 +183,7 @@ class Explorer(Pictured):
 
     def _class_controls(self, shown: Subject) -> list[Control]:
         target = self.state["target"]
-        asked = [k for k in (target, self.state["against"], *self.state["typed"]) if isinstance(k, int)]
+        asked = [k for k in (*self.state["typed"], target, self.state["against"]) if isinstance(k, int)]
         known = dict.fromkeys([*shown.likeliest, *asked])
         each = [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known]
         named = shown.likeliest[:1] if target == PREDICTED else [target]
@@ -209,7 +221,7 @@ class Explorer(Pictured):
 
     def _save(self, asked: int) -> None:
         """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
-        shown = panel(self.subject, self.state["view"], self.choice, self.view(), self.state)
+        shown = self._panel(self.view())
         if score := self._score():
             shown = replace(shown, words=f"{shown.words} {score['words']}")
         counts = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}

@@ -17,7 +17,7 @@ MOST = 24  # rows or columns up to which all maps are shown at once
 def positions(model: nn.Module) -> Positions:
     """Click a position, see how alike its embedding is to those of all others (paper, Fig. 7 centre).
 
-    Raises ValueError for models without a table of positions (rotary ones).
+    Raises ValueError for models without a table of positions (rotary ones), or with a single one.
     """
     return Positions(model)
 
@@ -28,6 +28,8 @@ class Positions(Stage):
     def __init__(self, model: nn.Module):
         self.similarity = similarity(model).cpu().numpy()
         rows, cols = self.similarity.shape[:2]
+        if rows * cols < 2:
+            raise ValueError("Positions are compared with each other, but this model has one patch and one position.")
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
     def take(self, content, buffers):

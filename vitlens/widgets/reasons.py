@@ -106,6 +106,14 @@ def _reason(name: str) -> Kind:
 
 
 REASONS = {name: _reason(name) for name in TITLES}
+_FROM_READOUT = {"relevance", "gradient_rollout", "attention_gradient"}
+
+
+def reasons(subject: Subject) -> dict[str, Kind]:
+    """Those that its model takes: none without classes; without a read-out only those that do not begin there."""
+    if not subject.likeliest:
+        return {}
+    return {name: k for name, k in REASONS.items() if subject.grid.readout is not None or name not in _FROM_READOUT}
 
 
 def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:

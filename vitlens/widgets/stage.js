@@ -157,6 +157,7 @@ function panelOf(name, send) {
   const words = make("figcaption", { "aria-live": "polite" });
   const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
   let panel, values, hovered, asked;
+  let pressed = false; // on this picture, and not let go since
   let aim = null; // what was picked and is not answered yet
   let wanted = 0;
 
@@ -200,11 +201,13 @@ function panelOf(name, send) {
   };
   picture.addEventListener("pointerdown", (event) => {
     asked = null;
-    if (event.button === 0) pick(cell(event));
+    pressed = event.button === 0;
+    if (pressed) pick(cell(event));
   });
   picture.addEventListener("pointermove", (event) => {
     hovered = cell(event);
-    if (event.buttons === 1) pick(hovered);
+    pressed = pressed && event.buttons === 1;
+    if (pressed) pick(hovered);
     tell();
   });
   picture.addEventListener("pointerleave", () => {
@@ -225,7 +228,9 @@ function panelOf(name, send) {
     const turn = (wanted += 1);
     const base = await pixelsOf(pictures[next.picture]);
     if (turn !== wanted) return;
-    if (!waiting()) aim = null;
+    const inside = (place) => place && place[0] < next.rows && place[1] < next.cols;
+    if (!waiting() || !inside(aim)) aim = null;
+    if (!inside(hovered)) hovered = null; // the pointer may rest where there is no cell any more
     panel = aim ? { ...next, selected: aim } : next; // an answer to an earlier key takes back no later one
     asked = null;
     values = floatsOf(panel.values);
@@ -475,7 +480,12 @@ function render({ model, el }) {
     for (const each of described)
       if (!known.has(each.name) || !stays(known.get(each.name), each)) {
         const next = fresh(each);
-        if (known.has(each.name)) known.get(each.name).node.replaceWith(next.node);
+        if (known.has(each.name)) {
+          const old = known.get(each.name).node;
+          const held = old.matches(":focus-within");
+          old.replaceWith(next.node);
+          if (held) next.node.querySelector("input, select")?.focus();
+        }
         known.set(each.name, next);
       }
     for (const name of [...known.keys()].filter((name) => !names.includes(name))) {
@@ -485,6 +495,16 @@ function render({ model, el }) {
     const nodes = names.map((name) => known.get(name).node);
     if (nodes.length !== parent.children.length || nodes.some((node, i) => parent.children[i] !== node))
       parent.replaceChildren(...nodes);
+  };
+
+  // Made anew only to say something else: a click that is under way finds what it began on, and the keyboard its place.
+  const renew = (node, described, fresh) => {
+    node.hidden = !described;
+    if (same(node.told, described)) return;
+    node.told = described;
+    const held = [...node.children].findIndex((each) => each.contains(document.activeElement));
+    node.replaceChildren(...(described ? fresh(described) : []));
+    if (held >= 0) node.children[held]?.querySelector("button, [tabindex]")?.focus();
   };
 
   const draw = async () => {
@@ -497,17 +517,10 @@ function render({ model, el }) {
     if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
-    const chosen = [...list.children].findIndex((each) => each.contains(document.activeElement));
-    list.replaceChildren(...bars(frame.bars || [], send));
-    if (chosen >= 0) list.children[chosen]?.firstChild.focus();
-    list.hidden = !(frame.bars || []).length;
-    trust.hidden = !frame.score;
-    trust.replaceChildren(...(frame.score ? curves(frame.score) : []));
-    depth.hidden = !frame.dots;
-    const focused = depth.contains(document.activeElement);
     if (!waiting()) aim.at = null;
-    depth.replaceChildren(...(frame.dots ? dots(frame.dots, send, aim) : []));
-    if (focused) depth.querySelector(".plot")?.focus();
+    renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
+    renew(trust, frame.score || null, curves);
+    renew(depth, frame.dots || null, (each) => dots(each, send, aim));
     uploader.hidden = !frame.uploads;
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));

@@ -20,7 +20,7 @@ from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.support import architecture, evaluating, model_name, unwrap
+from vitlens.support import architecture, evaluating, taking, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 
@@ -30,7 +30,7 @@ CACHE = 2**30
 """Bytes of captures that are kept in all; the two used last are always kept, as a comparison needs both."""
 REMEMBERED = 20
 """Subjects of which the small tensors are kept, also when the capture had to go."""
-_ELONGATION = 4  # of a grid for a whole picture
+_ELONGATION = 16  # of a grid for a whole picture
 
 
 class Layers(Sequence):
@@ -71,11 +71,8 @@ class Subject:
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
-        with evaluating(model), torch.inference_mode(), capture(model) as attn:
-            try:
-                self.tokens, logits = tokens.features(model, self.batch)
-            except AssertionError as error:  # timm's word for sizes
-                raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
+        with evaluating(model), torch.inference_mode(), capture(model) as attn, taking(model):
+            self.tokens, logits = tokens.features(model, self.batch)
         if not logits.isfinite().all():
             raise ValueError(
                 "The model's outputs for this picture are not finite numbers, so its attention means nothing; its "
@@ -84,8 +81,8 @@ class Subject:
         self.attn, self.grid = attn, attn.grid
         self._model = weakref.ref(model)  # what is kept here goes with its model
         self._names, self._shares = label_names(model), logits[0].float().softmax(-1).cpu()
-        most = min(LIKELIEST, len(self._shares)) if model.num_classes else 0
-        self.likeliest = self._shares.topk(most).indices.tolist()
+        classes = logits.shape[-1] if model.num_classes and logits.dim() == 2 else 0  # without pooling, one for a token
+        self.likeliest = self._shares.topk(min(LIKELIEST, classes)).indices.tolist() if classes else []
         self.prefix = prefix_names(model)
         self.name = architecture(model)
         self.number = next(self.numbers)

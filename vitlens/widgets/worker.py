@@ -21,8 +21,10 @@ class Turn:
 
     def __enter__(self) -> None:
         self.waiting.append(None)  # in one go, unlike a number's increment
-        self.lock.acquire()
-        self.waiting.pop()
+        try:
+            self.lock.acquire()
+        finally:  # a cell that waits may be interrupted
+            self.waiting.pop()
         self._depth += 1
         self.number += self._depth == 1
 

@@ -1,0 +1,138 @@
+"""stage.js by itself, in a real browser, told by hand what Python would tell it."""
+
+import base64
+import io
+import os
+
+import pytest
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from browser.fronts import chromium
+from vitlens.widgets.stage import HERE
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
+    pytest.mark.xdist_group("browser"),
+]
+
+PYTHON = """
+    window.errors = [];
+    window.addEventListener("unhandledrejection", (event) => errors.push(String(event.reason)));
+    window.told = [];  // what the page sends
+    const view = (typed) => new DataView(typed.buffer);
+    const panel = (rows, cols) => ({
+        name: "picture", title: "Attention", picture: "picture", rows, cols, cell: [1 / rows, 1 / cols],
+        words: `${rows} by ${cols}`, axes: ["row", "column"], selected: null, picks: "the patch",
+        values: view(new Float32Array(rows * cols).map((_, i) => i)), strength: 0.5, smooth: true, lines: false,
+        scale: { low: 0, high: rows * cols, colours: view(new Uint8Array(768)) }, ends: ["0", "1"],
+    });
+    const handlers = {};
+    const state = { pictures: { picture: view(Uint8Array.from(atob("PNG"), (c) => c.charCodeAt(0))) } };
+    const model = {
+        get: (name) => state[name], on: (name, handler) => (handlers[name] = handler), off() {},
+        send: (content) => told.push(content),
+    };
+    window.show = ({ rows = 14, cols = 14, ...frame }) => {
+        state.frame = {
+            panels: [panel(rows, cols)], controls: [], answers: 0, message: "", uploads: true, saves: true, bars: [],
+            dots: null, score: null, ...frame,
+        };
+        return handlers["change:frame"]();
+    };
+    state.frame = { panels: [], controls: [], answers: 0, message: "" };
+    render({ model, el: document.querySelector("#page") });
+"""
+LATER = 1e15  # an answer to whatever was asked
+
+
+@pytest.fixture
+def page():
+    with sync_playwright() as playwright:
+        browser = chromium(playwright)
+        page = browser.new_page(viewport={"width": 1200, "height": 1000})
+        page.set_content('<p id="above">A line of text above the page</p><div id="page"></div>')
+        page.add_style_tag(path=HERE / "stage.css")
+        Image.new("RGB", (448, 448), "grey").save(png := io.BytesIO(), "PNG")
+        python = PYTHON.replace("PNG", base64.b64encode(png.getvalue()).decode())
+        source = (HERE / "stage.js").read_text().replace("export default { render };", f"{{{python}}}")
+        page.add_script_tag(content=source, type="module")
+        page.wait_for_function("() => window.show")
+        yield page
+        browser.close()
+
+
+def show(page, **frame):
+    page.evaluate("(frame) => show(frame)", frame)
+
+
+def told(page) -> list:
+    return [{k: v for k, v in each.items() if k != "number"} for each in page.evaluate("() => told.splice(0)")]
+
+
+def at(page, row: float, column: float) -> tuple[float, float]:
+    """Where on the screen a share of the picture lies."""
+    box = page.locator(".picture canvas").bounding_box()
+    return box["x"] + column * box["width"], box["y"] + row * box["height"]
+
+
+def test_the_grid_may_shrink_under_a_resting_pointer(page):
+    show(page)
+    page.mouse.move(*at(page, 0.97, 0.97))
+    assert page.locator(".under").inner_text() == "row 13, column 13: 195"
+    show(page, rows=3, cols=5, message="Another photograph.", answers=7)
+    assert page.locator(".alert").inner_text() == "Another photograph."
+    assert "row" not in page.locator(".under").inner_text()
+    assert not page.evaluate("() => errors")
+
+
+def test_only_a_drag_that_began_on_the_picture_moves_the_query(page):
+    show(page)
+    box = page.locator("#above").bounding_box()
+    page.mouse.move(box["x"] + 40, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(*at(page, 0.5, 0.5), steps=5)
+    assert told(page) == []
+    page.mouse.up()
+    page.mouse.down()
+    page.mouse.move(*at(page, 0.52, 0.6))
+    assert told(page) == [{"pick": "picture", "row": 7, "col": 7}, {"pick": "picture", "row": 7, "col": 8}]
+
+
+def test_a_control_made_anew_keeps_the_keyboard(page):
+    choice = {"name": "against", "label": "Rather than", "kind": "select", "value": 1, "high": 0, "step": 1,
+              "disabled": False, "hidden": False, "hint": ""}  # fmt: skip
+    show(page, controls=[choice | {"options": [["cat", 1], ["dog", 2]]}], answers=LATER)
+    page.locator("select").focus()
+    show(page, controls=[choice | {"options": [["dog", 2], ["cat", 1], ["owl", 3]]}], answers=LATER)
+    page.keyboard.press("ArrowDown")
+    assert told(page) == [{"set": {"against": 3}}]
+
+
+def test_a_click_survives_what_arrives_between_press_and_release(page):
+    bars = [{"number": 1, "name": "cat", "share": 0.5, "now": False}, {"number": 2, "name": "dog", "share": 0.4,
+            "now": False}]  # fmt: skip
+    dots = {"title": "Distance", "values": [[20.0, 40.0], [30.0, 60.0]], "uniform": 70.0, "layer": 1, "head": None,
+            "picks": True}  # fmt: skip
+    score = {"title": "How far to trust it", "words": "Soon."}
+    for place, wanted, arrives in (
+        (".bars button >> nth=1", {"why": 2}, {"score": score}),
+        (".dot >> nth=2", {"set": {"layer": 1, "head": 0}}, {}),  # what stands above it would move it away
+    ):
+        show(page, bars=bars, dots=dots, answers=LATER)
+        page.locator(place).hover()
+        page.mouse.down()
+        show(page, bars=bars, dots=dots, answers=LATER, **arrives)
+        page.mouse.up()
+        assert told(page) == [wanted]
+
+
+def test_bars_made_anew_keep_the_keyboard(page):
+    bars = [{"number": k, "name": str(k), "share": 0.1, "now": False} for k in range(3)]
+    show(page, bars=bars, answers=LATER)
+    page.locator(".bars button >> nth=1").focus()
+    show(page, bars=[each | {"now": each["number"] == 1} for each in bars], answers=LATER)
+    page.keyboard.press("Enter")
+    assert told(page) == [{"why": 1}]
+    show(page, bars=[], answers=LATER)
+    assert page.locator(".bars").is_hidden()
