@@ -5,7 +5,7 @@ MODEL ?= data/checkpoints/vit_tiny_patch8_64
 READY := .venv/.ready
 COLAB := .venv/colab
 # What Colab's runtime has: the widgets must work with it too.
-COLABS := ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
+COLABS := timm==1.0.28 ipywidgets==7.7.1 traitlets==5.7.1 anywidget==0.9.21 ipython==7.34.0
 SITE := import site; print(site.getsitepackages()[0])
 
 .PHONY: figures app lab notebooks browser test test-colab test-slow test-all lint
@@ -29,8 +29,9 @@ test: browser  ## every test but those that take minutes (NO_BROWSER=1 leaves th
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 	$(MAKE) test-colab
 
-test-colab: $(COLAB)/.ready  ## the widgets with the versions of Colab
-	$(COLAB)/bin/python -m pytest -q tests/test_explorer.py tests/test_reasons.py tests/test_widgets.py
+test-colab: $(COLAB)/.ready  ## the widgets and the bundled model with the versions of Colab
+	$(COLAB)/bin/python -m pytest -q tests/test_bundled.py tests/test_explorer.py \
+	    tests/test_reasons.py tests/test_widgets.py
 
 test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all of timm
 	$(BIN)/python -m pytest -n auto -m slow

@@ -2,9 +2,10 @@
 
     python benchmarks/mean_pool_head.py data/checkpoints/vit_tiny_patch8_64 --data TINY_IMAGENET
 
-Writes mean_pool_head.safetensors (weight, bias) and mean_pool_head.json (accuracy beside the class token's) into the
-model's folder. Loaded into the same model built with `global_pool="avg", fc_norm=False`, it shows what the read-out
-changes. Features of the flipped training images are used as well.
+Writes head.safetensors (weight, bias) and head.json (accuracy beside the class token's) into the folder mean_pool_head
+in the model's: timm up to 1.0.28 opens no folder with two files of weights. Loaded into the same model built with
+`global_pool="avg", fc_norm=False`, it shows what the read-out changes. Features of the flipped training images are used
+as well.
 """
 
 import argparse
@@ -74,10 +75,10 @@ def main() -> None:
         optimizer.zero_grad()
         schedule.step()
 
-    out = options.out or options.model
+    out = options.out or options.model / "mean_pool_head"
     out.mkdir(parents=True, exist_ok=True)
     state = {name: value.detach().half().cpu().contiguous() for name, value in head.state_dict().items()}
-    save_file(state, out / "mean_pool_head.safetensors")
+    save_file(state, out / "head.safetensors")
     with torch.no_grad():
         accuracy = top1(head(x_valid), valid.labels)
     record = {
@@ -91,7 +92,7 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "timm": timm.__version__},
         "date": str(datetime.date.today()),
     }
-    (out / "mean_pool_head.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / "head.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 

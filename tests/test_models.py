@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 
 import pytest
 import timm
@@ -12,6 +13,7 @@ from timm.models import save_for_hf
 
 from vitlens import capture, load_model
 from vitlens.models import label_names, top_classes
+from vitlens.support import architecture
 
 
 @pytest.fixture
@@ -82,6 +84,26 @@ def test_label_names(folder):
             opened(bad)
 
 
+def test_no_other_weights_are_taken_for_the_models(folder):
+    before = load_model(folder)
+    state = {name: torch.zeros_like(value) for name, value in before.state_dict().items()}
+    save_file(state, folder / "another.safetensors")
+    torch.save(state, folder / "pytorch_model.bin")
+    assert torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
+
+
+def test_a_folder_is_not_taken_for_its_neighbour(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("places")
+    shutil.copytree(folder, place / "run#2")
+    shutil.copytree(folder, place / "run")
+    weights = load_model(folder).state_dict()
+    save_file({name: torch.zeros_like(value) for name, value in weights.items()}, place / "run" / "model.safetensors")
+    try:
+        assert torch.equal(load_model(place / "run#2").head.weight, weights["head.weight"])
+    except ValueError as error:  # timm before 1.0.30
+        assert "opens no folder with # or ? in its path" in str(error)
+
+
 def test_bad_names(folder):
     for name in ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "timm/vit_tiny", ""):
         with pytest.raises(ValueError, match="A model is a timm name"):
@@ -123,3 +145,21 @@ def test_names_are_not_those_of_another_head(folder):
         assert model.num_classes == classes and label_names(model) is None
     assert load_model(folder, num_classes=3).label_names == ["cat", "dog", "owl"]
     assert label_names(torch.nn.DataParallel(load_model(folder))) == ["cat", "dog", "owl"]
+
+
+def test_names_go_with_the_head_that_had_them(folder):
+    model = load_model(folder)
+    model.reset_classifier(2)
+    assert label_names(model) is None
+    assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
+    with pytest.raises(ValueError, match=r"\(B, classes\) were wanted, but the shape \(1, 5, 2\) came"):
+        top_classes(model, torch.zeros(1, 5, 2))
+
+
+def test_what_a_model_is_called_in_a_picture():
+    for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_dinov3"):
+        assert architecture(timm.create_model(name, depth=1)) == name
+    small = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, patch_size=8)
+    assert architecture(small) == "vit_tiny_patch16_224, patch 8, 64 px"
+    oblong = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(96, 160))
+    assert architecture(oblong) == "vit_tiny_patch16_224, 96 × 160 px"

@@ -71,8 +71,12 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
             f"{folder / 'config.json'} cannot be read as a model's configuration, which names at least an architecture "
             f"({type(error).__name__}: {error})."
         ) from error
+    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
+        raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}; rename it.")
+    # Named, as timm before 1.0.29 takes other weights in the folder for the model's, pickled ones too.
+    weights = {"source": "", "file": str(folder / "model.safetensors"), "custom_load": False}
     try:
-        model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained, **kwargs)
+        model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=weights, **kwargs)
     except Exception as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
@@ -117,7 +121,7 @@ def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
             "network, or open a folder on disk (config.json and model.safetensors), or ask for random weights with "
             "pretrained=False."
         )
-    if pretrained and "No pretrained weights" in text:
+    if pretrained and ("No pretrained weights" in text or "Invalid pretrained tag" in text):
         tags = ", ".join(timm.list_pretrained(name.split(".")[0] + "*")[:4])
         return ValueError(
             f"timm has no pre-trained weights called {name}. "
@@ -142,19 +146,27 @@ def _is_hub_error(error: BaseException | None) -> bool:
 
 
 def label_names(model: nn.Module) -> list[str] | None:
-    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None."""
+    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None.
+
+    None also where the names are of another number of classes, those of a head that was replaced since.
+    """
     model = unwrap(model)
-    names = getattr(model, "label_names", None)
-    if names is None and getattr(model, "num_classes", None) == 1000:
+    names, count = getattr(model, "label_names", None), getattr(model, "num_classes", None)
+    if names is None and count == 1000:
         from timm.data import ImageNetInfo
 
         info = ImageNetInfo()
         names = [info.index_to_description(i) for i in range(1000)]
-    return names
+    return names if names is not None and count in (None, len(names)) else None
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
-    """For each row of (B, classes) logits its k likeliest classes: (name or number, probability)."""
+    """For each row of (B, classes) logits its k likeliest classes: (name or number, probability).
+
+    Raises ValueError for logits of another shape.
+    """
+    if logits.dim() != 2:
+        raise ValueError(f"Logits of shape (B, classes) were wanted, but the shape {tuple(logits.shape)} came.")
     names = label_names(model)
     probabilities, classes = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
     return [
