@@ -298,6 +298,16 @@ def test_no_row_to_start_from(vit):
     assert attention.summary(attn).rollout is None
 
 
+def test_a_query_may_be_numpys(vit):
+    with torch.no_grad(), capture(model := vit()) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    place = np.unravel_index(np.argmax(np.eye(4)), (4, 4))
+    assert torch.equal(attention.rollout(attn, query=place), attention.rollout(attn, query=(0, 0)))
+    for wrong in ((1, 2, 3), (1,), "ab", (1, 2.5), 1.5):
+        with pytest.raises(ValueError, match="A query is a patch, .row, column., or the position of a token"):
+            attention.rollout(attn, query=wrong)
+
+
 def test_bad_arguments(vit):
     model = vit()
     with torch.no_grad(), capture(model) as attn:

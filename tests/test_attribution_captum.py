@@ -42,6 +42,7 @@ def patch_mask():
 
 
 def close(got, expected, within=1e-5):
+    expected = expected.to(got)  # captum before 0.8 sums up in float64
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=within * expected.abs().max().item())
 
 

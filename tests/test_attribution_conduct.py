@@ -9,7 +9,18 @@ import timm
 import torch
 
 from vitlens import attribution, capture
-from vitlens.attribution import attention_gradient, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution import (
+    attention_gradient,
+    feature_ablation,
+    grad_cam,
+    gradient_rollout,
+    gradient_shap,
+    integrated_gradients,
+    kernel_shap,
+    legrad,
+    occlusion,
+    relevance,
+)  # fmt: skip
 from vitlens.attribution.forward import explaining
 from vitlens.support import evaluating
 
@@ -191,3 +202,39 @@ def test_refusals(vit):
                 method(model, x, **{option: layer})
     with pytest.raises(ValueError, match='"mean" or "positive", but got .max'):
         gradient_rollout(model, x, head_fusion="max")
+
+
+@pytest.mark.parametrize(
+    "method, options, match",
+    [
+        (relevance, {"query": 5}, r"A query is a patch, \(row, column\), but 5 came"),
+        (relevance, {"query": (1, 2, 3)}, r"A query is a patch, \(row, column\), .* but \(1, 2, 3\) came"),
+        (relevance, {"query": (1, 2.5)}, r"A query is a patch, \(row, column\), .* but \(1, 2.5\) came"),
+        (grad_cam, {"layer": 1.5}, "A layer is a whole number, −1 the last, but 1.5 came"),
+        (integrated_gradients, {"n_steps": 0}, "n_steps is a whole number from 1 up, but 0 came"),
+        (integrated_gradients, {"internal_batch_size": 0}, "internal_batch_size is a whole number from 1 up, but 0"),
+        (gradient_shap, {"n_samples": 0}, "n_samples is a whole number from 1 up, but 0 came"),
+        (gradient_shap, {"stdevs": -1}, "a finite number from 0 up, not -1"),
+        (occlusion, {"window": 1.5}, "window is a whole number from 1 up, but 1.5 came"),
+        (occlusion, {"baseline": "mean"}, "a finite number or tensor in the images' normalised units, but 'mean' came"),
+        (occlusion, {"baseline": float("nan")}, "a finite number or tensor .* but one that is not finite came"),
+        (feature_ablation, {"internal_batch_size": True}, "whole number from 1 up, but True came"),
+        (kernel_shap, {"n_samples": 400.5}, "n_samples is a whole number from 1 up, but 400.5 came"),
+    ],
+)
+def test_bad_options_are_sentences(vit, method, options, match):
+    with pytest.raises(ValueError, match=match):
+        method(vit(img_size=SIZE), images(1), 3, **options)
+
+
+def test_images_that_a_model_does_not_take(vit):
+    model = vit(img_size=SIZE)
+    for method in attribution.METHODS.values():
+        with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
+            method(model, torch.zeros(1, 3, 80, 80), 3)
+        with pytest.raises(ValueError, match=r"takes images of 3 channels, but the shape \(1, 1, 64, 96\) came"):
+            method(model, torch.zeros(1, 1, *SIZE), 3)
+        damaged = images(2)
+        damaged[1, 0, 3, 4] = float("nan")
+        with pytest.raises(ValueError, match="1 values are not, the first of them in image 1"):
+            method(model, damaged, 3)

@@ -548,3 +548,12 @@ def test_statistics_are_not_rounded_to_tf32(set_by):
     finally:
         torch.set_float32_matmul_precision("highest")
     assert not rounded() and torch.get_float32_matmul_precision() == "highest"
+
+
+def test_captures_within_each_other_see_the_same(vit):
+    model, x = vit(), torch.randn(2, 3, 64, 64)
+    with torch.no_grad(), capture(model) as outer, capture(model) as inner:
+        logits = model(x)
+    assert torch.equal(logits, model(x))
+    for a, b in zip(outer, inner, strict=True):
+        assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights())

@@ -53,6 +53,18 @@ def saved(folder, name="vit_tiny_patch16_224", **kwargs):
     return folder
 
 
+def test_inspect_of_a_model_that_pools_nothing(tmp_path):
+    done = vitlens("inspect", saved(tmp_path / "model", global_pool=""), "--out", tmp_path / "out")
+    assert "Note: The model pools nothing and gives classes for every token" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [image["top5"] for image in summary["images"]] == [[]] * len(samples())
+
+
+def test_inspect_of_a_model_with_one_patch(tmp_path):
+    vitlens("inspect", saved(tmp_path / "model", patch_size=32), "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["position_rank_correlation"] is None
+
+
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("model"))

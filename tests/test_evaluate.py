@@ -12,8 +12,8 @@ import timm
 import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
+from test_sources import encoded, write
 
-from tests.test_sources import encoded, write
 from vitlens.augment import normalised
 from vitlens.datasets import ImageSet, load
 from vitlens.evaluate import features, linear_probe, named_classes, opened, read

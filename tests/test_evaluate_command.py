@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
+from test_cli import saved, vitlens
+from test_sources import encoded, tar, write
+from test_tasks import HUB, clip_benchmark, imagenet
 from timm.data import ImageNetInfo
 
-from tests.test_cli import saved, vitlens
-from tests.test_sources import encoded, tar, write
-from tests.test_tasks import HUB, clip_benchmark, imagenet
 from vitlens import load_image, load_model
 from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
 from vitlens.preprocessing import preprocess

@@ -149,7 +149,7 @@ def test_refusals(vit, score):
         score(timm.create_model("resnet18"), x, m)
     with pytest.raises(ValueError, match=r"images of \(64, 96\) pixels was wanted, but one for \(96, 64\) came"):
         score(model, x, m, grid=TokenGrid(6, 4, (16, 16)))
-    with pytest.raises(ValueError, match="at least one picture, but internal_batch_size=0"):
+    with pytest.raises(ValueError, match="internal_batch_size is a whole number from 1 up, but 0 came"):
         score(model, x, m, internal_batch_size=0)
 
 

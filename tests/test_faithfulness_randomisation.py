@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitlens.attribution import gradient_rollout, integrated_gradients
+from vitlens.attribution import gradient_rollout, integrated_gradients, relevance
 from vitlens.faithfulness import Randomisation, randomisation
 
 PARTS = ("head", "norm", "blocks.2", "blocks.1", "blocks.0", "patch_embed", "pos_embed", "cls_token")
@@ -148,3 +148,14 @@ def test_refusals(vit):
         randomisation(vit(num_classes=0), x, edges)
     with pytest.raises(ValueError, match="A model with weights was wanted, but Flatten has none"):
         randomisation(nn.Flatten(), x, edges)
+
+
+def test_bad_input_is_one_sentence(vit):
+    model, x = vit(), torch.randn(2, 3, 64, 64)
+    for wrong in ("cat.jpg", x[0], x.byte()):
+        with pytest.raises(ValueError, match="Images are a floating-point tensor"):
+            randomisation(model, wrong, relevance)
+    with pytest.raises(ValueError, match="does not take this size"):
+        randomisation(model, torch.randn(1, 3, 80, 80), relevance)
+    with pytest.raises(ValueError, match="internal_batch_size is a whole number from 1 up, but 0 came"):
+        randomisation(model, x, relevance, internal_batch_size=0)

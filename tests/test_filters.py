@@ -71,6 +71,12 @@ def test_refused():
         filters.components(torch.nn.Linear(3, 3))
 
 
+def test_damaged_filters_have_no_components():
+    damaged = torch.randn(8, 3, 4, 4).index_fill(0, torch.tensor(3), float("nan"))
+    with pytest.raises(ValueError, match="finite numbers, but some of these are not"):
+        filters.components(damaged)
+
+
 def test_spectral_centroid_of_waves_is_their_frequency():
     y, x = torch.meshgrid(torch.arange(8.0), torch.arange(12.0), indexing="ij")
     waves = [torch.ones(8, 12), (-1) ** (y + x), torch.cos(2 * torch.pi * 3 * x / 12), torch.sin(2 * torch.pi * y / 8)]

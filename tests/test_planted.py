@@ -77,7 +77,7 @@ def test_rollout_does_not_know_which_class_was_asked_for(model):
     assert mean_of(planted(60, 2), model, "rollout") >= 0.95
     pictures = planted(60, 3, marks=2)
     found = [mean_of(pictures, model, "rollout", mark) for mark in (0, 1)]
-    assert sum(found) <= 1 and max(found) <= 0.75
+    assert sum(found) <= 1 + 1e-6 and max(found) <= 0.75
 
 
 def test_a_model_with_random_weights_points_nowhere(model):

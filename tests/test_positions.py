@@ -98,3 +98,12 @@ def test_resize_refuses_what_does_not_fit():
         positions.resize(table, (8, 8), prefix=1, grid=(4, 4), method="bicubic")
     with pytest.raises(ValueError, match="at least one row"):
         positions.resize(table, (0, 8), prefix=1, grid=(4, 4))
+
+
+def test_no_number_and_no_distance_give_no_correlation():
+    table = positions.similarity(timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1))
+    assert np.isfinite(positions.rank_correlation(table))
+    assert np.isnan(positions.rank_correlation(table[:1, :1, :1, :1]))
+    table[0, 1, 2, 2] = float("nan")
+    with pytest.raises(ValueError, match="finite numbers, but some are not"):
+        positions.rank_correlation(table)

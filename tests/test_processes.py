@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
+from test_train import tiny
 
-from tests.test_train import tiny
 from vitlens.augment import Augment
 from vitlens.datasets import load
 from vitlens.recipes import Recipe

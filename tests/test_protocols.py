@@ -10,9 +10,9 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.metrics import top_k_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
+from test_evaluate import clouds
 from timm.data import ImageNetInfo, RealLabelsImagenet
 
-from tests.test_evaluate import clouds
 from vitlens.datasets.tasks import VTAB
 from vitlens.evaluate import (
     Record,

@@ -18,9 +18,9 @@ import safetensors.torch
 import torch
 from PIL import Image
 from scipy.stats import ttest_1samp
+from test_cli import vitlens
 from timm.layers import HybridEmbed, StdConv2d
 
-from tests.test_cli import vitlens
 from vitlens import compute, plot, studies
 from vitlens.datasets import load
 from vitlens.evaluate import features, proportion
@@ -199,7 +199,7 @@ def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
 KILLED = """
 import sys, torch
 torch.set_num_threads(int(sys.argv[2]))  # as many as the process that goes on: the table names them
-from tests.test_studies import SLOW
+from test_studies import SLOW
 from vitlens.studies import run_study
 run_study(SLOW, "digits", sys.argv[1], device="cpu")
 """
@@ -208,7 +208,8 @@ SLOW = replace(SMALL, recipe=replace(SMALL.recipe, steps=30, save_every=0.0))  #
 
 def test_a_killed_study_goes_on_to_the_same_table(tmp_path):
     for done in (0, 2):  # within the first training, and within the third
-        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "out"), str(torch.get_num_threads())])
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(torch.get_num_threads())]
+        child = subprocess.Popen(command, cwd=Path(__file__).parent)
         while child.poll() is None:
             finished, begun = (list(tmp_path.glob(f"out/{p}.json")) for p in ("cells/*", "runs/*/checkpoints/step-*"))
             if len(finished) >= done and begun:

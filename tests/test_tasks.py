@@ -13,9 +13,9 @@ import scipy.io
 import torch
 import torchvision
 from PIL import Image
+from test_cli import vitlens
+from test_sources import encoded, tar, write
 
-from tests.test_cli import vitlens
-from tests.test_sources import encoded, tar, write
 from vitlens.datasets import load
 from vitlens.datasets.imageset import drawn
 from vitlens.datasets.tasks import TASKS, VTAB

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -203,7 +204,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, 
 KILLED = """
 import sys, torch
 torch.set_num_threads(1)
-from tests.test_train import tiny
+from test_train import tiny
 from vitlens.datasets import load
 from vitlens.train import fit
 data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
@@ -218,7 +219,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path):
     list(fit(whole, data, tiny(save_every=0.0), device="cpu"))
     tmp_path.joinpath("checkpoints").mkdir()
     for pause in (0.0, 0.01, 0.03):  # into a step, or into a save
-        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
         for _ in range(4):
             assert child.stdout.readline().strip().isdigit()
         time.sleep(pause)

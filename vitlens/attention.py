@@ -21,7 +21,7 @@ from vitlens import kernels
 from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
 from vitlens.layer import Layer, full_precision
-from vitlens.support import evaluating, float64
+from vitlens.support import evaluating, float64, require_images, unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -106,8 +106,9 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                     "The loader must yield image batches (B, C, height, width), or tuples that begin with one, but it "
                     f"yields {type(images).__name__}."
                 )
+            require_images(images, unwrap(model))
             with torch.no_grad(), capture(model) as attn:
-                model(images.to(like) if images.is_floating_point() else images.to(like.device))
+                model(images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(

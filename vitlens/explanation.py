@@ -90,7 +90,10 @@ def explain(
     """
     chosen, found, model = methods(names), [], unwrap(model)
     known = label_names(model)
-    for name, source in images:
+    for pair in images:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
+        name, source = pair
         try:
             x = preprocess(model, source, size=built_size(model)).to(next(model.parameters()))
         except ImageError as error:

@@ -60,6 +60,8 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
             "These filters are 1 × 1 pixels large, as in hybrids whose patches come from a convolutional backbone; "
             "their principal components are no pictures. Use a model that embeds patches of pixels."
         )
+    if not filters.isfinite().all():
+        raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
     if k < 1:
         raise ValueError(f"At least one component was wanted, but k={k} came.")
     matrix = float64(filters).flatten(1)

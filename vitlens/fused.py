@@ -26,10 +26,12 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `attention`, torch's scaled_dot_product_attention, gives, bit for bit; and lse (B, H, Q) where it is known.
 
-    It is known on a CPU, without mask, autocast and grouped heads. Natural logarithms, in float32 or wider; of 16-bit
-    queries right to 1e-4, as PyTorch takes a quicker exponential for them.
+    It is known on a CPU, without mask, autocast and grouped heads, where nothing else (another capture) looks on.
+    Natural logarithms, in float32 or wider; of 16-bit queries right to 1e-4, as PyTorch takes a quicker exponential for
+    them.
     """
     plain = query.device.type == "cpu" and type(query) is Tensor and options.keys() <= {"scale"}
+    plain = plain and not torch._C._len_torch_function_stack()  # others look for the public function
     if plain and mask is None and not dropout and not causal and not torch.is_autocast_enabled("cpu") and _works():
         chosen = torch._fused_sdp_choice(query, key, value, **options)  # torch's own choice of a way to compute it
         if chosen == SDPBackend.FLASH_ATTENTION.value:

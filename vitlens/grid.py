@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from vitlens.support import whole
+
 
 @dataclass(frozen=True)
 class TokenGrid:
@@ -65,9 +67,14 @@ class TokenGrid:
         return self.prefix + row * self.cols + col
 
     def position(self, query: tuple[int, int] | int) -> int:
-        """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside."""
-        if isinstance(query, tuple | list):
-            return self.index(*query)
+        """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside,
+        ValueError for anything else."""
+        pair = isinstance(query, tuple | list)
+        numbers = [whole(number) for number in (query if pair else [query])]
+        if None in numbers or len(numbers) != 1 + pair:
+            raise ValueError(f"A query is a patch, (row, column), or the position of a token, but {query!r} came.")
+        if pair:
+            return self.index(*numbers)
         if not 0 <= query < self.tokens:
             raise IndexError(
                 f"Token {query} lies outside the sequence: it has {self.prefix} prefix tokens and {self.patches} "

@@ -159,7 +159,7 @@ def _opened(source, name: str):
         return nullcontext(source)
     if not isinstance(source, (str, os.PathLike)):
         raise ImageError.about(name, "is no picture; give a path, bytes, a binary file object, an array or a PIL image")
-    if re.match(r"\w{2,}://|data:", os.fsdecode(source)):
+    if re.match(r"\w{2,}:/|data:", os.fsdecode(source)):
         raise ImageError.about(name, "is an address and not a file; download it first and give the file")
     return open(source, "rb")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ class Inspection:
 
     def to_dict(self) -> dict:
         """Everything as plain numbers, ready for JSON."""
-        grid, similarity = self.grid, self.similarity
+        grid = self.grid
+        rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         return {
             "model": self.model,
             "grid": {
@@ -66,7 +68,7 @@ class Inspection:
             "mean_distance": self.mean_distance.tolist(),
             "uniform_distance": grid.uniform_distance(),
             "explained_variance": None if self.explained_variance is None else self.explained_variance.tolist(),
-            "position_rank_correlation": None if similarity is None else positions.rank_correlation(similarity),
+            "position_rank_correlation": None if math.isnan(rank) else rank,
             "images": [
                 {
                     "image": p.name,
@@ -116,12 +118,17 @@ def inspect(
             total, count = total + float64(distance).sum(0).cpu(), count + len(names)
             if shown:
                 pixels = restore(model, batch)
-                classes = top_classes(model, logits) if model.num_classes else [[]] * len(names)
+                classed = model.num_classes and logits.dim() == 2
+                classes = top_classes(model, logits) if classed else [[]] * len(names)
                 pictures += [Picture(*each) for each in zip(names, pixels, classes, rollouts, strict=True)]
+    if sum(picture.rollout is not None for picture in pictures) > SHOWN:
+        notes.append(f"rollout.png shows the first {SHOWN} pictures.")
     if grid is None:
         raise ImageError("None of the images given could be read, so there is nothing to inspect.")
     if not model.num_classes:
         notes.append("The model has no classifier, so there are no class names.")
+    elif logits.dim() != 2:
+        notes.append("The model pools nothing and gives classes for every token, so the pictures have none.")
     if grid.readout is None:
         notes.append("The head reads no weighted sum of the tokens, so there is no rollout from it.")
     found, variance = _or_note(lambda: filters.components(model), notes)

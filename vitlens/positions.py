@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -79,7 +81,8 @@ def rank_correlation(similarities: Tensor) -> float:
     """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
 
     similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure, as in an
-    untrained table.
+    untrained table. nan for one or two positions, which have no order. Raises ValueError for similarities that are no
+    numbers.
     """
     from scipy.stats import spearmanr
 
@@ -87,4 +90,8 @@ def rank_correlation(similarities: Tensor) -> float:
     distance = TokenGrid(rows, cols, (1, 1)).distances(dtype=torch.float64, device="cpu").numpy()
     different = ~np.eye(rows * cols, dtype=bool)
     values = similarities.detach().cpu().reshape(rows * cols, rows * cols).numpy()[different]
+    if not np.isfinite(values).all():
+        raise ValueError("Similarities are finite numbers, but some are not; the position embeddings are damaged.")
+    if rows * cols < 3:
+        return math.nan
     return float(spearmanr(values, distance[different]).statistic) if values.std() > 0 else 0.0

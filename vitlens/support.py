@@ -7,6 +7,8 @@ softmax over all tokens of one whole image. What the model then really calls is 
 from __future__ import annotations
 
 import contextlib
+import operator
+import re
 import threading
 from collections.abc import Iterator
 
@@ -103,8 +105,11 @@ def float64(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def require_images(images: object) -> None:
-    """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of floats."""
+def require_images(images: object, model: nn.Module | None = None) -> None:
+    """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of finite floats.
+
+    C is looked at where the model is one of timm's that vitlens knows.
+    """
     if not isinstance(images, torch.Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
         came = (
             f"{images.dtype} of shape {tuple(images.shape)}"
@@ -115,13 +120,56 @@ def require_images(images: object) -> None:
             f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
             f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
         )
+    if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := _channels(model)):
+        raise ValueError(
+            f"{model_name(model)} takes images of {wanted} channels, but the shape {tuple(images.shape)} came."
+        )
+    if not images.isfinite().all():
+        wrong = (~images.isfinite()).flatten(1).sum(1).tolist()
+        raise ValueError(
+            f"Images are finite numbers, but {sum(wrong)} values are not, the first of them in image "
+            f"{[*map(bool, wrong)].index(True)}; look for what damaged them before they came here."
+        )
+
+
+def _channels(model: nn.Module) -> int:
+    """Of the images that it takes; the first convolution reads them. NaFlex has none and says it."""
+    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    return model.in_chans if first is None else first.in_channels
+
+
+def whole(value: object) -> int | None:
+    """A whole number of any kind (Python's, NumPy's, a tensor's) as an int; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def require_count(least: int = 1, **each: object) -> None:
+    """Raise ValueError unless each of these, by its name, is a whole number and at least `least`."""
+    for name, value in each.items():
+        if (number := whole(value)) is None or number < least:
+            raise ValueError(f"{name} is a whole number from {least} up, but {value!r} came.")
+
+
+@contextlib.contextmanager
+def taking(model: nn.Module) -> Iterator[None]:
+    """In this block, what timm asserts of an image's size is a ValueError with a sentence."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
 
 
 def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     """(B, C, H, W) a baseline, one for all images or one for each, where they are and in their dtype.
 
-    Raises ValueError for a tensor that does not fit them.
+    Raises ValueError for a tensor that does not fit them, and for what is no finite number or tensor.
     """
+    if not isinstance(baseline, int | float | torch.Tensor) or not torch.as_tensor(baseline).isfinite().all():
+        came = "one that is not finite" if isinstance(baseline, float | torch.Tensor) else repr(baseline)
+        raise ValueError(f"A baseline is a finite number or tensor in the images' normalised units, but {came} came.")
     baseline = torch.as_tensor(baseline).detach().to(images)
     try:
         return baseline.expand_as(images)
@@ -165,14 +213,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def architecture(model: nn.Module) -> str:
-    """What to call a model in a picture: its timm architecture, or else its class."""
-    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+    """What to call a model in a picture: its timm architecture, or else its class.
+
+    Where patches or images are not as large as timm's name for it says, as in vit_tiny_patch16_224, their sizes follow.
+    """
+    name, embed = _timms_name(model), getattr(model, "patch_embed", None)
+    sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
+    parts = [name]
+    for pattern, attribute, words in sizes:
+        said, built = re.search(pattern, name), getattr(embed, attribute, None)
+        if said and built and tuple(built) != (int(said[1]),) * 2:
+            parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
+    return ", ".join(parts)
 
 
 def model_name(model: nn.Module) -> str:
     """What to call a model in a message: its timm architecture and class."""
-    name, kind = architecture(model), type(model).__name__
+    name, kind = _timms_name(model), type(model).__name__
     return kind if name == kind else f"{name} ({kind})"
+
+
+def _timms_name(model: nn.Module) -> str:
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
 def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:

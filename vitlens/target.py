@@ -145,7 +145,8 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             for key in {part, *part.split()}:
                 known.setdefault(key, []).append(part)
         keys = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
-        close = dict.fromkeys(part for key in keys for part in known[key])
-        hint = f" Did you mean {', '.join([*close][:3])}?" if close else " Give the class as a number instead."
+        close = {part for key in keys for part in known[key]}
+        nearest = sorted(close, key=lambda part: (-difflib.SequenceMatcher(None, wanted, part).ratio(), part))
+        hint = f" Did you mean {', '.join(nearest[:3])}?" if close else " Give the class as a number instead."
         raise ValueError(f"{model_name(model)} has no class called {target!r}.{hint}")
     return found[0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens.capture import Attention, capture
-from vitlens.support import attention_modules, evaluating, model_name, require_images, unwrap
+from vitlens.support import attention_modules, evaluating, model_name, require_images, taking, unwrap
 from vitlens.target import Target, asked, require_classes
 
 
@@ -23,7 +23,7 @@ def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
     model = unwrap(model)
     attention_modules(model)
     require_classes(model)
-    require_images(images)
+    require_images(images, model)
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
         return model, images.to(next(model.parameters()))
@@ -33,7 +33,7 @@ def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
 def explaining(model: nn.Module) -> Iterator[None]:
     """Run and differentiate the model in this block; afterwards it is as it was."""
     checkpointing = getattr(model, "grad_checkpointing", False)
-    with evaluating(model), torch.inference_mode(False), torch.enable_grad(), _Constants(model):
+    with taking(model), evaluating(model), torch.inference_mode(False), torch.enable_grad(), _Constants(model):
         if checkpointing:  # it would run the blocks again, in the threads of the backward pass
             model.grad_checkpointing = False
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from vitlens.attribution.patches import captum, patch_sums, per_image, seeded
+from vitlens.support import require_count
 
 
 def integrated_gradients(
@@ -29,6 +31,8 @@ def integrated_gradients(
     Gauss and Legendre. internal_batch_size: images in one forward. target, against, names: see
     `vitlens.attribution`.
     """
+
+    require_count(n_steps=n_steps, internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
         method = captum().IntegratedGradients(forward)
@@ -59,6 +63,10 @@ def gradient_shap(
     begin, the same for every image; the global generators are left as they were. internal_batch_size: images in one
     forward; which numbers are drawn depends on it. baseline, target, against, names: as in `integrated_gradients`.
     """
+
+    require_count(n_samples=n_samples, internal_batch_size=internal_batch_size)
+    if not 0 <= stdevs < math.inf:
+        raise ValueError(f"stdevs is the standard deviation of the noise, a finite number from 0 up, not {stdevs!r}.")
 
     def attribute(forward, image, blank, number, grid):
         method, total = captum().GradientShap(forward), 0

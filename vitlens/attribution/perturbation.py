@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.attribution.patches import captum, patch_values, per_image, seeded
+from vitlens.support import require_count
 
 COVERS, LEAST = 16, 3
 """Of KernelSHAP, for each patch: what is tried unless told otherwise, and the fewest that are taken."""
@@ -32,9 +33,7 @@ def occlusion(
     baseline: what covers it, a number or tensor in normalised units; 0 is the mean colour. internal_batch_size: images
     in one forward. target, against, names: see `vitlens.attribution`.
     """
-
-    if window < 1:
-        raise ValueError(f"A window is a whole number of patches, at least 1, but {window!r} came.")
+    require_count(window=window, internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
         below, right = grid.cut  # pixels that no patch sees; squares that reach into them would be too small
@@ -64,6 +63,7 @@ def feature_ablation(
 
     baseline, internal_batch_size, target, against, names: as in `occlusion`.
     """
+    require_count(internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
         method, mask = captum().FeatureAblation(forward), grid.pixel_patches(image.device)[None, None]
@@ -99,6 +99,7 @@ def kernel_shap(
     captum's random numbers begin, the same for every image; the global generators are left as they were. baseline,
     internal_batch_size, target, against, names: as in `occlusion`.
     """
+    require_count(internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
         method, mask = captum().KernelShap(forward), grid.pixel_patches(image.device)[None, None]
@@ -121,6 +122,7 @@ def _covers(wanted: int | None, patches: int) -> int:
     """How many covers KernelSHAP tries. Raises ValueError for too few."""
     if wanted is None:
         return COVERS * patches
+    require_count(n_samples=wanted)
     if wanted < LEAST * patches:
         raise ValueError(
             f"KernelSHAP needs at least {LEAST} covers for each patch, {LEAST * patches} for {patches} patches, or its "

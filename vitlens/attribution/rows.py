@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlens.attention import BLOCK
 from vitlens.capture import Attention
 from vitlens.layer import Layer
+from vitlens.support import whole
 
 
 def blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:
@@ -38,7 +39,9 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
     grid, like = attn.grid, attn[0].q
     read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
     if query is not None:
-        read[:, grid.index(*query)] = 1.0
+        if not isinstance(query, tuple | list):
+            raise ValueError(f"A query is a patch, (row, column), but {query!r} came.")
+        read[:, grid.position(query)] = 1.0
     elif grid.readout is None:
         raise ValueError(
             f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, or returns all "
@@ -53,7 +56,10 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
 
 
 def layer_number(count: int, layer: int) -> int:
-    """A layer's number from 0, where −1 is the last of `count`; raises IndexError outside."""
+    """A layer's number from 0, where −1 is the last of `count`; raises IndexError outside, ValueError for what is no
+    whole number."""
+    if whole(layer) is None:
+        raise ValueError(f"A layer is a whole number, −1 the last, but {layer!r} came.")
     if not -count <= layer < count:
         raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
     return layer % count

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
-from vitlens.support import MODELS, evaluating, model_name, qualified_name, require_images, unwrap
+from vitlens.support import (
+    MODELS,
+    evaluating,
+    model_name,
+    qualified_name,
+    require_count,
+    require_images,
+    taking,
+    unwrap,
+)  # fmt: skip
 from vitlens.target import Target, asked, class_logits, require_classes
 
 SCORES = ("probability", "logit")
@@ -66,8 +75,6 @@ def covered(
     """Everything checked, on the model's device and in its dtype. Raises ValueError for what cannot be scored."""
     if score not in SCORES:
         raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
-    if internal_batch_size < 1:
-        raise ValueError(f"A batch holds at least one picture, but internal_batch_size={internal_batch_size} came.")
     grid = patch_grid(model, images, grid)
     target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
@@ -81,7 +88,7 @@ def on_model(model: nn.Module, images: Tensor) -> Tensor:
 
 def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) -> TokenGrid:
     """The patches of the images: those of a supported timm model, or the grid that is given."""
-    require_images(images)
+    require_images(images, unwrap(model))
     size = tuple(images.shape[-2:])
     if grid is None:
         bare = unwrap(model)
@@ -99,8 +106,10 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The class of each image, and what it is contrasted with. The model sees each image once."""
     bare = unwrap(model)
+    require_images(images, bare)
     require_classes(bare)
-    with evaluating(model), torch.no_grad():
+    require_count(internal_batch_size=internal_batch_size)
+    with taking(bare), evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
         logits = torch.cat([class_logits(bare, model(part)) for part in parts])
     return asked(bare, logits, target, against)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitlens.faithfulness.covered import checked_maps, covered
 from vitlens.faithfulness.orders import ranks
 from vitlens.grid import TokenGrid
+from vitlens.support import whole
 
 STEPS = 32  # at most, unless told otherwise
 
@@ -79,8 +80,8 @@ def curves(
     batch, patches = len(case.images), case.grid.patches
     maps = checked_maps(maps, case.grid, batch)
     step = usual_step(patches) if step is None else step
-    if not 1 <= step <= patches:
-        raise ValueError(f"A step is a number of patches from 1 to {patches}, but {step!r} came.")
+    if whole(step) is None or not 1 <= step <= patches:
+        raise ValueError(f"A step is a whole number of patches from 1 to {patches}, but {step!r} came.")
     counts = torch.tensor([*range(0, patches, step), patches], device=case.images.device)
     rank, inner = ranks(maps, seed).flatten(0, -2).to(counts.device), counts[1:-1]
 

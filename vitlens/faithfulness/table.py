@@ -12,6 +12,7 @@ from vitlens.faithfulness.covered import checked_maps, patch_grid
 from vitlens.faithfulness.curves import curves
 from vitlens.faithfulness.orders import random_maps
 from vitlens.grid import TokenGrid
+from vitlens.support import whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,10 +43,11 @@ def table(
     """
     import pandas as pd
 
-    if orders < 2:
-        raise ValueError(f"A spread needs at least 2 random orders, but orders={orders} came.")
-    if not maps:
-        raise ValueError("At least one map was wanted, by the name of its method, but none came.")
+    if whole(orders) is None or orders < 2:
+        raise ValueError(f"A spread needs a whole number of at least 2 random orders, but orders={orders} came.")
+    if not isinstance(maps, Mapping) or not maps:
+        came = "none" if isinstance(maps, Mapping) else f"a {type(maps).__name__}"
+        raise ValueError(f"At least one map was wanted, by the name of its method, but {came} came.")
     grid = patch_grid(model, images, grid)
     each = [checked_maps(values, grid, len(images), f"The map {name!r}") for name, values in maps.items()]
     if wrong := [name for name, values in zip(maps, each, strict=True) if values.dim() != 3]:
