@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def load(
 ) -> ImageSet | ImageStream:
     """Open the ``"train"``, ``"valid"`` or ``"test"`` split of a data set.
 
-    Where a source has only one of validation and test images, it is both. ``"whole"`` is the test split too, but of a
-    folder or tar file that is not divided it is everything.
+    Where a source has only one of validation and test images, it is both. Test images without labels (all of them −1,
+    or none in a folder of a class) give way to the validation images, and ``note`` says so. ``"whole"`` is the test
+    split too, but of a folder or tar file that is not divided it is everything.
 
     ``source`` is one of
 
@@ -100,8 +102,11 @@ def load(
     device = torch.device(device or "cpu")
     cache = Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
     listing = _listed(str(source), split, fold, allow_partial, cache, root)
-    if not len(listing.samples):
-        raise ValueError(f"The {split} split of {source} holds no image.")
+    if split in ("test", "whole") and not _labelled(listing):
+        note = f"The test images of {source} have no labels, so its validation images count instead."
+        listing = replace(_listed(str(source), "valid", fold, allow_partial, cache, root), note=note)
+    if not _labelled(listing):
+        raise ValueError(f"The {split} split of {source} holds no image with a label.")
     if stream is None:
         stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // memory.processes()))
@@ -113,6 +118,11 @@ def load(
     return ImageStream(
         samples, labels, listing.class_names, size, shape, on_damaged, workers, device, note=listing.note
     )
+
+
+def _labelled(listing: Listing) -> bool:
+    """Whether there is a label: where they are kept back, folders of classes are missing or all labels are −1."""
+    return any(label >= 0 for label in listing.labels)
 
 
 def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path, root) -> Listing:
