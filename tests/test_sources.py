@@ -198,6 +198,18 @@ def test_tar_files_that_cannot_be_used_are_refused(tmp_path):
         load(tmp_path / "one.tar", "valid")
 
 
+def test_a_tar_file_of_loose_images_beside_one_of_classes_is_refused(tmp_path):
+    """ImageNet's own archives: a tar file of class tars for training, all validation images loose in another."""
+    inner = {f"{c}.tar": in_memory({f"{c}_{i}.png": encoded(i) for i in range(4)}) for c in ("n01440764", "n01443537")}
+    tar(tmp_path / "ILSVRC2012_img_train.tar", inner)
+    tar(tmp_path / "ILSVRC2012_img_val.tar", {f"ILSVRC2012_val_{i:08d}.png": encoded(i) for i in range(4)})
+    for split in ("train", "valid", "test", "whole"):
+        with pytest.raises(ValueError, match="images of ILSVRC2012_img_val.tar lie loose, .* ILSVRC2012_img_train.tar"):
+            load(tmp_path, split)
+    (tmp_path / "ILSVRC2012_img_val.tar").unlink()
+    assert load(tmp_path, "whole").class_names == ("n01440764", "n01443537")
+
+
 # WebDataset
 
 

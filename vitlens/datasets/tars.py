@@ -44,13 +44,14 @@ def in_tars(archives: Sequence[Path], root: Path, split: str) -> Listing:
 
     Splits are folders or tar files named train and val (valid, validation, test); without them each class is divided.
     """
-    found = {}
+    found, loose, inside = {}, set(), set()
     for number, archive in enumerate(archives):
         # A lone file is no level of its own: pets.tar is no class.
         prefix = "" if archive == root else archive.relative_to(root).with_suffix("").as_posix() + "/"
         for name, start, length in members(archive):
             if is_image(name):
                 found[str(PurePosixPath(prefix + name))] = (number, start, length)
+                (inside if PurePosixPath(name).parent.name else loose).add(archive.name)
     splits: dict[str | None, dict[str, list[str]]] = {}
     for name in sorted(found):
         folders = PurePosixPath(name).parts[:-1]
@@ -61,6 +62,12 @@ def in_tars(archives: Sequence[Path], root: Path, split: str) -> Listing:
     if set(splits) & EVERY_SPLIT:
         names, labels, class_names, note = *_side(splits, part(split), root), ""
     elif splits:
+        if loose and inside:
+            raise ValueError(
+                f"In {root}, images of {min(loose)} lie loose, but those of {min(inside)} in folders or tar files of "
+                "classes, so what makes a class cannot be told. Give each class a folder of its own; ImageNet's own "
+                "archives are read by name: imagenet, with this folder as root."
+            )
         by_class = dict(sorted(splits[None].items()))
         names, labels, note = divided(by_class, split, root)
         class_names = tuple(by_class)
