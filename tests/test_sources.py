@@ -262,6 +262,16 @@ def test_webdataset_shards_as_timm_reads_them(shards):
     assert len(expected[1]) == 4  # the label below 0 is left out by both
 
 
+def test_shards_in_the_root_are_not_taken_for_a_set_of_the_hub(shards, monkeypatch):
+    def no_network(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    for source in ("wds/owner/pets", "vtab/pcam"):
+        with pytest.raises(ValueError, match="is not in .* cannot be fetched from here"):
+            load(source, "test", root=shards / "pets")
+
+
 def test_webdataset_shards_that_are_missing_or_without_labels(shards):
     with pytest.raises(ValueError, match="lacks shards of its train split"):
         load("wds/nothing", root=shards)

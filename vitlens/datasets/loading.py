@@ -62,7 +62,7 @@ def load(
       its cache. Needs the package ``datasets``;
     * ``"wds/NAME"``: WebDataset shards in the folder ``root/NAME``, or ``root`` itself, with ``_info.json`` as timm has
       it or with the split in their names or as their folder; read as the tar files they are, so no package is needed.
-      ``wds/OWNER/SET`` is fetched from the Hugging Face hub if it is missing;
+      ``wds/OWNER/SET`` lies in ``root/OWNER/SET`` alone, and is fetched from the Hugging Face hub if it is missing;
     * a folder of Parquet shards in the Hugging Face layout: ``train-*.parquet`` and ``valid…-``, ``validation-``,
       ``val-`` or ``test-*.parquet`` (the first of these that is there) with columns ``image: {bytes, path}`` and
       ``label``; class names from ``classes.json`` beside them, else from the shards' own metadata;
@@ -153,7 +153,7 @@ def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path
 def _in_shards(name: str, split: str, cache: Path) -> Listing:
     folder = cache / name
     try:
-        return in_shards(folder if folder.is_dir() else cache, split)
+        return in_shards(folder if folder.is_dir() or "/" in name else cache, split)
     except MissingShards:
         if name.count("/") != 1:  # no data set of the hub
             raise
