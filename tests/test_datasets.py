@@ -61,6 +61,27 @@ def test_class_names_beside_the_shards_come_first(shards):
     assert load(shards).class_names == ("Ameise", "Biene", "Katze")
 
 
+@pytest.mark.parametrize("content", [
+    '"abc"', "3", "null", "{", '{"0": "ant"}', '{"names": {"n1": "a"}, "wnids": ["n1", "n2"]}',
+    '{"names": {"ant": 0, "bee": 1, "cat": 2}}', '[["ant"]]', '["ant", null]', '{"names": "ant"}',
+    '{"names": {"n1": "a"}, "wnids": 3}',
+])  # fmt: skip
+def test_class_names_that_are_none_are_refused_by_their_file(shards, content):
+    (shards / "classes.json").write_text(content)
+    with pytest.raises(ValueError, match=r"classes.json should hold a list of class names, .*\. Repair or remove it\."):
+        load(shards)
+
+
+@pytest.mark.parametrize("content, names", [
+    ('["ant", "bee", 3]', ("ant", "bee", "3")), ('{"wnids": ["n1", "n2", "n3"]}', ("n1", "n2", "n3")),
+    ('{"names": {"n2": "b", "n3": "c", "n1": "a"}, "wnids": ["n1", "n2", "n3"]}', ("a", "b", "c")),
+    ('{"names": {"0": "Ameise", "1": "Biene", "2": "Katze"}}', ("Ameise", "Biene", "Katze")),
+])  # fmt: skip
+def test_class_names_in_a_list_or_by_their_numbers(shards, content, names):
+    (shards / "classes.json").write_text(content)
+    assert load(shards).class_names == names
+
+
 @pytest.mark.parametrize(
     "mode, kind", [("L", "JPEG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")]
 )
@@ -104,6 +125,18 @@ def test_damaged_samples_are_named_and_counted(shards):
     assert "row 1 (" in valid.damaged[0] and "row 2 (" in valid.damaged[1]
     resized = load(shards, "valid", on_damaged="skip", size=8)
     assert len(resized) == 2 and resized.damaged == valid.damaged and resized.images[0].equal(resized.images[1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_shard_is_named(tmp_path, stream):
+    shard = tmp_path / "train-00000-of-00001.parquet"
+    write_shard(shard, [picture(i, size=(32, 32))[0] for i in range(100)], [i % 3 for i in range(100)])
+    content = bytearray(shard.read_bytes())
+    content[4:2000] = bytes(1996)
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match="train-00000-of-00001.parquet"):
+        load(tmp_path, size=8, stream=stream, root=tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/**/*.*"))
 
 
 def test_a_missing_shard_is_an_error_unless_allowed(shards):

@@ -283,6 +283,41 @@ def test_webdataset_shards_that_are_missing_or_without_labels(shards):
         load("wds/pets", root=shards)
 
 
+@pytest.mark.parametrize("name, content, message", [
+    ("_info.json", b"[]", "should hold the splits"), ("_info.json", b"{", "should hold the splits"),
+    ("_info.json", b'{"splits": ["train"]}', "should hold the splits"),
+    ("_info.json", b'{"splits": {"train": "a.tar"}}', "should hold the splits"),
+    ("_info.json", b'{"splits": {"train": {"filenames": [3]}}}', "should hold the splits"),
+    ("classnames.txt", b"caf\xe9\nb\nc\n", "should hold the names of classes"),
+    ("classes.json", b"caf\xe9", "should hold a list of class names"),
+])  # fmt: skip
+def test_what_lies_beside_shards_and_is_none_of_it_is_named(shards, name, content, message):
+    (shards / "pets" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"pets/{name} {message}.* Repair or remove it."):
+        load("wds/pets", root=shards)
+
+
+def test_a_number_of_shards_that_is_none_is_told(tmp_path):
+    shard(tmp_path / "pets" / "train" / "0.tar", 0, 5)
+    (tmp_path / "pets" / "train" / "nshards.txt").write_text("one")
+    with pytest.raises(ValueError, match="nshards.txt should hold the number of the shards beside it, .*'one'"):
+        load("wds/pets", root=tmp_path)
+
+
+def test_what_a_mac_or_a_desktop_leaves_in_archives_and_folders_is_passed_over(tmp_path):
+    hidden = {"._s0000.jpg": b"mac", "._ant.txt": b"mac", ".DS_Store": b"desktop"}
+    shard(tmp_path / "pets" / "pets-train-0.tar", 0, 5)
+    with tarfile.open(tmp_path / "pets" / "pets-train-0.tar", "a") as archive:
+        for name, data in hidden.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    assert len(load("wds/pets", root=tmp_path)) == 5
+    content = files(4) | {f"ant/{name}": data for name, data in hidden.items()}
+    assert len(load(write(tmp_path / "plain", content), "whole")) == 12
+    assert len(load(tar(tmp_path / "plain.tar", content), "whole")) == 12
+
+
 # torchvision
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +76,23 @@ def _unpack(shard: Path, folder: Path) -> Path:
         partial = target.with_suffix(f".{os.getpid()}")
         schema = pa.schema([("bytes", pa.binary())])
         try:
-            with pq.ParquetFile(shard) as file, pa.ipc.new_file(str(partial), schema) as writer:
-                for batch in file.iter_batches(256, columns=["image"]):
-                    encoded = pc.struct_field(batch.column(0), "bytes")
+            with pa.ipc.new_file(str(partial), schema) as writer:
+                for encoded in _read(shard):
                     writer.write_batch(pa.record_batch([encoded.cast(pa.binary())], schema=schema))
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)
     return target
+
+
+def _read(shard: Path) -> Iterator[pa.Array]:
+    """The encoded images of a shard, some at a time."""
+    try:
+        with pq.ParquetFile(shard) as file:
+            for batch in file.iter_batches(256, columns=["image"]):
+                yield pc.struct_field(batch.column(0), "bytes")
+    except (OSError, pa.ArrowException) as problem:
+        raise ValueError(f"{shard} is damaged ({problem}). Fetch it again.") from problem
 
 
 def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:

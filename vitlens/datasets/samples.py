@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -73,7 +73,9 @@ def part(split: str) -> str:
 
 
 def is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    """Whether a file of that name is one: not if it begins with a dot, as what a Mac puts beside each file does."""
+    stem, suffix = os.path.splitext(os.path.basename(name))
+    return suffix.lower() in SUFFIXES and not stem.startswith(".")
 
 
 def packed(names: Iterable[str]) -> np.ndarray:
@@ -91,13 +93,26 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
 
     ``wnids`` (WordNet numbers) stand in where there are no names.
     """
-    path = folder / "classes.json"
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    names = content if isinstance(content, list) else content.get("names") or content.get("wnids")
-    if isinstance(names, dict):
-        names = [names[key] for key in content.get("wnids", names)]
-    if not isinstance(names, list):
-        raise ValueError(f"{path} should hold a list of class names, or a dict with one under 'names'.")
-    return tuple(str(name) for name in names)
+    return parsed(folder / "classes.json", _class_names, "a list of class names, or a dict with one under 'names'")
+
+
+def _class_names(text: str) -> tuple[str, ...]:
+    content, kinds = json.loads(text), (str, int)
+    names = content if isinstance(content, list) else content.get("names") or content["wnids"]
+    if isinstance(names, dict):  # by WordNet number; numbers by name are no names
+        names, kinds = [names[key] for key in content.get("wnids", names)], (str,)
+    if not isinstance(names, list) or not all(isinstance(name, kinds) for name in names):
+        raise TypeError(f"these are none: {names!r:.60}")
+    return tuple(map(str, names))
+
+
+def parsed(path: Path, parse: Callable[[str], Any], wanted: str) -> Any:
+    """What ``parse`` makes of a small text beside the images; None if it is not there.
+
+    Raises ``ValueError`` with the name of the file for a text of another kind.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (AttributeError, LookupError, TypeError, ValueError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        raise ValueError(f"{path} should hold {wanted}, in UTF-8 ({reason}). Repair or remove it.") from problem

@@ -10,7 +10,17 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from vitlens.datasets.hub import quiet
-from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, SUFFIXES, Listing, first_of, names_beside, numbered, packed
+from vitlens.datasets.samples import (
+    EVERY_SPLIT,
+    SPLITS,
+    SUFFIXES,
+    Listing,
+    first_of,
+    names_beside,
+    numbered,
+    packed,
+    parsed,
+)  # fmt: skip
 from vitlens.datasets.tars import Members, members
 
 
@@ -32,7 +42,8 @@ def in_shards(folder: Path, split: str) -> Listing:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         for name, start, length in members(archive):
             stem, _, kind = PurePosixPath(name).name.partition(".")
-            samples.setdefault(str(PurePosixPath(name).with_name(stem)), {})[kind.lower()] = (start, length)
+            if stem:  # a Mac, or a desktop, leaves files whose names begin with a dot
+                samples.setdefault(str(PurePosixPath(name).with_name(stem)), {})[kind.lower()] = (start, length)
         with open(archive, "rb") as file:
             for key, parts in samples.items():
                 kind = next((kind for kind in parts if "." + kind in SUFFIXES), None)
@@ -66,8 +77,7 @@ def fetched(name: str, folder: Path, split: str) -> None:
 
 
 def _lines(folder: Path) -> tuple[str, ...] | None:
-    path = folder / "classnames.txt"
-    return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else None
+    return parsed(folder / "classnames.txt", lambda text: tuple(text.splitlines()), "the names of classes, one a line")
 
 
 def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
@@ -82,9 +92,9 @@ def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
         by_split = {word: _complete(shards) for word, shards in by_split.items() if shards}
         shards, label_key = by_split.get(first_of(split, by_split), []), ""
     else:
-        splits = json.loads(info.read_text(encoding="utf-8")).get("splits", {})
-        content = splits.get(first_of(split, splits), {})
-        shards, label_key = [folder / name for name in content.get("filenames", [])], content.get("alt_label", "")
+        splits = parsed(info, _described, "the splits by name, as timm has it, each a dict with its filenames")
+        names, label_key = splits.get(first_of(split, splits), ([], ""))
+        shards = [folder / name for name in names]
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing or not shards:
         lacking = f"{missing[0]}, which {info.name} lists" if missing else f"shards of its {split} split"
@@ -97,8 +107,17 @@ def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
 
 def _complete(shards: list[Path]) -> list[Path]:
     """The shards, if they are as many as ``nshards.txt`` beside them says; none if not."""
-    count = shards[0].parent / "nshards.txt"
-    return shards if not count.is_file() or int(count.read_text()) == len(shards) else []
+    count = parsed(shards[0].parent / "nshards.txt", int, "the number of the shards beside it")
+    return shards if count in (None, len(shards)) else []
+
+
+def _described(text: str) -> dict[str, tuple[list[Path], str]]:
+    """Of each split the names of its shards, and under what the label lies if that is not ``label``."""
+    splits = json.loads(text).get("splits", {})
+    return {
+        name: ([Path(shard) for shard in content.get("filenames", [])], content.get("alt_label", ""))
+        for name, content in splits.items()
+    }
 
 
 def _label(file, parts: dict[str, tuple[int, int]], label_key: str, key: str) -> int:
