@@ -21,7 +21,7 @@ from test_sources import encoded, tar, write
 from vitlens.datasets import load
 from vitlens.datasets.imageset import drawn
 from vitlens.datasets.tasks import TASKS, VTAB
-from vitlens.evaluate import recipe_of
+from vitlens.evaluate import recipe_of, validation_numbers
 from vitlens.paper import TABLE_4
 from vitlens.recipes import RECIPES
 
@@ -217,6 +217,20 @@ def test_imagenet_by_name_in_a_folder_and_in_a_tar_file(tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "imagenet.tar", "w") as archive:
         archive.add(tmp_path / "val", "val")
     assert load(tmp_path / "imagenet.tar", "test").images.equal(folder.images)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet-real", "torch/ImageNet"])
+def test_imagenet_by_name_in_folders_without_its_development_kit(tmp_path, name):
+    imagenet(tmp_path, per_class=2, first=7)
+    (tmp_path / "meta.bin").unlink()
+    write(tmp_path / "test", {"ILSVRC2012_test_00000001.JPEG": encoded(1, "JPEG")})
+    train, test = load(name, root=tmp_path, size=8), load(name, "whole", root=tmp_path, size=8, stream=True, workers=0)
+    assert train.class_names == test.class_names == ("n01440764", "n01443537") and train.labels.tolist() == [0, 1]
+    assert test.labels.tolist() == [0, 0, 1, 1]
+    assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [6, 7, 8, 9]  # which ReaL goes by
+    (tmp_path / "val").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="torch/.* is not in .* with that of its development kit"):
+        load(name, "valid", root=tmp_path)
 
 
 def test_the_test_split_falls_back_and_the_whole_is_undivided(tmp_path):

@@ -40,6 +40,11 @@ def in_folder(folder: Path, split: str) -> Listing:
     return _in_split_folders(folder, part(split)) if named else _in_class_folders(folder, split)
 
 
+def has_classes(folder: Path, split: str) -> bool:
+    """Whether there are folders of classes in ``folder/train``, or what the split may be called."""
+    return any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
+
+
 def _in_split_folders(folder: Path, split: str) -> Listing:
     root = next((folder / name for name in SPLITS[split] if (folder / name).is_dir()), None)
     if root is None:

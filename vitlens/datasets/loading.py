@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlens.datasets import memory
 from vitlens.datasets.decode import decoded, shaped
-from vitlens.datasets.folders import in_folder
+from vitlens.datasets.folders import has_classes, in_folder
 from vitlens.datasets.imageset import ImageSet, check_labels
 from vitlens.datasets.named import digits, from_hugging_face, from_torchvision
 from vitlens.datasets.parquet import Rows, in_parquet
@@ -57,7 +57,9 @@ def load(
       ``"vtab800/…"`` the 800 that a setting is chosen with, both with 200 to choose it on as validation and with the
       task's own test images;
     * ``"torch/NAME"``: a data set of torchvision (``torch/cifar10``, ``torch/flowers102`` …; ``named.TORCH`` lists
-      them and what they call the splits), read from ``root`` and fetched there if it is missing;
+      them and what they call the splits), read from ``root`` and fetched there if it is missing. ImageNet, which no
+      program may fetch, is read from its archives, that of its development kit among them, or from folders ``train/``
+      and ``val/`` of its classes;
     * ``"hfds/NAME"``: a data set of the Hugging Face hub, or a folder that ``datasets.load_dataset`` reads; ``root`` is
       its cache. Needs the package ``datasets``;
     * ``"wds/NAME"``: WebDataset shards in the folder ``root/NAME``, or ``root`` itself, with ``_info.json`` as timm has
@@ -134,7 +136,12 @@ def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path
     if source in TASKS and not Path(source).is_dir():
         return _listed(TASKS[source].source, split, fold, allow_partial, cache, root)
     if prefix == "torch":
-        return from_torchvision(name, part(split), cache)
+        try:
+            return from_torchvision(name, part(split), cache)
+        except ValueError:  # of ImageNet torchvision wants the archive of the development kit, too
+            if name.lower() != "imagenet" or not has_classes(cache, part(split)):
+                raise
+        return in_folder(cache, part(split))
     if prefix == "hfds":
         return from_hugging_face(name, part(split), root and Path(root))
     if prefix == "wds":

@@ -120,7 +120,8 @@ def from_torchvision(name: str, split: str, root: Path) -> Listing:
         dataset = _opened(getattr(torchvision.datasets, kind), str(root), options)
     except Exception as problem:  # whatever the network, the disk and a dozen readers may raise
         call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
-        how = "fetch its archives by hand" if kind == "ImageNet" else f"run {call} where there is a network"
+        by_hand = "fetch its archives by hand, with that of its development kit"
+        how = by_hand if kind == "ImageNet" else f"run {call} where there is a network"
         raise ValueError(
             f"torch/{name} is not in {root} and cannot be fetched from here ({_in_a_line(problem)}). To have it, "
             f"{how}, and put what that leaves into {root}."

@@ -4,8 +4,8 @@ Where they come from. CIFAR, Pets, Flowers and DTD are torchvision's. Fifteen ta
 that CLIP benchmark keeps on the Hugging Face hub, ``clip-benchmark/wds_vtab-…``, made with the task adaptation code of
 VTAB: their splits have that code's sizes. There dSprites keeps its 32 positions and 40 orientations, which VTAB puts
 into 16 bins each. Sun397, of which that owner has the test images only, is ``dpdl-benchmark/sun397``, with the split
-sizes of TensorFlow Datasets, which VTAB takes. ImageNet cannot be fetched by a program: its two archives, or a folder
-with ``train/`` and ``val/``, must be there.
+sizes of TensorFlow Datasets, which VTAB takes. ImageNet cannot be fetched by a program: its two archives and that of
+its development kit, or folders ``train/`` and ``val/`` of its classes, must be there.
 
 ObjectNet is left out: its classes are its own, and the table that maps 113 of them to ImageNet's lies in its authors'
 archive alone; neither timm nor torchvision carries it, and labels that cannot be derived are not guessed. With that
