@@ -139,6 +139,18 @@ def test_a_damaged_shard_is_named(tmp_path, stream):
     assert not list(tmp_path.glob("cache/**/*.*"))
 
 
+@pytest.mark.parametrize("size", [(202, 2), (2, 202)])
+def test_a_strip_is_damaged(tmp_path, size):
+    """To be resized, it would take memory without bound; `preprocess` refuses it by the same measure."""
+    sizes = [(16, 16), tuple(min(side, 200) for side in size), size]
+    write_shard(tmp_path / "train-0.parquet", [picture(i, size=s)[0] for i, s in enumerate(sizes)], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"1 of 3 samples .* row 2 \(a strip of \d+ × \d+ pixels\)\. Repair them, or"):
+        load(tmp_path, size=8)
+    assert load(tmp_path, size=8, on_damaged="skip").labels.tolist() == [0, 1]
+    stream = load(tmp_path, size=8, on_damaged="skip", stream=True, workers=0, root=tmp_path / "cache")
+    assert next(stream.batches([torch.arange(3)]))[1].tolist() == [0, 1, 0] and len(stream.damaged) == 1
+
+
 def test_a_missing_shard_is_an_error_unless_allowed(shards):
     (shards / "train-00001-of-00002.parquet").unlink()
     with pytest.raises(ValueError, match="holds 1 of the 2 train shards"):

@@ -18,6 +18,10 @@ MAX_PIXELS = 80_000_000
 """The largest picture accepted unless told otherwise: a 50-megapixel phone photograph and some more. It lies below
 Pillow's own limit (`PIL.Image.MAX_IMAGE_PIXELS`, 89 megapixels), which is respected and never changed."""
 
+MAX_ELONGATION = 100
+"""How much longer than wide, or wider than long, a picture may be that is cut to a square: resized until its short side
+fits, a strip takes memory without bound."""
+
 
 class ImageError(ValueError):
     """What was given is not a picture that can be used; the message is one sentence: why, and what to do."""

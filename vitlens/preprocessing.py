@@ -14,10 +14,8 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
-from vitlens.images import ImageError, load_image
+from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.support import unwrap
-
-_MAX_ELONGATION = 100
 
 
 def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None, whole: bool = False) -> Tensor:
@@ -43,7 +41,7 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
     if not pictures:
         raise ImageError("At least one image was wanted, but the list is empty; give one or more.")
     for width, height in (picture.size for picture in pictures):
-        if max(width, height) > _MAX_ELONGATION * min(width, height):
+        if max(width, height) > MAX_ELONGATION * min(width, height):
             raise ImageError(f"A picture was wanted, but a strip of {width} × {height} pixels came; crop it first.")
     return torch.stack([transform(picture.convert(mode)) for picture in pictures])
 

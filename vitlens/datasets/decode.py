@@ -18,23 +18,26 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitlens.datasets.samples import Samples
-from vitlens.images import rgb
+from vitlens.images import MAX_ELONGATION, rgb
 
 JPEG = b"\xff\xd8\xff"
 TRIES = 10  # of a random box that fits into the image, as in torchvision
 
 
 def decoded(samples: Samples, i: int) -> Tensor | str:
-    """Sample ``i`` as an image, or the words that say why there is none."""
+    """Sample ``i`` as an image, or the words that say why there is none: a strip, as `MAX_ELONGATION` says, is none."""
     try:
         content = samples.content(i)
         if isinstance(content, Tensor):
             return content
-        return _from_pillow(content) if isinstance(content, Image.Image) else _from_bytes(content)
+        image = _from_pillow(content) if isinstance(content, Image.Image) else _from_bytes(content)
     except UnidentifiedImageError:
         return f"{samples.name(i)} (no image of a known format)"
     except Exception as problem:  # a decoder may raise anything on untrusted bytes
         return f"{samples.name(i)} ({type(problem).__name__}: {problem})"
+    _, h, w = image.shape
+    strip = max(h, w) > MAX_ELONGATION * min(h, w)
+    return f"{samples.name(i)} (a strip of {w} × {h} pixels)" if strip else image
 
 
 def _from_bytes(encoded: bytes) -> Tensor:

@@ -79,7 +79,8 @@ def load(
     ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a centre crop; with
     ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. ``fit``, where given, does it in
     its own way: from uint8 (3, H, W) to uint8 (3, ``size``, ``size``). By default images stay as they are and must all
-    be alike. ``on_damaged="skip"`` leaves out what cannot be decoded and lists it in ``damaged``.
+    be alike. ``on_damaged="skip"`` leaves out what cannot be decoded, or is over 100 times as long as wide (or as wide
+    as long), and lists it in ``damaged``.
     ``allow_partial`` accepts a folder that lacks some of the Parquet shards its file names announce.
 
     ``stream``: whether images stay where they lie and ``workers`` processes read them as they are wanted (an
