@@ -210,6 +210,26 @@ def test_a_tar_file_of_loose_images_beside_one_of_classes_is_refused(tmp_path):
     assert load(tmp_path, "whole").class_names == ("n01440764", "n01443537")
 
 
+def test_hard_links_in_a_tar_file_are_the_files_that_they_link_to(tmp_path):
+    source = write(tmp_path / "plain", {f"ant/{i}.png": encoded(i) for i in range(4)})
+    (source / "bee").mkdir()
+    for i in range(4):
+        (source / "bee" / f"{i}.png").hardlink_to(source / "ant" / f"{i}.png")
+    with tarfile.open(tmp_path / "inner.tar", "w") as archive:
+        archive.add(source, ".")
+        assert sum(member.islnk() for member in archive.getmembers()) == 4
+    with tarfile.open(tmp_path / "nested.tar", "w") as archive:
+        archive.add(tmp_path / "inner.tar", "inner.tar")
+    for path in (tmp_path / "inner.tar", tmp_path / "nested.tar"):
+        assert_same(load(path, "whole"), load(source, "whole").images, [0] * 4 + [1] * 4)
+    with tarfile.open(tmp_path / "bad.tar", "w") as archive:
+        member = tarfile.TarInfo("ant/1.png")
+        member.type, member.linkname = tarfile.LNKTYPE, "ant/0.png"
+        archive.addfile(member)
+    with pytest.raises(ValueError, match=r"bad.tar is not a whole, .* \(ant/1.png is a link to ant/0.png, which"):
+        load(tmp_path / "bad.tar")
+
+
 # WebDataset
 
 

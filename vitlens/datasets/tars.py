@@ -102,11 +102,18 @@ def members(archive: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, int, int]]:
+    spans: dict[str, tuple[int, int]] = {}
     for member in tar:
-        if not member.isfile():
+        if member.islnk():  # a further name of a file that came before
+            if member.linkname not in spans:
+                raise tarfile.TarError(f"{member.name} is a link to {member.linkname}, which does not come before it")
+            spans[member.name] = spans[member.linkname]
+        elif member.isfile():
+            spans[member.name] = start + member.offset_data, member.size
+        else:
             continue
         if member.name.endswith(".tar"):
             with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
-                yield from _walk(inner, folder + member.name.removesuffix(".tar") + "/", start + member.offset_data)
+                yield from _walk(inner, folder + member.name.removesuffix(".tar") + "/", spans[member.name][0])
         else:
-            yield folder + member.name, start + member.offset_data, member.size
+            yield folder + member.name, *spans[member.name]
