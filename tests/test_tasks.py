@@ -248,37 +248,52 @@ def test_the_test_split_falls_back_and_the_whole_is_undivided(tmp_path):
     assert len(load(one, "whole")) == 1
 
 
-@pytest.mark.parametrize("kind", ["folder", "parquet", "hfds", "wds"])
-def test_a_test_split_without_labels_gives_way_to_validation(tmp_path, kind):
-    """As published copies of ImageNet have one: labels of −1, or a flat folder."""
+def written(tmp_path: Path, kind: str, splits: dict[str, list[int]]) -> tuple[str | Path, Path]:
+    """A set of a ``kind`` with these labels, as published copies come: what to load it from, and the root."""
     folder = tmp_path / "set"
     folder.mkdir()
-    for split, labels in {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]}.items():
-        samples = list(enumerate(zip(labels, (encoded(len(split)), encoded(100)), strict=True)))
-        table = {"image": [{"bytes": image, "path": None} for _, (_, image) in samples], "label": labels}
+    for split, labels in splits.items():
+        samples = [(i, label, encoded(100 * len(split) + i)) for i, label in enumerate(labels)]
+        table = {"image": [{"bytes": image, "path": None} for *_, image in samples], "label": labels}
         shard = folder / f"{split}-00000-of-00001.parquet"
         if kind == "folder":
-            write(folder / split, {f"{'ab.'[label]}/{i}.png": image for i, (label, image) in samples})
+            write(folder / split, {f"{'ab.'[label]}/{i}.png": image for i, label, image in samples})
         elif kind == "wds":
-            content = {f"{i}.png": image for i, (_, image) in samples}
-            tar(folder / f"{split}-0.tar", content | {f"{i}.cls": str(label).encode() for i, (label, _) in samples})
+            content = {f"{i}.png": image for i, _, image in samples}
+            tar(folder / f"{split}-0.tar", content | {f"{i}.cls": str(label).encode() for i, label, _ in samples})
         elif kind == "parquet":
             pq.write_table(pa.table(table), shard)
         else:
             datasets = pytest.importorskip("datasets")
             datasets.Dataset.from_dict(table).cast_column("image", datasets.Image()).to_parquet(shard)
     source = {"wds": "wds/set", "hfds": f"hfds/{folder}"}.get(kind, folder)
-    root = tmp_path / "cache" if kind == "hfds" else tmp_path
+    return source, tmp_path / "cache" if kind == "hfds" else tmp_path
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "hfds", "wds"])
+def test_a_test_split_without_labels_gives_way_to_validation(tmp_path, kind):
+    """As published copies of ImageNet have one: labels of −1, or a flat folder."""
+    source, root = written(tmp_path, kind, {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]})
     valid = load(source, "valid", root=root)
     assert sorted(valid.labels.tolist()) == [0, 1] and not valid.note
     for split in ("test", "whole"):
         found = load(source, split, root=root)
         assert found.images.equal(valid.images) and "have no labels, so its validation images count" in found.note
-    for path in folder.glob("validation*"):
+    for path in (tmp_path / "set").glob("validation*"):
         path.rename(tmp_path / "gone")
     for split in ("valid", "test", "whole"):
         with pytest.raises(ValueError, match=f"The {split} split of .*set holds no image with a label"):
             load(source, split, root=root)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hfds", "wds"])
+def test_classes_without_names_are_numbered_alike_in_all_splits(tmp_path, kind):
+    source, root = written(tmp_path, kind, {"train": [0, 1, 2], "validation": [0, 1], "test": [3, 0]})
+    names = [load(source, split, root=root).class_names for split in ("train", "valid", "test")]
+    assert names == [("0", "1", "2"), ("0", "1", "2"), ("0", "1", "2", "3")]  # what training lacks shows
+    for path in (tmp_path / "set").glob("train*"):
+        path.rename(tmp_path / "gone")
+    assert load(source, "valid", root=root).class_names == ("0", "1")
 
 
 @pytest.mark.parametrize("name", ["vtab/pcam", "vtab/sun397", "cifar10", "imagenet"])

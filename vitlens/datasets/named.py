@@ -190,12 +190,17 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
             f"hfds/{name} has the columns {', '.join(dataset.features)}, and one of images and one of class labels are "
             "wanted. Choose a data set for image classification."
         )
-    labels = dataset.select_columns(label[:1])[:][label[0]]
+    labels = _whole_numbers(dataset, label[0], name)
     names = getattr(dataset.features[label[0]], "names", None)
+    if not names:
+        names = numbered(labels, _whole_numbers(splits["train"], label[0], name) if "train" in splits else ())
+    encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
+    return Listing(HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names))
+
+
+def _whole_numbers(dataset, column: str, name: str) -> Sequence[int]:
+    labels = dataset.select_columns([column])[:][column]
     wrong = next((each for each in labels if type(each) is not int), None) if len(labels) else None
     if wrong is not None or None in labels:
         raise ValueError(f"hfds/{name} has the label {wrong!r}, and each image needs a whole number as its label.")
-    encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
-    return Listing(
-        HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names) if names else numbered(labels)
-    )
+    return labels

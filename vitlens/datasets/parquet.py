@@ -114,6 +114,13 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
             f"{folder} holds {len(shards)} of the {wanted} {split} shards that their names announce. Add the missing "
             "ones; `vitlens.datasets.load` with allow_partial=True uses what is there."
         )
+    labels, counts, class_names = _labels(shards)
+    names = names_beside(folder) or class_names or numbered(labels, _labels(by_split.get("train", []))[0])
+    return Listing(Rows(shards, counts), labels, names)
+
+
+def _labels(shards: Sequence[Path]) -> tuple[list[int], list[int], tuple[str, ...] | None]:
+    """The labels in ``shards``, how many each holds, and the names of the classes if the metadata has them."""
     labels, counts, class_names = [], [], None
     for shard in shards:
         try:
@@ -130,7 +137,7 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
             raise ValueError(f"{shard} has {what}, and the column label should hold a whole number for each image.")
         labels += column.to_pylist()
         counts.append(len(column))
-    return Listing(Rows(shards, counts), labels, names_beside(folder) or class_names or numbered(labels))
+    return labels, counts, class_names
 
 
 def _names_in_metadata(metadata: dict | None) -> tuple[str, ...] | None:

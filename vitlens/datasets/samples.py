@@ -83,9 +83,9 @@ def packed(names: Iterable[str]) -> np.ndarray:
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-def numbered(labels: Sequence[int]) -> tuple[str, ...]:
-    """Names for classes that have none: their numbers."""
-    return tuple(str(i) for i in range(max(map(int, labels), default=-1) + 1))
+def numbered(*splits: Sequence[int]) -> tuple[str, ...]:
+    """Names for classes that have none: their numbers, those of the training images too, which all splits share."""
+    return tuple(str(i) for i in range(max((int(label) for labels in splits for label in labels), default=-1) + 1))
 
 
 def names_beside(folder: Path) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -55,7 +56,15 @@ def in_shards(folder: Path, split: str) -> Listing:
                     labels.append(label)
                     spans.append((number, *parts[kind]))
     samples = Members(archives, packed(names), np.array(spans, dtype=np.int64).reshape(-1, 3))
-    return Listing(samples, labels, names_beside(folder) or _lines(folder) or numbered(labels))
+    return Listing(samples, labels, names_beside(folder) or _lines(folder) or _numbers(folder, split, labels))
+
+
+def _numbers(folder: Path, split: str, labels: list[int]) -> tuple[str, ...]:
+    training = []
+    if split != "train":
+        with suppress(MissingShards):
+            training = in_shards(folder, "train").labels
+    return numbered(labels, training)
 
 
 def fetched(name: str, folder: Path, split: str) -> None:
