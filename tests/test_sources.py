@@ -138,6 +138,13 @@ def test_a_folder_with_train_only_is_not_divided(tmp_path):
         load(tmp_path, "valid")
 
 
+def test_a_class_that_is_called_like_a_split_is_explained(tmp_path):
+    write(tmp_path, {f"{name}/{i}.png": encoded(i) for name in ("car", "train") for i in range(4)})
+    for split in ("train", "valid", "test", "whole"):
+        with pytest.raises(ValueError, match="folder named train, which stands for a split, .* give it another name"):
+            load(tmp_path, split)
+
+
 def test_a_tar_file_holds_what_its_folder_held_and_what_timm_reads(tmp_path):
     path = tar(tmp_path / "flat.tar", files(30))
     folder = write(tmp_path / "flat", files(30))

@@ -37,11 +37,17 @@ def in_folder(folder: Path, split: str) -> Listing:
         tars = sorted([*folder.glob("*.tar"), *(tar for d in named for tar in d.glob("*.tar"))])
         if tars:
             return in_tars(tars, folder, split)
+        if named:
+            raise ValueError(
+                f"{folder} holds a folder named {named[0].name}, which stands for a split, but in it no folder of a "
+                "class. Put the images of each class into a folder of their own there; if it is a class itself, give "
+                "it another name."
+            )
     return _in_split_folders(folder, part(split)) if named else _in_class_folders(folder, split)
 
 
 def has_classes(folder: Path, split: str) -> bool:
-    """Whether there are folders of classes in ``folder/train``, or what the split may be called."""
+    """Whether a split lies in ``folder`` as folders of classes."""
     return any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
 
 
