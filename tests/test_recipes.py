@@ -13,6 +13,7 @@ from timm.models import save_for_hf
 from vitlens.paper import TABLE_4
 from vitlens.preprocessing import preprocess
 from vitlens.recipes import RECIPES, Recipe, recipe, starting_from
+from vitlens.train import export
 from vitlens.train.optim import optimizers
 
 
@@ -222,6 +223,31 @@ def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained, s
         expected = torch.from_numpy(zoom(grid, (1.5, 1.5, 1), order=1)).reshape(36, 48)
         torch.testing.assert_close(state["pos_embed"][0, 1:], expected, atol=1e-6, rtol=0)
         assert torch.equal(state["pos_embed"][0, :1], before["pos_embed"][0, :1])
+
+
+@pytest.mark.parametrize("name", ["imagenet", "cifar", "pets", "vtab"])
+def test_the_papers_largest_model_is_tuned_at_384_pixels(name, tmp_path):
+    """H/14: of 384 pixels 27 × 14 are seen, as in the paper, whose convolution pads nothing."""
+    args = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
+    model = timm.create_model("vit_huge_patch14_224", **args)
+    save_for_hf(model, tmp_path / "start", model_args=args, safe_serialization=True)
+    r = starting_from(recipe(f"finetune-{name}").override("num_classes=4"), tmp_path / "start")
+    model = r.build().eval()
+    assert model.patch_embed.grid_size == (27, 27) and model.pos_embed.shape == (1, 1 + 27 * 27, 48)
+    torch.nn.init.normal_(model.head.weight)
+    export(model, tmp_path / "tuned", r, "abcd", dtype=torch.float32)
+    opened = timm.create_model(f"local-dir:{tmp_path / 'tuned'}", pretrained=True).eval()
+    x = torch.randn(1, 3, 384, 384)
+    assert torch.equal(opened(x), model(x)) and opened.patch_embed.grid_size == (27, 27)
+
+
+def test_the_patch_is_that_of_the_model_to_come(trained):
+    assert starting_from(recipe("finetune-pets").override("image_size=42", "resize=0"), trained[0]).image_size == 42
+
+
+def test_an_image_smaller_than_a_patch_is_refused(trained):
+    with pytest.raises(ValueError, match="4 pixels .*patches of 8"):
+        starting_from(recipe("finetune-pets").override("image_size=4"), trained[0])
 
 
 def test_models_that_cannot_be_started_from_are_refused(tmp_path):

@@ -31,7 +31,7 @@ def check(r: Recipe) -> None:
         raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
     if r.seed >= 2**63:
         raise ValueError(f"seed is a number below 2⁶³; {r.seed} came.")
-    if r.image_size % r.patch_size:
+    if r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues):
         raise ValueError(
             f"{r.image_size} pixels do not divide into patches of {r.patch_size}; the rest would never be seen. Choose "
             "an image_size that is a multiple of patch_size."

@@ -82,6 +82,7 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     """The recipe, to be continued from a trained model: a timm name or a folder in timm's hub layout.
 
     Architecture, sizes, mean and standard deviation of the pixels become the model's; image_size stays the recipe's.
+    What exceeds whole patches is not seen, as in the paper: of 384 pixels H/14 sees 27 × 14.
     Raises what ``load_model`` raises, and ``ValueError`` for models that are no transformers over patches.
     """
     model = load_model(source)
