@@ -262,6 +262,21 @@ def test_a_file_of_something_else_is_refused_before_anything_is_measured(tmp_pat
     assert "notes.json is not a file of results" in done.stderr and (tmp_path / "notes.json").read_text() == "mine"
 
 
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(tmp_path, small):
+    (tmp_path / "file").write_text("mine")
+    done = evaluate(small, "nowhere", "knn", tmp_path / "file" / "results.json", expect=2)
+    assert "cannot be written to (File exists); give another --out." in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, small, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vitlens.files.write", full)
+    done = evaluate(small, colours(tmp_path / "colours"), "knn", tmp_path / "results.json", expect=2)
+    assert "No space left" in done.stderr and "colours  knn, 20 neighbours  top1" in done.stdout
+
+
 def test_a_model_that_cannot_be_reached(tmp_path, monkeypatch):
     def no_network(*_, **__):
         raise OSError("no route to host")

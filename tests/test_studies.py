@@ -286,7 +286,8 @@ def test_the_command_lists_the_studies():
         (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
         (("data-size-digits", "--data", "digits", "--out", "OTHER"), "other networks and recipe and classes and data"),
-        (("data-size-digits", "--data", "digits", "--out", "OUT", "--tiny", "--table", "FILE/a.csv"), "give another"),
+        (("data-size-digits", "--data", "NOWHERE", "--out", "OUT", "--table", "FILE/a.csv"), "give another --table"),
+        (("data-size-digits", "--data", "NOWHERE", "--out", "OUT", "--table", "OTHER"), "is a folder. Give another"),
     ],
 )
 def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path, whole):

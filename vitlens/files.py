@@ -1,8 +1,9 @@
-"""A file that is written is written whole."""
+"""A file that is written is written whole; a folder that cannot be written to is told of beforehand."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -24,3 +25,14 @@ def write(path: Path, content: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def writable(folder: Path, option: str) -> None:
+    """Make ``folder`` if it is missing. Raises ``ValueError``, which names ``option``, if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise ValueError(
+            f"What is found goes to {folder}, which cannot be written to ({problem.strerror}); give another {option}."
+        ) from problem

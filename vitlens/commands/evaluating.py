@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device
+from vitlens.commands.shared import checked_device, require_file
 
 
 def evaluate(
@@ -45,10 +45,10 @@ def evaluate(
         raise ValueError("An evaluation needs a model: a timm name or a folder. `vitlens evaluate --help` says more.")
     if device is not None:
         checked_device(device)
-    if out is not None and out.is_dir():
-        raise ValueError(f"The results need a file, but {out} is a folder. Give another --out.")
-    if out is not None and out.exists():
-        read_results(out)  # refuses now what could not be added to when all is measured
+    if out is not None:
+        require_file(out, "--out")
+        if out.exists():
+            read_results(out)  # refuses now what could not be added to when all is measured
     try:
         counts = tuple(sorted({int(n) for n in shots.split(",")}))
     except ValueError:
@@ -59,9 +59,11 @@ def evaluate(
         lambda text: print(f"Note: {text}", file=sys.stderr),
     )  # fmt: skip
     found = []
-    for record in answers(question):
-        found.append(record)
-        if out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
-            write(out, [record])
-    if question.world.rank == 0:
-        print(table(found))
+    try:
+        for record in answers(question):
+            found.append(record)
+            if out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
+                write(out, [record])
+    finally:
+        if found and question.world.rank == 0:
+            print(table(found))

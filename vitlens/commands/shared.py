@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from vitlens.files import writable
+
 
 def complaints() -> tuple[list[str], Callable[[str], None]]:
     """Sentences about single pictures, and the function that says one and remembers it."""
@@ -28,6 +30,13 @@ def photographs(images: list[Path] | None) -> list[tuple[str, object]]:
 def require_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+
+
+def require_file(path: Path, option: str) -> None:
+    """Refuse before the work what could not be written after it."""
+    if path.is_dir():
+        raise ValueError(f"The results need a file, but {path} is a folder. Give another {option}.")
+    writable(path.parent, option)
 
 
 def _name(path: Path, among: list[Path]) -> str:

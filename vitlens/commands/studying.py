@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device
+from vitlens.commands.shared import checked_device, require_file
 
 
 def study(
@@ -43,6 +43,8 @@ def study(
         raise ValueError(f"--max-minutes is a positive number of minutes; {max_minutes} came.")
     if device is not None:
         checked_device(device)
+    if table is not None:
+        require_file(table, "--table")
     chosen = chosen.tiny() if tiny else chosen
     records = studies.run_study(
         chosen, data, out, root=root, device=device, max_minutes=max_minutes, command=command_of(sys.argv[1:]),

@@ -23,7 +23,7 @@ from vitlens import compute, datasets
 from vitlens.datasets import ImageSet
 from vitlens.evaluate import features, few_shot, proportion
 from vitlens.evaluate.fewshot import support
-from vitlens.files import write
+from vitlens.files import writable, write
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.runs.watching import Stop
@@ -61,7 +61,7 @@ def run_study(
     start, world, out = time.monotonic(), join(device), Path(out)
     if world.size > 1:
         raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
-    _writable(out)
+    writable(out, "--out")
     splits = [_chosen(datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False), study, data)
               for split in ("train", "valid")]  # fmt: skip
     _check(study, splits, data)
@@ -194,17 +194,6 @@ def _check(study: Study, splits: list[ImageSet], data: str) -> None:
                 f"The study {study.name} takes {wanted} {split} images of each class, but {data} has a class of "
                 f"{fewest}; use other data, or --tiny."
             )
-
-
-def _writable(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write(out / ".writable", b"")
-        (out / ".writable").unlink()
-    except OSError as problem:
-        raise ValueError(
-            f"A study is kept in a folder, and {out} cannot be written to ({problem.strerror}); give another --out."
-        ) from problem
 
 
 def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
