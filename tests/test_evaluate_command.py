@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_real_is_of_names_and_not_of_places(tmp_path):
 SHORT = ("--set", "image_size=32", "--set", "resize=40", "--set", "batch_size=12", "--set", "precision=fp32")
 
 
-def test_fine_tuning_over_seeds(tmp_path, small):
+def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
     runs = ("--runs", tmp_path / "runs", "--seeds", 2, "--set", "epochs=2", *SHORT)
     evaluate(small, folder, "finetune", out, *runs)
@@ -185,8 +186,15 @@ def test_fine_tuning_over_seeds(tmp_path, small):
     assert found["value"] == pytest.approx(np.mean(values), abs=0.01) and found["seeds"] == 2 and found["images"] == 15
     half = t.ppf(0.975, 1) * np.std(values, ddof=1) / np.sqrt(2)
     assert found["high"] == pytest.approx(min(100, np.mean(values) + half), abs=0.01)
-    evaluate(small, folder, "finetune", out, *runs)  # goes on from finished runs: the same numbers at once
+    assert not list((tmp_path / "runs").rglob("*checkpoint*")), "what is finished takes no more room than its model"
+    with monkeypatch.context() as patched:  # finished runs are not done again: the same numbers at once
+        patched.setattr(sys.modules["vitlens.runs.run"], "fit", None)
+        evaluate(small, folder, "finetune", out, *runs)
     assert json.loads(out.read_text())[0]["value"] == found["value"]
+    shutil.copy(folder / "train" / "red" / "0.png", folder / "train" / "red" / "more.png")
+    evaluate(small, folder, "finetune", out, *runs)
+    kept = json.loads((runs_of(found, tmp_path) / "seed-1" / "training.json").read_text())
+    assert kept["training_images"] == 37, "other images, so another run"
     evaluate(small, folder, "finetune", out, "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
     other = json.loads(out.read_text())[1]
     assert other["recipe"].startswith("epochs=1,") and found["recipe"].startswith("epochs=2,")

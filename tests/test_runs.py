@@ -217,6 +217,21 @@ def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
     assert 1e6 < seconds < 1e6 + 1000, "this part of the run counts once"
 
 
+def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch):
+    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0}
+    done = runs.run("digits", "digits", tmp_path, **options)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["vitlens.runs.run"], "fit", None)
+        again = runs.run("digits", "digits", tmp_path, resume=True, **options)
+    assert again == json.loads(json.dumps(done))
+    anew = runs.run("digits", "digits", tmp_path, resume=True, overrides=["epochs=1"], **options)
+    assert anew["steps"] == 8 and len(list((tmp_path / "checkpoints").glob("*.json"))) == 1
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "training.json").write_text(json.dumps(anew | {"seconds": 1e6, "labels": "other"}))
+    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["seconds"] < 1e6, "begun, not gone on with"
+
+
 def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -32,7 +32,7 @@ class Record:
     versions: dict[str, str]
     """Of the packages."""
     damaged: int = 0
-    """Images that could not be decoded and were left out."""
+    """Images that could not be decoded and were left out; of fine-tuning only those to measure on."""
     command: str = ""
     weights: str = ""
     """What the model's weights are told from others by: the first digits of their SHA-256."""

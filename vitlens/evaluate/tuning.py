@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ class Tuned(NamedTuple):
     score: Score
     images: int
     damaged: tuple[str, ...]
+    """Of the test images alone; each run's `training.json` counts those that it trained on and validated with."""
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
@@ -50,6 +52,7 @@ def fine_tuned(
     """Fine-tune `model` on the training images of `data` once for each seed, and measure on its test images.
 
     The runs are those of `vitlens train`: each lies in a folder of its own in `out`, and one that was stopped goes on.
+    Of one that is finished the checkpoints are deleted; it is not done again, unless images have come or gone.
     With one seed the interval is that of the test images; with several, that of both (`over_seeds`).
 
     Raises KeyboardInterrupt if a run was asked to stop, and what `runs.run`, `load_model` and `read` raise.
@@ -60,13 +63,14 @@ def fine_tuned(
     for seed in seeds:
         folder = out / f"seed-{seed}"
         account = runs.run(
-            recipe or named, data, folder, model=model, resume=(folder / "checkpoints").is_dir(), seed=seed, watch=0,
+            recipe or named, data, folder, model=model, resume=folder.is_dir(), seed=seed, watch=0,
             overrides=[*forbidden, *overrides], device=str(world.device), root=root, workers=workers,
             on_damaged="skip",
         )  # fmt: skip
         if not account["finished"]:
             raise KeyboardInterrupt
         world.total(0)  # the first process writes the model, the others wait
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         tuned = load_model(folder / "model").to(world.device)
         images = opened(tuned, data, "test", root=root, workers=workers, world=world)
         said = read(tuned, images, named_classes(tuned, 1), world=world, progress=f"{data}, tuned")

@@ -13,12 +13,13 @@ from pathlib import Path
 import timm
 import torch
 
-from vitlens.datasets import ImageStream
+from vitlens.datasets import ImageSet, ImageStream
 from vitlens.files import write
 from vitlens.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens.runs.sources import Source
 from vitlens.train import World, export, validation
 from vitlens.train.checkpoint import newest_first
+from vitlens.train.journal import checksum
 
 FOUND = ("num_classes",)  # in the data
 
@@ -45,6 +46,7 @@ def finish(
             "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
         },
         "training_images": len(data[0]),
+        "labels": checksum(data[0]),
         "damaged": damaged,
         "epochs": plan.epochs,
         "steps": steps,
@@ -52,16 +54,31 @@ def finish(
         "hardware": hardware(world.device, world.size),
         "versions": versions(),
         "date": datetime.date.today().isoformat(),
-        "recipe": plan.to_dict() | {"init": Path(plan.init).name},
+        "recipe": _portable(plan).to_dict(),
     }
     if world.rank > 0:
         return account
     if exports:
         export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
-        portable = replace(plan, init=Path(plan.init).name)
-        write(out / "model" / "recipe.json", portable.to_json().encode())
+        write(out / "model" / "recipe.json", _portable(plan).to_json().encode())
     write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
+
+
+def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> dict | None:
+    """The account of a run in ``out`` that has come to its end, by this plan and on these images, and left its model;
+    else None."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        account = json.loads((out / "training.json").read_text())
+        same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
+        if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
+            return account
+    return None
+
+
+def _portable(plan: Recipe) -> Recipe:
+    """Where the model lies that a run started from is nobody's concern."""
+    return replace(plan, init=Path(plan.init).name)
 
 
 def seconds_before(out: Path) -> float:

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from vitlens import snapshots
 from vitlens.files import write
-from vitlens.runs.account import command_of, finish, seconds_before
+from vitlens.runs.account import command_of, finish, finished_before, seconds_before
 from vitlens.runs.plan import computes_bf16, cost_of_determinism, fitted, planned, refuse
 from vitlens.runs.sources import Source, note
 from vitlens.runs.watching import Board, Progress, Stop
@@ -88,6 +88,8 @@ def run(
     if wanted:
         raise ValueError(f"{data} has {len(train.class_names)} classes, and --set {wanted[0]} came. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
+    if resume and fresh and (done := finished_before(out, plan, train)):  # its checkpoints are not needed
+        return done | {"stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
     start = time.monotonic()
@@ -118,7 +120,7 @@ def run(
         album.begin()
 
     average: dict = {}
-    last, stopped, before = None, "", seconds_before(out) if resume else 0.0
+    last, stopped, before = None, "", 0.0 if fresh else seconds_before(out)
     with Stop() as stop, Progress(steps, quiet) as bar, board, closing(
         fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world)
     ) as training:

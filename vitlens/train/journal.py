@@ -36,12 +36,17 @@ SAID = {
 }
 
 
+def checksum(images: ImageSet) -> str:
+    """Of the labels and the class names."""
+    digest = hashlib.sha256("\0".join(images.class_names).encode())
+    digest.update(images.labels.cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
 def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
     """What a run depends on beside its recipe: its images, how they are read, and how a batch is cut."""
-    digest = hashlib.sha256("\0".join(train.class_names).encode())
-    digest.update(train.labels.cpu().numpy().tobytes())
     return {
-        "images": len(train), "labels": digest.hexdigest()[:12], "held": type(train).__name__,
+        "images": len(train), "labels": checksum(train), "held": type(train).__name__,
         "parts": world.size * recipe.accumulate, "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
     }  # fmt: skip
