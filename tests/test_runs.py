@@ -193,6 +193,21 @@ def test_the_weights_that_are_right_more_often_are_exported(tmp_path, better):
         assert torch.equal(found[name], (p.detach() + (better == "top1_average")).half())
 
 
+def test_of_a_model_that_was_continued_the_average_is_exported(tmp_path):
+    """Its validation images may be those that it is measured on: nothing is chosen by them."""
+    r, data = recipe("digits").tiny(), (load("digits", "train").subset(64), load("digits", "valid").subset(64))
+    model, r = r.build(), replace(r, init="somewhere")
+    average = {name: p.detach() + 1 for name, p in model.named_parameters()}
+    for metrics, exported in (
+        ({"top1": 60.0, "top1_average": 50.0}, "moving average of the weights"), ({"top1": 60.0}, "raw weights"),
+    ):  # fmt: skip
+        last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, metrics)
+        account = finish(tmp_path, r, model, average, data, last=last, steps=16)
+        assert account["validation"]["exported"] == exported
+        found = load_file(tmp_path / "model/model.safetensors")["head.bias"]
+        assert torch.equal(found, (model.head.bias.detach() + ("top1_average" in metrics)).half())
+
+
 def test_a_fine_tuning_goes_on_without_the_model_it_started_from(digits_model, tmp_path):
     options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0, "overrides": ["image_size=12", "resize=14"]}
     start = shutil.copytree(digits_model, tmp_path / "start")

@@ -138,8 +138,8 @@ def evaluate(question: Question) -> Iterator[Record]:
     top1: top-1 and top-5 of the model as it is, and ReaL where the files are ImageNet's validation images and the
     model's classes ImageNet's, in whatever order; of a folder that is not divided, over all of its images. fewshot,
     knn, probe: a classifier on what the head reads, learned from the training images and measured on the test images.
-    finetune: top-1 after fine-tuning by the data's recipe. vtab: that for the tasks of VTAB-1k, and the means of those
-    groups that are complete.
+    finetune: top-1 after fine-tuning by the data's recipe, of the averaged weights where it keeps them. vtab: that for
+    the tasks of VTAB-1k, and the means of those groups that are complete.
 
     Raises ValueError for what does not fit together, and what the protocols raise.
     """

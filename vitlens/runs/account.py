@@ -28,14 +28,15 @@ def finish(
     out, plan, model, average, data, *, last, steps, damaged=0, seconds=0.0, command="", world=None, exports=False
 ) -> dict:
     """Return the account of a run whose last step was ``last``, and write it; with it the model of a finished run, or
-    of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often."""
+    of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often; of a run that
+    started from a model always the averaged ones, for its validation images may be those that it is measured on."""
     world = world or World(device=next(model.parameters()).device)
     metrics = dict(last.metrics) if last is not None else {}
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
     exports = exports or finished
     if exports and not metrics:
         metrics = validation(model, average, data[1], plan, world)
-    averaged = metrics.get("top1_average", -1.0) > metrics.get("top1", 0.0)
+    averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
     account = {
         "command": command,
         "finished": finished,
