@@ -431,6 +431,17 @@ def test_an_export_opens_in_timm(data, tmp_path):
         export(model, tmp_path / "m", r, ["a", "b"])
 
 
+def test_an_export_keeps_whole_what_half_precision_cannot_hold(data, tmp_path):
+    r = tiny()
+    model = r.build()
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e5
+    export(model, tmp_path, r, data[0].class_names)
+    opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert torch.equal(opened.head.weight, model.head.weight)
+    assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
+
+
 def test_the_compiled_path_computes_the_same(data):
     """Through dynamo and autograd's tracing, without a C++ compiler."""
     r = tiny()

@@ -14,15 +14,14 @@ from torch import nn
 from vitlens.files import write
 from vitlens.recipes import Recipe
 from vitlens.studies.networks import Network
+from vitlens.train.export import stored
 
 
 def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_names: Sequence[str]) -> None:
     """Write the weights, in half precision where it can hold them, with what `trained` needs to build the model."""
-    state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    state = {name: t.half() if t.is_floating_point() and t.half().isfinite().all() else t for name, t in state.items()}
     about = {"network": asdict(network), "recipe": recipe.to_dict(), "label_names": list(class_names)}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
-    write(path, safetensors.torch.save(state, metadata=texts))
+    write(path, safetensors.torch.save(stored(model.state_dict()), metadata=texts))
 
 
 def trained(path: Path | str, *, weights: bool = True) -> nn.Module:

@@ -27,7 +27,8 @@ def export(
     """Write ``config.json`` and ``model.safetensors`` in timm's hub layout, ready for a model hub; returns the folder.
 
     ``weights`` replaces parameters by name (the moving average). ``training`` is written to ``training.json``: how the
-    model came about. ``dtype`` is the type on disk; fp16 halves the file and changes logits by about 1e-3.
+    model came about. ``dtype`` is the type on disk, of what it can hold; fp16 halves the file and changes logits by
+    about 1e-3.
 
     The hidden layer of an "mlp" head is for pre-training alone, and timm has none: such a model is written without a
     head (``num_classes`` 0), its head into ``pretraining_head.safetensors``.
@@ -38,11 +39,7 @@ def export(
         raise ValueError(f"{recipe.num_classes} classes want as many names, and {len(class_names)} came.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    state = {**model.state_dict(), **(weights or {})}
-    state = {
-        name: t.detach().to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
-        for name, t in state.items()
-    }
+    state = stored({**model.state_dict(), **(weights or {})}, dtype)
     if recipe.head == "mlp":
         head = {name: state.pop(name) for name in list(state) if name.startswith("head.")}
         write(folder / "pretraining_head.safetensors", safetensors.torch.save(head))
@@ -51,6 +48,12 @@ def export(
     if training is not None:
         write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
     return folder
+
+
+def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+    """The tensors on the CPU, those of real numbers in ``dtype``, but whole where it cannot hold them."""
+    state = {name: t.detach().cpu().contiguous() for name, t in state.items()}
+    return {n: t.to(dtype) if t.is_floating_point() and t.to(dtype).isfinite().all() else t for n, t in state.items()}
 
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
