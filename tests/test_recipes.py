@@ -250,6 +250,15 @@ def test_an_image_smaller_than_a_patch_is_refused(trained):
         starting_from(recipe("finetune-pets").override("image_size=4"), trained[0])
 
 
+@pytest.mark.parametrize("name", ["vit_pwee_patch16_reg1_gap_256", "vit_small_patch16_18x2_224"])
+def test_models_whose_layers_are_parallel_are_started_from(name, tmp_path):
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 10}
+    save_for_hf(timm.create_model(name, **args), tmp_path, model_args=args, safe_serialization=True)
+    r = starting_from(recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path)
+    assert (r.heads, r.width, r.depth) == (4, 64, 2)
+    assert r.build()(torch.randn(1, 3, 48, 48)).tolist() == [[0.0] * 4]
+
+
 def test_models_that_cannot_be_started_from_are_refused(tmp_path):
     tune = dataclasses.replace(recipe("finetune-pets"), image_size=64, resize=0, num_classes=4)
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}

@@ -102,7 +102,7 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     return replace(
         recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"], patch_size=size[0],
         width=model.embed_dim, depth=len(model.blocks), mean=tuple(config["mean"]), std=tuple(config["std"]),
-        heads=getattr(model.blocks[0].attn, "num_heads", recipe.heads),
+        heads=next((m.num_heads for m in model.blocks[0].modules() if hasattr(m, "num_heads")), 1),
     )  # fmt: skip
 
 
