@@ -290,6 +290,16 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
     assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"stream": true}', '{"stream": [1]}', "\0\xff"])
+def test_a_damaged_note_of_how_images_are_read_is_told_by_its_name(tmp_path, content):
+    options = {"tiny": True, "device": "cpu", "watch": 0, "quiet": True}
+    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
+    (tmp_path / "data.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"data\.json is damaged.*--stream or --hold"):
+        runs.run("digits", "digits", tmp_path, resume=True, **options)
+    assert runs.run("digits", "digits", tmp_path, resume=True, stream=False, **options)["finished"]
+
+
 def test_a_refused_start_leaves_the_run_that_is_there_untouched(tmp_path):
     options = {"tiny": True, "device": "cpu", "watch": 3, "quiet": True}
     runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)

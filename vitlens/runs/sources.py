@@ -32,7 +32,7 @@ class Source:
         """
         choice, found = [self.stream, self.stream], []
         if resume and self.stream is None and (out / "data.json").exists():
-            choice = json.loads((out / "data.json").read_text())["stream"]
+            choice = _noted(out / "data.json")
         if world.rank == 0:
             found = self._both(plan, choice, world)
         code = int(world.first(sum(isinstance(split, ImageStream) << i for i, split in enumerate(found))))
@@ -54,3 +54,15 @@ def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
     """Keep for a resumption which of the splits are streamed."""
     content = {"stream": [isinstance(split, ImageStream) for split in splits]}
     write(out / "data.json", json.dumps(content).encode())
+
+
+def _noted(path: Path) -> list[bool]:
+    """What ``note`` kept."""
+    try:
+        train, valid = json.loads(path.read_text(encoding="utf-8"))["stream"]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ValueError(
+            f"{path} is damaged: it should say whether training and validation images were streamed. Resume with "
+            "--stream or --hold, as the run was started."
+        ) from problem
+    return [bool(train), bool(valid)]
