@@ -261,8 +261,11 @@ def test_the_large_study_takes_the_same_path_tiny(tmp_path):
             for i in range(each):
                 pixels = np.random.default_rng(i).integers(0, 80, (70, 64, 3)) + 40 * label
                 Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "data" / split / str(label) / f"{i}.png")
+    (tmp_path / "data" / "train" / "3" / "broken.png").write_bytes(b"no picture")
     arguments = ("study", "data-size", "--data", tmp_path / "data", "--out", tmp_path / "out", "--tiny")
-    vitlens(*arguments, "--device", "cpu", "--table", tmp_path / "t.csv")
+    assert "--skip-damaged" in vitlens(*arguments, expect=2).stderr
+    done = vitlens(*arguments, "--skip-damaged", "--device", "cpu", "--table", tmp_path / "t.csv")
+    assert done.stdout.startswith("Left out: train/3/broken.png")
     rows = read_table(tmp_path / "t.csv")
     assert [r["kind"] for r in rows] == ["ViT", "ViT", "hybrid", "ResNet"] * 4
     assert {r["model"] for r in rows} == {n.name for n in study("data-size").networks}

@@ -17,6 +17,7 @@ def study(
     out: Annotated[Path | None, typer.Option(help="Where it keeps what it has done, and goes on from.")] = None,
     table: Annotated[Path | None, typer.Option(help="CSV file to write, a line for each training.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Name damaged images and go on.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Stop after this time; run again to go on.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same path in seconds.")] = False,
@@ -47,7 +48,8 @@ def study(
         require_file(table, "--table")
     chosen = chosen.tiny() if tiny else chosen
     records = studies.run_study(
-        chosen, data, out, root=root, device=device, max_minutes=max_minutes, command=command_of(sys.argv[1:]),
+        chosen, data, out, root=root, device=device, max_minutes=max_minutes,
+        on_damaged="skip" if skip_damaged else "raise", command=command_of(sys.argv[1:]),
         say=lambda text: print(text, flush=True),
     )  # fmt: skip
     if table is not None and records:

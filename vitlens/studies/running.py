@@ -42,18 +42,20 @@ def run_study(
     root: Path | str | None = None,
     device: str | None = None,
     max_minutes: float | None = None,
+    on_damaged: str = "raise",
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> list[dict]:
     """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
 
-    data: what `datasets.load` reads. out: a folder; one that holds part of the same study is gone on with. Each record
-    has the model's name, kind, parameters and FLOPs of one image; images, seed, steps and epochs; `top1`, after the
-    last step, with the 95 % interval `low` to `high` that the validation images leave; `best`, the best top-1 seen on
-    the way, which is what early stopping would give; `five_shot`, least squares on 5 validation images of each class,
-    measured on the others, a mean of three draws; exaFLOPs of training, without the patches that it drops, and its
-    seconds, both without validation; `device`, `date`, versions and `command`. Accuracies in per cent. After
-    `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and returns what there is.
+    data: what `datasets.load` reads, `root` and `on_damaged` what it is told. out: a folder; one that holds part of the
+    same study is gone on with. Each record has the model's name, kind, parameters and FLOPs of one image; images, seed,
+    steps and epochs; `top1`, after the last step, with the 95 % interval `low` to `high` that the validation images
+    leave; `best`, the best top-1 seen on the way, which is what early stopping would give; `five_shot`, least squares
+    on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training, without
+    the patches that it drops, and its seconds, both without validation; `device`, `date`, versions and `command`.
+    Accuracies in per cent. After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and
+    returns what there is.
 
     Raises ValueError for data that does not have what the study wants, a folder of another study and `out` that cannot
     be written to, and what `fit` raises.
@@ -62,8 +64,11 @@ def run_study(
     if world.size > 1:
         raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
     writable(out, "--out")
-    splits = [_chosen(datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False), study, data)
-              for split in ("train", "valid")]  # fmt: skip
+    found = [datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False, on_damaged=on_damaged)
+             for split in ("train", "valid")]  # fmt: skip
+    for name in dict.fromkeys(name for split in found for name in split.damaged):
+        say(f"Left out: {name}.")
+    splits = [_chosen(split, study, data) for split in found]
     _check(study, splits, data)
     _same(out / "study.json", study, splits)
     train, valid = (split.to(world.device) for split in splits)
