@@ -157,6 +157,7 @@ def test_models_lists_those_whose_name_matches():
     assert line.split()[1:7] == ["88.2", "M", "8.8", "7:", "56", "(55)"]
     assert line.endswith("vit_base_patch32_224.orig_in21k and 5 more")
     assert text.splitlines()[3].endswith("none")
+    assert text.splitlines()[2].split()[4] == "–" and "– where its Table 6 has none" in text
     weights = vitlens("models", "R50x1", "--weights").stdout
     assert "    resnetv2_50x1_bit.goog_in21k: ImageNet-21k, BiT-M, as pre-trained\n" in weights
     assert "goog_in21k_ft_in1k: ImageNet-21k, BiT-M, ImageNet's classes\n" in weights

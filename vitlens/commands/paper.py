@@ -10,7 +10,7 @@ import typer
 
 def models(
     only: Annotated[str, typer.Argument(help="Part of a name, the paper's or timm's; without it, all.")] = "",
-    weights: Annotated[bool, typer.Option("--weights", help="Name all public weights, and their data.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Name the nearest public weights and their data.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens import compute
@@ -40,7 +40,7 @@ def models(
     print(
         "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
         "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards a picture, in brackets "
-        "those that the paper prints."
+        "those that the paper prints; – where its Table 6 has none."
     )
 
 
