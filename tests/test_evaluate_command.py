@@ -51,7 +51,8 @@ def small(tmp_path):
 def test_what_learns_from_features(tmp_path, small, protocol):
     folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
     (folder / "test" / "red" / "0.png").write_bytes(b"damaged")
-    done = evaluate(small, folder, protocol, out, "--shots", "1,5", "--neighbours", "3")
+    more = {"fewshot": ("--shots", "1,5"), "knn": ("--neighbours", "3")}.get(protocol, ())
+    done = evaluate(small, folder, protocol, out, *more)
     found = json.loads(out.read_text())
     assert [r.get("shots") for r in found] == ([1, 5] if protocol == "fewshot" else [None])
     for r in found:
@@ -60,7 +61,7 @@ def test_what_learns_from_features(tmp_path, small, protocol):
         assert r["command"].startswith("vitlens evaluate small --data colours") and str(tmp_path) not in r["command"]
     assert found[-1]["value"] > 90 and "1 damaged" in done.stdout and f"{found[-1]['value']:.2f} [" in done.stdout
     assert done.stderr.count("Left out: test/red/0.png (") == 1
-    evaluate(small, folder, protocol, out, "--shots", "1,5", "--neighbours", "3")
+    evaluate(small, folder, protocol, out, *more)
     again = json.loads(out.read_text())
     assert [r["value"] for r in again] == [r["value"] for r in found]  # nothing is drawn anew, nothing is added
     if protocol == "knn":
@@ -244,6 +245,8 @@ def test_vtab(tmp_path, small):
     ("colours", "knn", ("--neighbours", "0"), "one neighbour or more, but 0 came"),
     ("colours", "knn", ("--seeds", "0"), "one seed or more, but 0 came"),
     ("colours", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),
+    ("colours", "knn", ("--shots", "5"), "protocol knn does not read --shots, which is for fewshot"),
+    ("colours", "top1", ("--neighbours", "20"), "protocol top1 does not read --neighbours, which is for knn"),
     ("colours", "probe", ("--set", "epochs=1"), "protocol probe does not read --set, which is for finetune, vtab"),
     ("colours", "top1", ("--recipe", "finetune-small"), "protocol top1 does not read --recipe"),
     ("colours", "finetune", ("--tasks", "pets"), "protocol finetune does not read --tasks, which is for vtab"),

@@ -16,9 +16,9 @@ def evaluate(
     data: Annotated[str, typer.Option(help="A task (see --list), a folder or tar file, torch/NAME, hfds/NAME …")] = "",
     protocol: Annotated[str, typer.Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1",
     out: Annotated[Path | None, typer.Option(help="A JSON file to put the records into; old ones stay.")] = None,
-    shots: Annotated[str, typer.Option(help="Few-shot: images of each class, divided by commas.")] = "1,5,10,25",
+    shots: Annotated[str, typer.Option(help="For fewshot: images of each class; by default 1,5,10,25.")] = "",
     seeds: Annotated[int | None, typer.Option(help="How many; by default 3 for fewshot, 1 for fine-tuning.")] = None,
-    neighbours: Annotated[int, typer.Option(help="k of the nearest neighbours.")] = 20,
+    neighbours: Annotated[int | None, typer.Option(help="For knn: how many; by default 20.")] = None,
     tasks: Annotated[str, typer.Option(help="Tasks of vtab, divided by commas; by default all 19.")] = "",
     recipe: Annotated[str, typer.Option(help="Fine-tune by this recipe, not by the data's own.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
@@ -50,7 +50,7 @@ def evaluate(
         if out.exists():
             read_results(out)  # refuses now what could not be added to when all is measured
     try:
-        counts = tuple(sorted({int(n) for n in shots.split(",")}))
+        counts = tuple(sorted({int(n) for n in shots.split(",")})) if shots else ()
     except ValueError:
         raise ValueError(f"--shots takes numbers divided by commas, such as 1,5,10,25, but {shots!r} came.") from None
     question = Question(

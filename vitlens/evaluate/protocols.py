@@ -38,10 +38,12 @@ class Question:
     data: str
     """What `datasets.load` reads; nothing for the protocol vtab."""
     protocol: str = "top1"
-    shots: tuple[int, ...] = (1, 5, 10, 25)
+    shots: tuple[int, ...] = ()
+    """Images of each class, for fewshot; 1, 5, 10 and 25 by default."""
     seeds: int | None = None
     """How many, from 0 up: three by default for fewshot, one for fine-tuning."""
-    neighbours: int = 20
+    neighbours: int | None = None
+    """Of each image, for knn; 20 by default."""
     tasks: tuple[str, ...] = ()
     """Of VTAB-1k; all by default."""
     recipe: str = ""
@@ -147,9 +149,10 @@ def evaluate(question: Question) -> Iterator[Record]:
     if question.protocol not in protocols:
         raise ValueError(f"There is no protocol {question.protocol!r}. The protocols are {', '.join(protocols)}.")
     tuning = ("finetune", "vtab")
-    read = {"data": set(protocols) - {"vtab"}, "tasks": {"vtab"}, "recipe": tuning, "set": tuning, "seeds":
-            {"fewshot", *tuning}}  # fmt: skip
-    given = {"data": question.data, "tasks": question.tasks, "recipe": question.recipe, "set": question.overrides,
+    read = {"data": set(protocols) - {"vtab"}, "shots": {"fewshot"}, "neighbours": {"knn"}, "tasks": {"vtab"},
+            "recipe": tuning, "set": tuning, "seeds": {"fewshot", *tuning}}  # fmt: skip
+    given = {"data": question.data, "shots": question.shots, "neighbours": question.neighbours,
+             "tasks": question.tasks, "recipe": question.recipe, "set": question.overrides,
              "seeds": question.seeds}  # fmt: skip
     for option, value in given.items():
         if value and question.protocol not in read[option]:
@@ -161,7 +164,7 @@ def evaluate(question: Question) -> Iterator[Record]:
         raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
     if question.seeds is not None and question.seeds < 1:
         raise ValueError(f"An evaluation takes one seed or more, but {question.seeds} came.")
-    if question.neighbours < 1:
+    if question.neighbours is not None and question.neighbours < 1:
         raise ValueError(f"An image is named by one neighbour or more, but {question.neighbours} came.")
     yield from protocols[question.protocol](question)
 
@@ -194,7 +197,7 @@ def _few_shot(q: Question) -> Iterator[Record]:
     whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
     while True:  # what was drawn and is damaged is taken out, and all is drawn anew from the rest
         sound = whole.nonzero()[:, 0]
-        wanted = supports(images.labels[sound], q.shots, range(seeds), images.class_names)
+        wanted = supports(images.labels[sound], q.shots or (1, 5, 10, 25), range(seeds), images.class_names)
         rows = sound[torch.cat([each for drawn in wanted.values() for each in drawn]).unique()]
         train = q.read(images.chosen(rows), before_the_head(q.network), "to learn from")
         damaged |= {*train.damaged}
@@ -220,9 +223,10 @@ def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:
 
 def _knn(q: Question) -> Iterator[Record]:
     train, test, damaged = _features(q)
-    right = int((nearest(train[:2], test.values, q.neighbours) == test.labels).sum())
+    k = q.neighbours or 20
+    right = int((nearest(train[:2], test.values, k) == test.labels).sum())
     score = proportion(right, len(test.labels))
-    yield q.record(q.data, "top1", score, len(test.labels), damaged, neighbours=q.neighbours)
+    yield q.record(q.data, "top1", score, len(test.labels), damaged, neighbours=k)
 
 
 def _probe(q: Question) -> Iterator[Record]:
