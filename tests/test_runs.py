@@ -232,14 +232,14 @@ def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
     assert 1e6 < seconds < 1e6 + 1000, "this part of the run counts once"
 
 
-def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch):
+def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch, capsys):
     options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0}
     done = runs.run("digits", "digits", tmp_path, **options)
     shutil.rmtree(tmp_path / "checkpoints")
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules["vitlens.runs.run"], "fit", None)
-        again = runs.run("digits", "digits", tmp_path, resume=True, **options)
-    assert again == json.loads(json.dumps(done))
+        again = runs.run("digits", "digits", tmp_path, resume=True, **options | {"quiet": False})
+    assert again == json.loads(json.dumps(done)) and "is finished." in capsys.readouterr().err
     anew = runs.run("digits", "digits", tmp_path, resume=True, overrides=["epochs=1"], **options)
     assert anew["steps"] == 8 and len(list((tmp_path / "checkpoints").glob("*.json"))) == 1
     shutil.rmtree(tmp_path / "checkpoints")

@@ -89,6 +89,7 @@ def run(
         raise ValueError(f"{data} has {len(train.class_names)} classes, and --set {wanted[0]} came. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
     if resume and fresh and (done := finished_before(out, plan, train)):  # its checkpoints are not needed
+        say(f"The run in {out} is finished.")
         return done | {"stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
 
