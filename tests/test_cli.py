@@ -148,6 +148,7 @@ def test_models_without_classes_and_models_without_sense(photographs, tmp_path):
         (["nonsense_model"], "has no model called nonsense_model"),
         (["{model}", "missing.png"], "'missing.png' does not exist"),
         (["{model}", "{model}/config.json"], "is a text file"),
+        (["{model}", "https://a.b/c.jpg"], "is an address and not a file; download it first"),
         (["{model}", "--dataset", "nowhere"], "no folder nowhere"),
         (["{model}", "--dataset", "{model}"], "holds no image files"),
         (["{model}", "--device", "abacus"], "no device called 'abacus'"),
@@ -159,6 +160,17 @@ def test_bad_input_is_one_sentence_and_exit_code_2(model_folder, tmp_path, argum
     done = vitlens("inspect", *arguments, "--out", tmp_path / "out", expect=2)
     assert sentence in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("inspect", "no_model_yet"), ("explain", "no_model_yet"), ("train", "--recipe", "digits", "--data", "nowhere")],
+)
+def test_where_nothing_can_be_written_is_found_before_anything_is_done(tmp_path, arguments):
+    (tmp_path / "file").write_text("mine")
+    done = vitlens(*arguments, "--out", tmp_path / "file" / "out", expect=2)
+    assert "cannot be written to (Not a directory); give another --out." in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_unknown_options_and_training_without_data():

@@ -276,7 +276,7 @@ def test_a_file_of_something_else_is_refused_before_anything_is_measured(tmp_pat
 def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(tmp_path, small):
     (tmp_path / "file").write_text("mine")
     done = evaluate(small, "nowhere", "knn", tmp_path / "file" / "results.json", expect=2)
-    assert "cannot be written to (File exists); give another --out." in done.stderr and done.stderr.count("\n") == 1
+    assert "cannot be written to (Not a directory); give another --out." in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, small, monkeypatch):

@@ -285,7 +285,7 @@ def test_the_command_lists_the_studies():
         (("nonsense", "--data", "digits", "--out", "OUT"), "There is no study 'nonsense'. The studies are: data-size,"),
         (("data-size", "--data", "NOWHERE", "--out", "OUT"), "is not a folder"),
         (("data-size", "--data", "digits", "--out", "OUT"), "takes 200 classes, but digits has 10"),
-        (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (File exists)"),
+        (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (Not a directory)"),
         (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
         (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
         (("data-size-digits", "--data", "digits", "--out", "OTHER"), "other networks and recipe and classes and data"),

@@ -536,7 +536,7 @@ def test_an_export_without_the_head_of_pretraining(data, tmp_path):
     x = torch.randn(2, 3, 8, 8)
     features = opened(x)
     assert opened.num_classes == 0 and features.shape == (2, 48)
-    head = safetensors.torch.load_file(tmp_path / "pretraining_head.safetensors")
+    head = safetensors.torch.load_file(tmp_path / "pretraining_head" / "head.safetensors")
     assert set(head) == {f"head.{layer}.{kind}" for layer in ("pre_logits", "output") for kind in ("weight", "bias")}
     model.head.load_state_dict({name.removeprefix("head."): t for name, t in head.items()})
     torch.testing.assert_close(model.eval()(x), model.head(features))

@@ -28,10 +28,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def writable(folder: Path, option: str) -> None:
-    """Make ``folder`` if it is missing. Raises ``ValueError``, which names ``option``, if it cannot be written to."""
+    """Raise ``ValueError``, which names ``option``, if ``folder`` cannot be written to, or made where it is missing."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=there).close()
     except OSError as problem:
         raise ValueError(
             f"What is found goes to {folder}, which cannot be written to ({problem.strerror}); give another {option}."

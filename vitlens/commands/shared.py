@@ -30,6 +30,7 @@ def photographs(images: list[Path] | None) -> list[tuple[str, object]]:
 def require_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
+    writable(out, "--out")
 
 
 def require_file(path: Path, option: str) -> None:

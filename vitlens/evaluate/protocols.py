@@ -83,9 +83,12 @@ class Question:
 
     def images(self, split: str) -> ImageStream:
         found = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
-        if found.note and self.world.rank == 0:
-            self.say(found.note)
+        self.note(found.note)
         return found
+
+    def note(self, text: str) -> None:
+        if text and self.world.rank == 0:
+            self.say(text)
 
     def read(self, images, say: Callable, what: str) -> Reading:
         found = read(self.network, images, say, world=self.world, progress=what)
@@ -243,6 +246,7 @@ def _tuning(q: Question, data: str) -> Tuned:
         root=q.root, workers=q.workers,
     )  # fmt: skip
     q.name(found.damaged)
+    q.note(found.note)
     return found
 
 

@@ -24,6 +24,8 @@ class Tuned(NamedTuple):
     images: int
     damaged: tuple[str, ...]
     """Of the test images alone; each run's `training.json` counts those that it trained on and validated with."""
+    note: str = ""
+    """What is to be said of the test images."""
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
@@ -77,7 +79,7 @@ def fine_tuned(
         found.append(top_k(said.values, class_numbers(tuned, images.class_names)[said.labels], 1))
         damaged = said.damaged
     score = found[0] if len(found) == 1 else over_seeds([each.value for each in found], len(said.labels))
-    return Tuned(score, len(said.labels), damaged)
+    return Tuned(score, len(said.labels), damaged, images.note)
 
 
 def vtab_tasks(names: Sequence[str]) -> list[Task]:

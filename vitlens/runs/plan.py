@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.datasets import ImageSet
+from vitlens.files import writable
 from vitlens.recipes import FROM_MODEL, Recipe, recipe, starting_from
 from vitlens.train import World, accuracy, checkpoint, fit
 
@@ -34,6 +35,7 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
         raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():
         raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
+    writable(out, "--out")
 
 
 def planned(

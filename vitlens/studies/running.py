@@ -64,6 +64,7 @@ def run_study(
     if world.size > 1:
         raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
     writable(out, "--out")
+    out.mkdir(parents=True, exist_ok=True)
     found = [datasets.load(data, split, size=study.recipe.image_size, root=root, stream=False, on_damaged=on_damaged)
              for split in ("train", "valid")]  # fmt: skip
     for name in dict.fromkeys(name for split in found for name in split.damaged):

@@ -31,7 +31,7 @@ def export(
     about 1e-3.
 
     The hidden layer of an "mlp" head is for pre-training alone, and timm has none: such a model is written without a
-    head (``num_classes`` 0), its head into ``pretraining_head.safetensors``.
+    head (``num_classes`` 0), its head into ``pretraining_head/head.safetensors``.
 
     Raises ``ValueError`` if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
@@ -42,7 +42,9 @@ def export(
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
     if recipe.head == "mlp":
         head = {name: state.pop(name) for name in list(state) if name.startswith("head.")}
-        write(folder / "pretraining_head.safetensors", safetensors.torch.save(head))
+        aside = folder / "pretraining_head"  # timm up to 1.0.28 opens no folder with two files of weights
+        aside.mkdir(exist_ok=True)
+        write(aside / "head.safetensors", safetensors.torch.save(head))
     write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
     write(folder / "config.json", json.dumps(hub_config(model, recipe, class_names), indent=2).encode())
     if training is not None:
