@@ -254,7 +254,8 @@ def _from_deep_grey(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "I" and (values.min() < 0 or values.max() > 65535):
         problem = f"has levels from {values.min()} to {values.max()}; rescale it to 0 … 65535"
         raise ImageError.about(name, problem)
-    values = values.astype(np.uint16) if image.mode == "I" else values
+    if image.mode != "F":  # in the machine's own order of bytes: NumPy 2.1 crashes in comparing others with −1
+        values = values.astype(np.uint16)
     levels = _eight_bits(values, name)
     levels[values == image.info.get("transparency", -1)] = 255
     return Image.fromarray(levels).convert("RGB")
