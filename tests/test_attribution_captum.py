@@ -250,7 +250,7 @@ def test_refusals(vit, monkeypatch):
         occlusion(vit(num_classes=0), images(size=(64, 64)))
     with pytest.raises(ValueError, match=r"fits images of shape \(2, 3, 64, 96\), but one of shape \(3, 64, 64\)"):
         occlusion(model, x, baseline=torch.zeros(3, 64, 64))
-    with pytest.raises(ValueError, match="at least 1, but 0 came"):
+    with pytest.raises(ValueError, match="window is a whole number from 1 up, but 0 came"):
         occlusion(model, x, window=0)
     assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
     monkeypatch.setitem(sys.modules, "captum", None)

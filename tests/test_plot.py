@@ -424,6 +424,8 @@ def test_heat_shows_the_values_themselves_where_the_patches_lie():
     assert bar.get_ylim() == pytest.approx((0, values.max()))
     limited = plot.overlay(picture(), values, grid=CUT, mode="heat", limits=(-1, 3)).images[1]
     assert limited.get_clim() == (-1, 3) and limited.cmap.name == "viridis"
+    even = plot.overlay(picture(), values, grid=CUT, mode="heat", limits=(-3, 3)).images[1]
+    assert even.get_clim() == (-3, 3) and even.cmap.name == "RdBu_r"
     ax = plot.overlay(picture(), RNG.uniform(size=(15, 21)), grid=PADDED, mode="heat", colorbar=False)
     assert ax.images[1].get_extent() == [0, 330, 230, 0] and len(ax.figure.axes) == 1
     assert ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)

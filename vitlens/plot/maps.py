@@ -76,7 +76,7 @@ def overlay(
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
     are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
     0…1. mode "heat": the map's own values in colours of opacity `alpha` over the picture in grey, from 0 to its largest
-    (from −max to max if some are negative) or between `limits`, in red and blue if these begin below 0, with a colour
+    (from −max to max if some are negative) or between `limits`, in red and blue if 0 is their middle, with a colour
     bar, NaN grey; a map of shape (rows, cols, 3) holds the colours themselves, red, green and blue from 0 to 1. smooth:
     False shows exact patches.
     """
@@ -111,7 +111,7 @@ def overlay(
             ]
             large = np.stack(channels, -1).clip(0, 1) if painted else channels[0]  # rounding may leave 0…1
             box = (0, large.shape[1], large.shape[0], 0)
-            scale = colours(values, cmap, signed=limits[0] < 0 if limits else None)
+            scale = colours(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
             scale |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
             heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **({} if painted else scale))
             if colorbar and not painted:
