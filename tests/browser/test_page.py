@@ -127,6 +127,17 @@ def test_a_click_survives_what_arrives_between_press_and_release(page):
         assert told(page) == [wanted]
 
 
+def test_dots_made_anew_keep_the_keyboard(page):
+    dots = {"title": "Distance", "values": [[20.0], [30.0], [40.0]], "uniform": 70.0, "layer": 2, "head": 0,
+            "picks": True}  # fmt: skip
+    show(page, dots=dots, answers=LATER)
+    page.locator(".plot").focus()
+    page.keyboard.press("ArrowLeft")
+    show(page, dots=dots | {"layer": 1}, answers=LATER)
+    page.keyboard.press("ArrowLeft")
+    assert told(page) == [{"set": {"layer": 1, "head": 0}}, {"set": {"layer": 0, "head": 0}}]
+
+
 def test_bars_made_anew_keep_the_keyboard(page):
     bars = [{"number": k, "name": str(k), "share": 0.1, "now": False} for k in range(3)]
     show(page, bars=bars, answers=LATER)

@@ -502,9 +502,10 @@ function render({ model, el }) {
     node.hidden = !described;
     if (same(node.told, described)) return;
     node.told = described;
-    const held = [...node.children].findIndex((each) => each.contains(document.activeElement));
+    const stops = () => [...node.querySelectorAll("button, [tabindex]")];
+    const held = stops().indexOf(document.activeElement);
     node.replaceChildren(...(described ? fresh(described) : []));
-    if (held >= 0) node.children[held]?.querySelector("button, [tabindex]")?.focus();
+    stops()[held]?.focus();
   };
 
   const draw = async () => {
