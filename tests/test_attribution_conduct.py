@@ -204,6 +204,13 @@ def test_refusals(vit):
         gradient_rollout(model, x, head_fusion="max")
 
 
+def test_numpys_numbers_are_taken(vit):
+    model, x = vit(img_size=SIZE), images(1)
+    assert torch.equal(occlusion(model, x, 3, baseline=np.float32(0.25)), occlusion(model, x, 3, baseline=0.25))
+    for query in (torch.tensor([1, 2]), np.array([1, 2]), [np.int64(1), 2]):
+        assert torch.equal(relevance(model, x, 3, query=query), relevance(model, x, 3, query=(1, 2)))
+
+
 @pytest.mark.parametrize(
     "method, options, match",
     [

@@ -229,6 +229,12 @@ def test_hard_links_in_a_tar_file_are_the_files_that_they_link_to(tmp_path):
         archive.add(tmp_path / "inner.tar", "inner.tar")
     for path in (tmp_path / "inner.tar", tmp_path / "nested.tar"):
         assert_same(load(path, "whole"), load(source, "whole").images, [0] * 4 + [1] * 4)
+    with tarfile.open(tmp_path / "inner.tar", "a") as archive:  # to what is no file of its own: passed over, as that is
+        for name, kind, to in (("ant/last", tarfile.SYMTYPE, "3.png"), ("ant/best", tarfile.LNKTYPE, "ant/last")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, to
+            archive.addfile(member)
+    assert_same(load(tmp_path / "inner.tar", "whole"), load(source, "whole").images, [0] * 4 + [1] * 4)
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         member = tarfile.TarInfo("ant/1.png")
         member.type, member.linkname = tarfile.LNKTYPE, "ant/0.png"

@@ -18,6 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 
 def attend(
@@ -31,7 +33,7 @@ def attend(
     them.
     """
     plain = query.device.type == "cpu" and type(query) is Tensor and options.keys() <= {"scale"}
-    plain = plain and not torch._C._len_torch_function_stack()  # others look for the public function
+    plain = plain and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
     if plain and mask is None and not dropout and not causal and not torch.is_autocast_enabled("cpu") and _works():
         chosen = torch._fused_sdp_choice(query, key, value, **options)  # torch's own choice of a way to compute it
         if chosen == SDPBackend.FLASH_ATTENTION.value:

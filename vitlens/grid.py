@@ -69,6 +69,7 @@ class TokenGrid:
     def position(self, query: tuple[int, int] | int) -> int:
         """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside,
         ValueError for anything else."""
+        query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
         pair = isinstance(query, tuple | list)
         numbers = [whole(number) for number in (query if pair else [query])]
         if None in numbers or len(numbers) != 1 + pair:

@@ -75,6 +75,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
         raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}; rename it.")
     # Named, as timm before 1.0.29 takes other weights in the folder for the model's, pickled ones too.
     weights = {"source": "", "file": str(folder / "model.safetensors"), "custom_load": False}
+    weights = kwargs.pop("pretrained_cfg_overlay", {}) | weights
     try:
         model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=weights, **kwargs)
     except Exception as error:

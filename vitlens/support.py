@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -159,6 +160,8 @@ def taking(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
+        if "Input" not in str(error):  # timm's word for sizes
+            raise
         raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
 
 
@@ -167,8 +170,9 @@ def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor
 
     Raises ValueError for a tensor that does not fit them, and for what is no finite number or tensor.
     """
-    if not isinstance(baseline, int | float | torch.Tensor) or not torch.as_tensor(baseline).isfinite().all():
-        came = "one that is not finite" if isinstance(baseline, float | torch.Tensor) else repr(baseline)
+    kinds = int | float | np.number | np.ndarray | torch.Tensor
+    if not isinstance(baseline, kinds) or not torch.as_tensor(baseline).isfinite().all():
+        came = "one that is not finite" if isinstance(baseline, kinds) else repr(baseline)
         raise ValueError(f"A baseline is a finite number or tensor in the images' normalised units, but {came} came.")
     baseline = torch.as_tensor(baseline).detach().to(images)
     try:

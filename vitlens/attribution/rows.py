@@ -39,7 +39,7 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
     grid, like = attn.grid, attn[0].q
     read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
     if query is not None:
-        if not isinstance(query, tuple | list):
+        if whole(query) is not None:
             raise ValueError(f"A query is a patch, (row, column), but {query!r} came.")
         read[:, grid.position(query)] = 1.0
     elif grid.readout is None:

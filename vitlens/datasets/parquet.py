@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,12 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
             "ones; `vitlens.datasets.load` with allow_partial=True uses what is there."
         )
     labels, counts, class_names = _labels(shards)
-    names = names_beside(folder) or class_names or numbered(labels, _labels(by_split.get("train", []))[0])
+    names = names_beside(folder) or class_names
+    if not names:
+        training = []
+        with suppress(ValueError):  # damaged, they are not what was asked for
+            training = _labels(by_split.get("train", []))[0]
+        names = numbered(labels, training)
     return Listing(Rows(shards, counts), labels, names)
 
 

@@ -62,7 +62,7 @@ def in_shards(folder: Path, split: str) -> Listing:
 def _numbers(folder: Path, split: str, labels: list[int]) -> tuple[str, ...]:
     training = []
     if split != "train":
-        with suppress(MissingShards):
+        with suppress(ValueError):  # missing or damaged, they are not what was asked for
             training = in_shards(folder, "train").labels
     return numbered(labels, training)
 

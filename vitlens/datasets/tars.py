@@ -103,14 +103,16 @@ def members(archive: Path) -> Iterator[tuple[str, int, int]]:
 
 def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, int, int]]:
     spans: dict[str, tuple[int, int]] = {}
+    passed = set()
     for member in tar:
-        if member.islnk():  # a further name of a file that came before
+        if member.islnk() and member.linkname not in passed:  # a further name of a file that came before
             if member.linkname not in spans:
                 raise tarfile.TarError(f"{member.name} is a link to {member.linkname}, which does not come before it")
             spans[member.name] = spans[member.linkname]
         elif member.isfile():
             spans[member.name] = start + member.offset_data, member.size
         else:
+            passed.add(member.name)
             continue
         if member.name.endswith(".tar"):
             with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from vitlens.evaluate import of_seeds, student
+from vitlens.files import write
 
 
 def write_table(path: Path | str, records: Sequence[dict]) -> None:
@@ -17,10 +19,10 @@ def write_table(path: Path | str, records: Sequence[dict]) -> None:
         raise ValueError("A table needs at least one training that came to its end, but there is none yet.")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-            table.writeheader()
-            table.writerows(records)
+        table = csv.DictWriter(file := io.StringIO(newline=""), list(records[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(records)
+        write(Path(path), file.getvalue().encode())
     except OSError as problem:
         raise ValueError(f"The table cannot be written to {path} ({problem.strerror}); give another file.") from problem
 
