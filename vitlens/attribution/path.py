@@ -31,7 +31,6 @@ def integrated_gradients(
     Gauss and Legendre. internal_batch_size: images in one forward. target, against, names: see
     `vitlens.attribution`.
     """
-
     require_count(n_steps=n_steps, internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
@@ -63,7 +62,6 @@ def gradient_shap(
     begin, the same for every image; the global generators are left as they were. internal_batch_size: images in one
     forward; which numbers are drawn depends on it. baseline, target, against, names: as in `integrated_gradients`.
     """
-
     require_count(n_samples=n_samples, internal_batch_size=internal_batch_size)
     if not 0 <= stdevs < math.inf:
         raise ValueError(f"stdevs is the standard deviation of the noise, a finite number from 0 up, not {stdevs!r}.")

@@ -106,7 +106,6 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The class of each image, and what it is contrasted with. The model sees each image once."""
     bare = unwrap(model)
-    require_images(images, bare)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
     with taking(bare), evaluating(model), torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.covered import on_model, target_of
-from vitlens.support import unwrap
+from vitlens.support import require_images, unwrap
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 
@@ -64,6 +64,7 @@ def randomisation(
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"A threshold for |rank correlation| lies between 0 and 1, but {threshold!r} came.")
+    require_images(images, unwrap(model))
     chosen = target_of(model, images, target, None, internal_batch_size).numbers
     images = on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
