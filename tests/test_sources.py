@@ -205,6 +205,48 @@ def test_tar_files_that_cannot_be_used_are_refused(tmp_path):
         load(tmp_path / "one.tar", "valid")
 
 
+def test_symbolic_links_in_a_tar_file_are_the_files_that_they_link_to(tmp_path):
+    """Also links that come before their files, links to links, and hard links to symbolic ones."""
+    source = write(tmp_path / "plain", {f"{c}/{i}.png": encoded(i) for i in range(4) for c in ("ant", "files")})
+    (source / "bee").mkdir()
+    for i in range(4):
+        (source / "bee" / f"{i}.png").symlink_to(f"../files/{i}.png")
+    (source / "ant" / "4.png").symlink_to("../bee/0.png")
+    with tarfile.open(tmp_path / "plain.tar", "w") as archive:
+        archive.add(source, ".")
+        member = tarfile.TarInfo("./ant/5.png")
+        member.type, member.linkname = tarfile.LNKTYPE, "./ant/4.png"
+        archive.addfile(member)
+        assert sum(member.issym() for member in archive.getmembers()) == 5
+    with tarfile.open(tmp_path / "nested.tar", "w") as archive:
+        archive.add(tmp_path / "plain.tar", "plain.tar")
+    (source / "ant" / "5.png").symlink_to("4.png")
+    for path in (tmp_path / "plain.tar", tmp_path / "nested.tar"):
+        assert_same(load(path, "whole"), load(source, "whole").images, [0] * 6 + [1] * 4 + [2] * 4)
+    with tarfile.open(tmp_path / "plain.tar", "a") as archive:
+        for name, to in (("ant/6.png", "9.png"), ("ant/7.png", "8.png"), ("ant/8.png", "7.png"), ("ant/all", ".")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, to
+            archive.addfile(member)
+    with pytest.raises(ValueError, match="ant/6.png"):
+        load(tmp_path / "plain.tar", "whole")
+    loaded = load(tmp_path / "plain.tar", "whole", on_damaged="skip")
+    assert len(loaded) == 14 and len(loaded.damaged) == 3
+    assert all(f"ant/{6 + i}.png" in text for i, text in enumerate(loaded.damaged))
+
+
+def test_test_images_without_labels_in_a_tar_file_give_way_to_the_validation_images(tmp_path):
+    content = {f"top/{split}/{name}": data for split in ("train", "val") for name, data in files(2).items()}
+    path = tar(tmp_path / "one.tar", content | {f"top/test/{i}.png": encoded(i) for i in range(3)})
+    for split in ("train", "valid", "test"):
+        loaded = load(path, split)
+        assert loaded.labels.tolist() == [0, 0, 1, 1, 2, 2] and bool(loaded.note) == (split == "test")
+    content = {f"top/train/{name}": data for name, data in files(2).items()}
+    path = tar(tmp_path / "one.tar", content | {"val/1.png": b""})
+    with pytest.raises(ValueError, match="valid split of .* holds no image with a label"):
+        load(path, "valid")
+
+
 def test_a_tar_file_of_loose_images_beside_one_of_classes_is_refused(tmp_path):
     """ImageNet's own archives: a tar file of class tars for training, all validation images loose in another."""
     inner = {f"{c}.tar": in_memory({f"{c}_{i}.png": encoded(i) for i in range(4)}) for c in ("n01440764", "n01443537")}
@@ -229,12 +271,6 @@ def test_hard_links_in_a_tar_file_are_the_files_that_they_link_to(tmp_path):
         archive.add(tmp_path / "inner.tar", "inner.tar")
     for path in (tmp_path / "inner.tar", tmp_path / "nested.tar"):
         assert_same(load(path, "whole"), load(source, "whole").images, [0] * 4 + [1] * 4)
-    with tarfile.open(tmp_path / "inner.tar", "a") as archive:  # to what is no file of its own: passed over, as that is
-        for name, kind, to in (("ant/last", tarfile.SYMTYPE, "3.png"), ("ant/best", tarfile.LNKTYPE, "ant/last")):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, to
-            archive.addfile(member)
-    assert_same(load(tmp_path / "inner.tar", "whole"), load(source, "whole").images, [0] * 4 + [1] * 4)
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         member = tarfile.TarInfo("ant/1.png")
         member.type, member.linkname = tarfile.LNKTYPE, "ant/0.png"

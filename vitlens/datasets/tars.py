@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from posixpath import dirname, join, normpath
 
 import numpy as np
 
@@ -55,10 +56,15 @@ def in_tars(archives: Sequence[Path], root: Path, split: str) -> Listing:
     splits: dict[str | None, dict[str, list[str]]] = {}
     for name in sorted(found):
         folders = PurePosixPath(name).parts[:-1]
-        if not folders or folders[-1] in EVERY_SPLIT:
+        if not folders:
             raise ValueError(f"{root} holds {name}, which lies in no folder that names its class.")
+        if folders[-1] in EVERY_SPLIT:  # without labels, as test images may be
+            splits.setdefault(folders[-1], {})
+            continue
         side = next((part for part in folders[:-1] if part in EVERY_SPLIT), None)
         splits.setdefault(side, {}).setdefault(folders[-1], []).append(name)
+    if splits and not any(splits.values()):
+        raise ValueError(f"{root} holds {min(found)}, which lies in no folder that names its class.")
     if set(splits) & EVERY_SPLIT:
         names, labels, class_names, note = *_side(splits, part(split), root), ""
     elif splits:
@@ -103,19 +109,30 @@ def members(archive: Path) -> Iterator[tuple[str, int, int]]:
 
 def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, int, int]]:
     spans: dict[str, tuple[int, int]] = {}
-    passed = set()
+    links: dict[str, str] = {}
     for member in tar:
-        if member.islnk() and member.linkname not in passed:  # a further name of a file that came before
-            if member.linkname not in spans:
-                raise tarfile.TarError(f"{member.name} is a link to {member.linkname}, which does not come before it")
-            spans[member.name] = spans[member.linkname]
-        elif member.isfile():
-            spans[member.name] = start + member.offset_data, member.size
-        else:
-            passed.add(member.name)
+        name, to = normpath(member.name), normpath(member.linkname)
+        if member.issym():  # to a path from where it lies, which may come later
+            links[name] = normpath(join(dirname(name), member.linkname))
             continue
-        if member.name.endswith(".tar"):
-            with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
-                yield from _walk(inner, folder + member.name.removesuffix(".tar") + "/", spans[member.name][0])
+        if member.islnk():  # a further name of what came before
+            if to in links:
+                links[name] = links[to]
+                continue
+            if to not in spans:
+                raise tarfile.TarError(f"{name} is a link to {to}, which does not come before it")
+            spans[name] = spans[to]
+        elif member.isfile():
+            spans[name] = start + member.offset_data, member.size
         else:
-            yield folder + member.name, *spans[member.name]
+            continue
+        if name.endswith(".tar"):
+            with tarfile.open(fileobj=tar.extractfile(member), mode="r:") as inner:
+                yield from _walk(inner, folder + name.removesuffix(".tar") + "/", spans[name][0])
+        else:
+            yield folder + name, *spans[name]
+    for name, to in links.items():
+        for _ in range(40):  # links to links, as many as Linux follows
+            to = links.get(to, to)
+        if is_image(name):
+            yield folder + name, *spans.get(to, (start, 0))  # a link to nothing is an empty, so a damaged image
