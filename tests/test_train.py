@@ -201,6 +201,22 @@ def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, 
     assert len(list((tmp_path / "checkpoints").iterdir())) == 4  # two checkpoints of two files
 
 
+def test_readings_are_on_the_disk_before_the_checkpoint_that_follows_them(data, tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        lasting(descriptor)
+
+    lasting = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    for step in fit((r := tiny()).build(), data, r, device="cpu", out=tmp_path):
+        if step.step == 2:
+            break
+    log, saved = (path.stat().st_ino for path in (tmp_path / "log.jsonl", *(tmp_path / "checkpoints").glob("*.json")))
+    assert synced[: synced.index(saved)].count(log) == 1 + 2  # empty, and once a reading
+
+
 KILLED = """
 import sys, torch
 torch.set_num_threads(1)

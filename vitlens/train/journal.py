@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,8 +133,10 @@ class Journal:
 
     def log(self, record: dict) -> None:
         if self.writes:
-            with open(self.folder / "log.jsonl", "a") as file:  # closing flushes
+            with open(self.folder / "log.jsonl", "a") as file:
                 file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint that survives a power cut has the readings before it
 
     def due(self) -> bool:
         return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
