@@ -108,6 +108,20 @@ def test_a_resized_crop_shows_a_part_of_the_asked_size():
     assert out.min() >= 0 and out[:, :2].max() <= 1
 
 
+def test_a_resized_crop_reads_where_affine_grid_does():
+    x = torch.rand(6, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+    area, log_ratio, angle, cx, cy = draws("cpu", 2).uniform(5, 6)
+    area, log_ratio, angle = 0.1 + 0.5 * area, (2 * log_ratio - 1) * math.log(2), (2 * angle - 1) * math.radians(30)
+    w, h = (area.sqrt() * (sign * log_ratio / 2).exp() for sign in (1, -1))
+    across = torch.stack([w * angle.cos(), -h * angle.sin(), (2 * cx - 1) * (1 - w)], dim=1)
+    down = torch.stack([w * angle.sin(), h * angle.cos(), (2 * cy - 1) * (1 - h)], dim=1)
+    grid = F.affine_grid(torch.stack([across, down], dim=1), [6, 3, 24, 33], align_corners=False)
+    expected = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+    out = geometry.resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
+    assert max(w.max(), h.max()) < 1
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
 def test_rotation_turns_about_the_centre():
     x = torch.zeros(64, 3, 33, 33)
     x[:, :, 16, 16] = 1.0

@@ -98,7 +98,7 @@ def augmented(
     shape = (size, size) if size else images.shape[2:]
     resampled = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0) or augment.rotate
     window = images.shape[2:] if resampled else shape
-    x = shift_and_flip(images, window, augment.pad, augment.flip, rng).float() / 255
+    x = shift_and_flip(images, window, augment.pad, augment.flip, rng).float().div_(255)
     if resampled:
         x = resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
     if augment.operations:
@@ -120,6 +120,4 @@ def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
     """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     # Channel by channel from Python numbers: a tensor made of them here would wait for the device at every batch.
-    return torch.stack([(x[:, c] - m) / s for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1)
-
-
+    return torch.stack([(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1)

@@ -13,10 +13,11 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in Pillow and torchvision
 def colour_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
     """Brightness, contrast, saturation, in this order, each clipped to [0, 1] as torchvision does."""
     factors = 1 + strength * (2 * rng.uniform(3, len(x))[..., None, None, None] - 1)
-    x = (x * factors[0]).clamp(0, 1)
+    x = (x * factors[0]).clamp_(0, 1)
     mean = grey(x).mean(dim=(1, 2, 3), keepdim=True)
-    x = torch.lerp(mean.expand_as(x), x, factors[1].expand_as(x)).clamp(0, 1)
-    return torch.lerp(grey(x).expand_as(x), x, factors[2].expand_as(x)).clamp(0, 1)
+    x = x.mul_(factors[1]).add_(mean * (1 - factors[1])).clamp_(0, 1)
+    colourless = grey(x)
+    return x.mul_(factors[2]).add_(colourless * (1 - factors[2])).clamp_(0, 1)
 
 
 def grey(x: Tensor) -> Tensor:

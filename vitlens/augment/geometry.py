@@ -28,6 +28,8 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
     if pad >= min(h, w):
         raise ValueError(f"Reflection reaches {min(h, w) - 1} pixels into a {h}×{w} image; augment.pad is {pad}.")
     dy, dx, mirror = rng.uniform(3, b)[:, :, None]
+    if not pad and (h, w) == tuple(size):
+        return torch.where(mirror[..., None, None] < flip, images.flip(3), images)
     rows = torch.arange(size[0], device=images.device) - pad + (dy * (h - size[0] + 2 * pad + 1)).long()
     columns = torch.arange(size[1], device=images.device) - pad + (dx * (w - size[1] + 2 * pad + 1)).long()
     rows, columns = _reflect(rows, h), _reflect(columns, w)
@@ -65,8 +67,11 @@ def resized_crop(
     h = (area.sqrt() * (-log_ratio / 2).exp()).clamp(max=limit)
     cx, cy = (2 * cx - 1) * (1 - w).abs(), (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
-    theta = torch.stack([w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1).view(
-        b, 2, 3
+    # What F.affine_grid gives, by rows and columns: its matrix product for each pixel takes longer than the sampling.
+    v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
+    down, across, centre = (
+        torch.stack(of, dim=1)[:, None]
+        for of in ((-h * angle.sin(), h * angle.cos()), (w * angle.cos(), w * angle.sin()), (cx, cy))
     )
-    grid = F.affine_grid(theta, [*x.shape[:2], *size], align_corners=False)
+    grid = (down * v)[:, :, None] + (across * u + centre)[:, None]  # (B, rows, columns, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

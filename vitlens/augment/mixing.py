@@ -58,4 +58,4 @@ def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) ->
     other = torch.arange(b, device=x.device)
     other = (other ^ 1).clamp(max=b - 1)
     # x·1 + other·0 is x to the bit, which lerp does not promise.
-    return x * weight + x[other] * (1 - weight), Targets(labels, labels[other], weight.mean(dim=(1, 2, 3)))
+    return (x * weight).addcmul_(x[other], 1 - weight), Targets(labels, labels[other], weight.mean(dim=(1, 2, 3)))
