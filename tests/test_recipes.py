@@ -184,6 +184,10 @@ def test_the_head_for_pretraining():
     hidden = torch.tanh(model.head.pre_logits(model.forward_head(model.forward_features(x), pre_logits=True)))
     torch.nn.init.normal_(model.head.output.weight)
     torch.testing.assert_close(model(x), model.head.output(hidden))
+    before = torch.get_rng_state()
+    same, other = (dataclasses.replace(r, seed=seed).build().head.pre_logits.weight for seed in (r.seed, r.seed + 1))
+    assert torch.equal(same, model.head.pre_logits.weight) and not torch.equal(same, other)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_dropout_lies_where_the_paper_puts_it():

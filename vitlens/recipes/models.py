@@ -46,10 +46,10 @@ def build(recipe: Recipe, weights: bool = True) -> nn.Module:
             )
         except (TypeError, RuntimeError, AssertionError) as error:
             raise ValueError(f"timm {timm.__version__} cannot build this {recipe.architecture}: {error}.") from error
+        if recipe.head == "mlp":
+            model.head = mlp_head(model.head, recipe.head_bias)
     if recipe.init and weights:
         transfer(load_model(recipe.init), model)
-    if recipe.head == "mlp":
-        model.head = mlp_head(model.head, recipe.head_bias)
     model.pretrained_cfg = {**model.pretrained_cfg, **pixels(recipe)}
     return model.train()
 
