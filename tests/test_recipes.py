@@ -269,12 +269,36 @@ def test_models_that_cannot_be_started_from_are_refused(tmp_path):
     for name, args, message in (
         ("resnet18", {}, "only Vision Transformers over patches"),
         ("beit_base_patch16_224", small, "another shape at this resolution"),
+        ("deit_tiny_patch16_224", small | {"in_chans": 1}, "images of 3 channels, and .* takes 1"),
     ):
         folder = tmp_path / name
         model = timm.create_model(name, **args)
         save_for_hf(model, folder, model_args=args, safe_serialization=True)
         with pytest.raises(ValueError, match=message):
             starting_from(tune, folder).build()
+
+
+def test_a_folder_that_names_its_size_among_the_pixels_alone_is_started_from(trained):
+    folder, source = trained
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_args"]["img_size"]
+    config["pretrained_cfg"] |= {"input_size": [3, 32, 32], "fixed_input_size": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    tune = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4")
+    model = starting_from(tune, folder).build()
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 4) and torch.equal(model.pos_embed, source.pos_embed)
+
+
+def test_what_a_folder_says_of_dropout_is_the_recipes_to_say(trained):
+    folder, _ = trained
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"] |= {"drop_path_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_rate": 0.3}
+    (folder / "config.json").write_text(json.dumps(config))
+    tune = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4")
+    for wanted in ("0", "0.2"):
+        model = starting_from(tune.override(f"drop_path={wanted}"), folder).build()
+        rates = {getattr(m, "p", getattr(m, "drop_prob", 0)) for m in model.modules()}
+        assert max(rates) == pytest.approx(float(wanted))
 
 
 def test_layers_nearer_to_the_image_learn_more_slowly(trained):

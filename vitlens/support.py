@@ -121,7 +121,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
             f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
         )
-    if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := _channels(model)):
+    if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := channels(model)):
         raise ValueError(
             f"{model_name(model)} takes images of {wanted} channels, but the shape {tuple(images.shape)} came."
         )
@@ -133,7 +133,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
 
 
-def _channels(model: nn.Module) -> int:
+def channels(model: nn.Module) -> int:
     """Of the images that it takes; the first convolution reads them. NaFlex has none and says it."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     return model.in_chans if first is None else first.in_channels

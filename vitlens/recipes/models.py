@@ -14,6 +14,7 @@ from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
+from vitlens.support import channels
 
 if TYPE_CHECKING:
     from vitlens.recipes.recipe import Recipe
@@ -91,13 +92,15 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is None or not hasattr(model, "blocks"):
         raise ValueError(f"{source} is a {type(model).__name__}, and only Vision Transformers over patches are tuned.")
+    if (count := channels(model)) != 3:
+        raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
     config, folder = model.pretrained_cfg, Path(str(source).removeprefix("local-dir:"))
     folder, kwargs = folder.parent if folder.is_file() else folder, {}
     if folder.is_dir():
         kwargs = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
-    if (recipe.image_size, recipe.image_size) != tuple(model.patch_embed.img_size or ()):
-        kwargs = {**kwargs, "img_size": recipe.image_size}
-    kwargs.pop("num_classes", None)
+    ours = ("num_classes", "drop_rate", "drop_path_rate")  # the recipe says them; so pos_drop_rate and its like
+    kwargs = {name: value for name, value in kwargs.items() if not name.endswith(ours)}
+    kwargs["img_size"] = recipe.image_size
     size = patch if isinstance(patch, tuple) else (patch, patch)
     return replace(
         recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"], patch_size=size[0],
