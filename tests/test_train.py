@@ -258,6 +258,15 @@ def stopped(data, tmp_path):
     return tmp_path, r
 
 
+def test_lines_of_the_log_that_are_no_longer_text_do_not_keep_a_run_from_going_on(stopped, data):
+    out, r = stopped
+    log = out / "log.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole + b'{"step": 4, \xff\x00\n')
+    list(fit(r.build(), data, r, device="cpu", out=out, resume=True))
+    assert log.read_bytes().startswith(whole) and [json.loads(line)["step"] for line in log.open()][-1] == 16
+
+
 @pytest.mark.parametrize("damage", [
     lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], None,
 ], ids=["truncated", "empty", "a flipped bit", "missing"])  # fmt: skip

@@ -112,7 +112,7 @@ class Journal:
         self.seconds_before = scalars.get("seconds", 0.0)
         checkpoint.restore(tensors, *self.state)
         log = self.folder / "log.jsonl"
-        lines = log.read_text().splitlines() if log.exists() else []
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
         kept = [line for line in lines if _step(line) <= scalars["step"]]
         if self.writes:
