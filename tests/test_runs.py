@@ -72,6 +72,8 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
     ({"overrides": ["width=96"], "model": "vit_tiny_patch16_224"}, "width comes with the model"),
     ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
+    ({"overrides": ["augment.pad=8"]}, "reaches 7 pixels into"), ({"watch": 1}, "watched at two steps at least"),
+    ({"stream": True}, r"augment.scale reaches 1 at most; \(0.65, 1.4\) came.*--hold"),
 ])  # fmt: skip
 def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
     arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}

@@ -120,7 +120,15 @@ class ImageStream:
         return torch.isin(self.rows, torch.tensor(list(self.found), dtype=torch.int64))
 
     def remaining(self, augment: Augment) -> Augment:
-        """What is still to be done to the batches: all of ``augment`` but the random crop."""
+        """What is still to be done to the batches: all of ``augment`` but the random crop.
+
+        Raises ``ValueError`` for crops that reach beyond the image.
+        """
+        if augment.scale[1] > 1:
+            raise ValueError(
+                f"A stream cuts its crops out of the images, so augment.scale reaches 1 at most; {augment.scale} came. "
+                "Lower it, or hold the images in memory (--hold, in Python stream=False)."
+            )
         return replace(augment, scale=(1.0, 1.0), ratio=(1.0, 1.0))
 
     def batches(
@@ -135,11 +143,6 @@ class ImageStream:
         die and ``RuntimeError`` if a later call has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
-        if crop and crop[0][1] > 1:
-            raise ValueError(
-                f"A stream cuts its crops out of the images, so augment.scale reaches 1 at most; {crop[0]} came. Lower "
-                "it, or hold the images in memory with stream=False."
-            )
         for part in self._parts(_jobs(rows, crop, tuple(key))):
             self.found.update(part.damaged)
             if part.refused:

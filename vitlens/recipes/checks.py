@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,14 +61,20 @@ def check(r: Recipe) -> None:
         raise ValueError(f"A batch of {r.batch_size} does not divide into {r.accumulate} equal parts.")
     if r.resize and r.resize < r.image_size:
         raise ValueError(f"{r.image_size} pixels cannot be cut from images held at {r.resize}: raise resize.")
+    side = r.resize or r.image_size
+    if r.augment.pad >= side:
+        raise ValueError(
+            f"Reflection reaches {side - 1} pixels into a {side}×{side} image; augment.pad is {r.augment.pad}."
+        )
     if r.init and (r.head != "linear" or r.patch_drop):
         raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
 
 
 def check_ranges(r: Recipe) -> None:
     """Raise ``ValueError`` for a number outside of its range, or a word that is none of the choices."""
+    largest = sys.float_info.max  # math.isfinite fails for larger integers
     for field in dataclasses.fields(r):
-        if not all(math.isfinite(n) for n in _numbers(r, field.name)):
+        if not all(abs(n) <= largest for n in _numbers(r, field.name)):
             raise ValueError(f"{field.name} is made of finite numbers; {getattr(r, field.name)} came.")
     for names, fits, wanted in (
         (AT_LEAST_ONE, lambda n: n >= 1, "is at least 1"),

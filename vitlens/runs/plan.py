@@ -17,18 +17,21 @@ from torch import nn
 from vitlens.datasets import ImageSet
 from vitlens.files import writable
 from vitlens.recipes import FROM_MODEL, Recipe, recipe, starting_from
+from vitlens.snapshots import schedule
 from vitlens.train import World, accuracy, checkpoint, fit
 
 MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
 
 
-def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes) -> None:
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, watch: int) -> None:
     """Raise ``ValueError`` for options that cannot be meant, before anything is read or written."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
     for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
         if minutes is not None and not 0 < minutes < math.inf:
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
+    if watch:
+        schedule(1, watch)
     if out.exists() and not out.is_dir():
         raise ValueError(f"A run is written to a folder, and {out} is a file. Name another with --out.")
     if not resume and checkpoint.newest_first(out / "checkpoints"):

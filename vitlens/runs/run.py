@@ -65,7 +65,7 @@ def run(
     Raises ``ValueError`` for options that are wrong or do not fit together, and what ``fit`` raises.
     """
     out, world = Path(out), join(device)
-    refuse(out, world.device, resume, max_minutes, fit_minutes)
+    refuse(out, world.device, resume, max_minutes, fit_minutes, watch)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
     plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)

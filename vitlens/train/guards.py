@@ -50,6 +50,7 @@ def check(
         raise ValueError(f"To tell classes apart takes at least two, and there is only {train.class_names[0]!r}.")
     if not len(valid):
         raise ValueError("The validation set is empty, so accuracy cannot be measured.")
+    train.remaining(recipe.augment)  # a stream refuses what it cannot do
     if resume and out is None:
         raise ValueError("Resuming needs the folder of the run: pass out=….")
 
