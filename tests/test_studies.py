@@ -234,6 +234,18 @@ def test_more_seeds_go_on_in_the_same_folder(whole, tmp_path):
     assert more[:2] == whole[0][:2] and [r["seed"] for r in more] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("content", ["", "[1]", '{"name": ', "\xff"])
+@pytest.mark.parametrize("damaged", ["study.json", "cells/*.json"])
+def test_what_is_damaged_is_named_and_done_again_once_it_is_deleted(whole, tmp_path, damaged, content):
+    shutil.copytree(whole[1], tmp_path, dirs_exist_ok=True)
+    path = min(tmp_path.glob(damaged))
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=f"{path.name} is damaged. Delete it"):
+        run_study(SMALL, "digits", tmp_path, device="cpu")
+    path.unlink()
+    assert timeless(run_study(SMALL, "digits", tmp_path, device="cpu")) == timeless(whole[0])
+
+
 def test_time_is_up(tmp_path):
     said = []
     records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
@@ -312,6 +324,9 @@ def test_contradictions_are_refused():
         replace(SMALL, sizes=(7,))
     with pytest.raises(ValueError, match="give its recipe steps"):
         replace(SMALL, recipe=replace(SMALL.recipe, steps=0, epochs=3))
+    same = replace(SMALL.networks[0], name=SMALL.networks[0].name.replace(",", "/"), width=48)
+    with pytest.raises(ValueError, match="Two trainings .* ViT-patch-2_40_0"):  # one would be taken for the other
+        replace(SMALL, networks=(*SMALL.networks, same))
     with pytest.raises(ValueError, match="odd cannot be built"):
         Network("odd", patch=2, width=7, depth=1, heads=2).build(SMALL.recipe)
 

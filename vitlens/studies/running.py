@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def run_study(
                 write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
                 say(_line(record))
             shutil.rmtree(trial.folder(cell), ignore_errors=True)
-            records.append(json.loads(kept.read_text(encoding="utf-8")))
+            records.append(_read(kept))
     return records
 
 
@@ -213,7 +213,7 @@ def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
         digest.update(split.images[:: max(1, len(split) // 100)].contiguous().numpy().tobytes())
     now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16]}))
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = _read(path)
         other = [key for key in now if key not in ("sizes", "seeds") and before.get(key) != now[key]]
         if other:
             raise ValueError(
@@ -221,6 +221,14 @@ def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
                 "--out, or go on with the same command."
             )
     write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
+
+
+def _read(path: Path) -> dict:
+    """What was written there. Raises ValueError if it cannot be that."""
+    with suppress(ValueError):
+        if isinstance(content := json.loads(path.read_text(encoding="utf-8")), dict):
+            return content
+    raise ValueError(f"{path} is damaged. Delete it and go on with the same command.")
 
 
 def _line(record: dict) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -54,6 +55,9 @@ class Study:
             )
         if not self.recipe.steps:
             raise ValueError("All trainings of a study are equally long: give its recipe steps, not epochs.")
+        twice = [name for name, n in Counter(cell.name for cell in self.cells()).items() if n > 1]
+        if twice:
+            raise ValueError(f"Two trainings of this study would be called {twice[0]}; tell them apart.")
 
     def cells(self) -> Iterator[Cell]:
         """Seed by seed, so that a study that was stopped has whole grids of fewer seeds."""
