@@ -69,6 +69,7 @@ def test_settings_from_a_shell_are_converted():
     ("clip=-1", "from 0 up"), ("clip=nan", "finite"), ("augment.rotate=nan", "finite"), ("std=0,0,0", "above 0"),
     ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("muon_lr=inf", "finite"), ("mlp_ratio=-1", "above 0"),
     ("seed=99999999999999999999", "below 2"), ("epochs=1" + 400 * "0", "finite"), ("augment.pad=64", "63 pixels into"),
+    ("muon_lr=1e308", "finite numbers below"), ("head_bias=-1e308", "finite"), ("augment.scale=1,1e308", "finite"),
     ("warmup=2", "between 0 and 1"),
     ("drop_path=1", "below 1"),
     ("image_size=65", "do not divide"), ("width=100", "3 heads"), ("patch_drop_until=0", "only work together"),
