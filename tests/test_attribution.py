@@ -30,7 +30,8 @@ MODELS = {
     "pool beside a prefix": ("vit_tiny_patch16_224", dict(global_pool="map", reg_tokens=2), POOL),
     "bias": ("beit_base_patch16_224", {}, MEAN),
     "two attentions": ("vit_small_patch16_18x2_224", {}, FIRST),
-    "norm after": ("vit_relpos_base_patch16_cls_224", {}, FIRST),
+    "relative positions": ("vit_relpos_base_patch16_cls_224", {}, FIRST),
+    "norm after": ("vit_relpos_base_patch16_rpn_224", {}, MEAN),
 }  # fmt: skip
 
 

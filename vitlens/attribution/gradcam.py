@@ -26,15 +26,17 @@ def grad_cam(
     (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit; prefix tokens are dropped,
     nothing is rescaled. After the last attention a class token has read all it will, and the gradient of every patch is
     zero: hence here. Blocks with two attentions side by side have the channels of both; where attention and MLP share
-    one norm, its output is the activation, read by both.
+    one norm, its output is the activation, read by both; what is normalised afterwards goes on past the attention too,
+    and ∂y/∂a_pc counts both ways.
 
     layer: its number, −1 for the last. target, against, names: see `vitlens.attribution`.
     """
     model, images = checked(model, images)
     layers = attention_modules(model)
-    modules = [module for _, module in layers[layer_number(len(layers), layer)]]
+    number = layer_number(len(layers), layer)
+    modules = [module for _, module in layers[number]]
     with explaining(model):
-        with capture(model) as attn, _inputs(modules) as found:
+        with capture(model) as attn, _inputs(model.blocks[number], modules) as found:
             logits = model(images)
         chosen = asked(model, logits, target, against, names)
         gradients = torch.autograd.grad(score(logits, chosen), found)
@@ -48,22 +50,24 @@ def grad_cam(
 
 
 @contextlib.contextmanager
-def _inputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """What the modules' attention is given, in this thread; autograd's graph begins there."""
+def _inputs(block: nn.Module, modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """What the attention of a block is given, in this thread; autograd's graph begins where the block does."""
     found, thread = [], threading.get_ident()
 
-    def kept(tensor: Tensor) -> Tensor:
-        if threading.get_ident() != thread:
-            return tensor
-        found.append(tensor.detach().requires_grad_())
-        return found[-1]
+    def begin(_, args: tuple) -> tuple:
+        return (args[0].detach().requires_grad_(), *args[1:]) if threading.get_ident() == thread else args
+
+    def keep(tensor: Tensor) -> None:
+        if threading.get_ident() == thread:
+            found.append(tensor)
 
     with contextlib.ExitStack() as hooks:
+        hooks.enter_context(block.register_forward_pre_hook(begin))
         for module in modules:
             if hasattr(module, "in_norm"):
                 # A ParallelScalingBlock is its own attention, which does not read what the block is given.
-                hook = module.in_norm.register_forward_hook(lambda _, args, output: kept(output))
+                hook = module.in_norm.register_forward_hook(lambda _, args, output: keep(output))
             else:
-                hook = module.register_forward_pre_hook(lambda _, args: (kept(args[0]), *args[1:]))
+                hook = module.register_forward_pre_hook(lambda _, args: keep(args[0]))
             hooks.enter_context(hook)
         yield found
