@@ -22,6 +22,7 @@ from vitlens.attribution import (
     relevance,
 )  # fmt: skip
 from vitlens.attribution.forward import explaining
+from vitlens.faithfulness import curves
 from vitlens.support import evaluating
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
@@ -245,3 +246,18 @@ def test_images_that_a_model_does_not_take(vit):
         damaged[1, 0, 3, 4] = float("nan")
         with pytest.raises(ValueError, match="1 values are not, the first of them in image 1"):
             method(model, damaged, 3)
+
+
+def test_outputs_that_are_no_numbers(vit):
+    model = vit(img_size=SIZE)
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    maps = torch.zeros(1, 4, 6)
+    for method in (*attribution.METHODS.values(), lambda m, x, target: curves(m, x, maps, target)):
+        for target in (None, 3):
+            with pytest.raises(ValueError, match="outputs of .* are not finite numbers, so there is no class"):
+                method(model, images(1), target)
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] = 0.0
+        model.head.bias[5] = -float("inf")  # a class that cannot be is no damage
+    assert relevance(model, images(1), 3).isfinite().all()

@@ -67,8 +67,13 @@ def require_classes(model: nn.Module) -> None:
 
 
 def class_logits(model: nn.Module, output: object) -> Tensor:
-    """What a model gave, (B, classes). Raises ValueError for anything else."""
+    """What a model gave, (B, classes). Raises ValueError for anything else, and for what leaves no probabilities."""
     if isinstance(output, Tensor) and output.dim() == 2:
+        if not (output < torch.inf).all():  # −∞ is a class that cannot be
+            raise ValueError(
+                f"The outputs of {model_name(model)} are not finite numbers, so there is no class to speak of; its "
+                "weights are damaged, its precision is too low, or the images are not normalised as it wants them."
+            )
         return output
     came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
     raise ValueError(
