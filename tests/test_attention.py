@@ -334,6 +334,8 @@ def test_mean_over_a_loader(vit):
         attention.mean_over(model, [])
     with pytest.raises(TypeError, match="yields dict"):
         attention.mean_over(model, [{"image": x}])
+    with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
+        attention.mean_over(model, [torch.zeros(1, 3, 80, 80)])
     for pool in ("token", "max"):  # as many patches, but other ones
         dynamic = vit(dynamic_img_size=True, global_pool=pool)
         with pytest.raises(ValueError, match="must have one size"):

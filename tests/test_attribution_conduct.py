@@ -237,9 +237,12 @@ def test_bad_options_are_sentences(vit, method, options, match):
 
 def test_images_that_a_model_does_not_take(vit):
     model = vit(img_size=SIZE)
+    naflex = timm.create_model("naflexvit_base_patch16_gap", embed_dim=96, depth=2, num_heads=3)
     for method in attribution.METHODS.values():
         with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
             method(model, torch.zeros(1, 3, 80, 80), 3)
+        with pytest.raises(ValueError, match="size: patches of 16 × 16 pixels do not divide images of 40 × 48"):
+            method(naflex, torch.zeros(1, 3, 40, 48), 3)
         with pytest.raises(ValueError, match=r"takes images of 3 channels, but the shape \(1, 1, 64, 96\) came"):
             method(model, torch.zeros(1, 1, *SIZE), 3)
         damaged = images(2)

@@ -53,6 +53,14 @@ def test_patches_that_are_left_out_are_refused(vit):
         tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
 
 
+def test_images_that_a_model_does_not_take(vit):
+    with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
+        tokens.features(vit(), torch.zeros(1, 3, 80, 80))
+    naflex = small("naflexvit_base_patch16_gap", img_size=None)
+    with pytest.raises(ValueError, match="size: patches of 16 × 16 pixels do not divide images of 40 × 48"):
+        tokens.features(naflex, torch.zeros(1, 3, 40, 48))
+
+
 def test_similarity_equals_scikit_learn():
     x = torch.randn(2, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     row = torch.tensor([0.5, 0.5, 0, 0, 0, 0, 0], dtype=torch.float64)
@@ -78,6 +86,11 @@ def test_components_equal_scikit_learn(shape):
 def test_too_few_tokens_are_refused():
     with pytest.raises(ValueError, match=r"P and D of at least 3 were wanted, but \(2, 8\) came"):
         tokens.components(torch.zeros(2, 8))
+
+
+def test_features_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="finite numbers, but some of these are not"):
+        tokens.components(torch.full((6, 4), torch.nan))
 
 
 def test_colours_stretch_every_component_on_its_own():

@@ -21,7 +21,7 @@ from vitlens import kernels
 from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
 from vitlens.layer import Layer, full_precision
-from vitlens.support import evaluating, float64, require_images, unwrap
+from vitlens.support import evaluating, float64, require_images, taking, unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -107,7 +107,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                     f"yields {type(images).__name__}."
                 )
             require_images(images, unwrap(model))
-            with torch.no_grad(), capture(model) as attn:
+            with torch.no_grad(), capture(model) as attn, taking(unwrap(model)):
                 model(images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:

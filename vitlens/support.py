@@ -125,6 +125,13 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         raise ValueError(
             f"{model_name(model)} takes images of {wanted} channels, but the shape {tuple(images.shape)} came."
         )
+    embed = getattr(model, "embeds", None)
+    whole_patches = getattr(embed, "is_linear", False) and not embed.dynamic_img_pad  # NaFlex's cuts no pixels off
+    if whole_patches and any(n % p for n, p in zip(images.shape[-2:], embed.patch_size, strict=True)):
+        size, patch = (" × ".join(map(str, sides)) for sides in (images.shape[-2:], embed.patch_size))
+        raise ValueError(
+            f"{model_name(model)} does not take this size: patches of {patch} pixels do not divide images of {size}."
+        )
     if not images.isfinite().all():
         wrong = (~images.isfinite()).flatten(1).sum(1).tolist()
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.grid import token_grid
-from vitlens.support import UnsupportedModelError, attention_modules, float64, unwrap
+from vitlens.support import UnsupportedModelError, attention_modules, float64, require_images, taking, unwrap
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -17,15 +17,17 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
 
     They are the sums of the residual stream as timm's `forward_intermediates` gives them, before any final norm, in the
     order of the sequence: prefix first. Works inside `capture(model)` too. Raises UnsupportedModelError for models
-    that a capture refuses.
+    that a capture refuses, and ValueError for images that the model does not take.
     """
     model = unwrap(model)
     attention_modules(model)
+    require_images(images, model)
     prefix = model.num_prefix_tokens > 0
-    last, layers = model.forward_intermediates(images, return_prefix_tokens=prefix, output_fmt="NLC")
+    expected = token_grid(model, tuple(images.shape[-2:])).tokens
+    with taking(model):
+        last, layers = model.forward_intermediates(images, return_prefix_tokens=prefix, output_fmt="NLC")
     if prefix:
         layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
-    expected = token_grid(model, tuple(images.shape[-2:])).tokens
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
             f"{expected} tokens were wanted after each layer of {type(model).__name__}, but {layers[0].shape[1]} came; "
@@ -48,13 +50,15 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
 
     tokens: (P, D) of one picture, or of several laid one after the other for common colours. The mean is subtracted;
     components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
-    Raises ValueError for fewer tokens or dimensions than components.
+    Raises ValueError for fewer tokens or dimensions than components, and for features that are no numbers.
     """
     if tokens.dim() != 2 or not 1 <= k <= min(tokens.shape):
         raise ValueError(
             f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came; "
             "give the patches of one picture, without axis B, or ask for fewer components."
         )
+    if not tokens.isfinite().all():
+        raise ValueError("Patch features are finite numbers, but some of these are not; the weights are damaged.")
     centred = float64(tokens) - float64(tokens).mean(0)
     variances, axes = torch.linalg.eigh(centred.mT @ centred)
     scores = centred @ axes.flip(-1)[:, :k]
