@@ -92,6 +92,19 @@ def test_entropy_and_received_closed_forms():
     assert attention.received(given(to_seven, WIDE))[0, 0, 0].tolist() == pytest.approx(one_hot(WIDE, 12)[5:].tolist())
 
 
+def test_distance_between_patches_that_are_all_but_ignored():
+    """In float32 nothing is left of what the patches get beside such a class token; what they share of it is known."""
+    logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))
+    grid = TokenGrid(4, 6, (16, 16), 1, None, one_hot(TokenGrid(4, 6, (16, 16)), 0))
+    maps = Maps([logits], grid)
+    found = []
+    for sink in (0.0, 200.0):
+        logits[..., 0] = sink
+        maps.layers = [Layer("0", logits.clone(), torch.eye(25).expand(1, 1, 25, 25), 1.0)]
+        found.append(attention.mean_distance(maps, renormalize=True).item())
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 def test_entropy_does_not_cancel():
     """Logits that share a large offset: the softmax is the same, and so is its entropy."""
     logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))

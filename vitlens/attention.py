@@ -216,17 +216,19 @@ class _Statistic:
 
 class _MeanDistance(_Statistic):
     def __init__(self, renormalize: bool):
-        self.renormalize = renormalize
+        self.renormalize = self.logits = renormalize
 
     def add(self, queries, logits, weights):
         prefix = self.grid.prefix
         first, last = max(queries.start - prefix, 0), queries.stop - prefix
         if last <= first:
             return
-        weights = weights[:, :, prefix + first - queries.start :, prefix:]
-        distances = self.grid.distances(first, last, dtype=weights.dtype, device=weights.device)
-        extent = torch.einsum("bhqk,qk->bhq", weights, distances)
-        self.sums.append(extent / weights.sum(-1) if self.renormalize else extent)
+        among = logits if self.renormalize else weights
+        among = among[:, :, prefix + first - queries.start :, prefix:]
+        if self.renormalize:  # not by division: all that stays on patches may be too little for a number
+            among = among.softmax(-1)
+        distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
+        self.sums.append(torch.einsum("bhqk,qk->bhq", among, distances))
 
     def take(self, sums):
         self.sums.append(sums.distance / sums.mass if self.renormalize else sums.distance)
