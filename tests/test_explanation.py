@@ -97,6 +97,8 @@ def test_what_the_areas_are_under_is_kept_and_told(folder, tmp_path, monkeypatch
     )
     explanation.write(found, model, tmp_path)
     assert_tidy(figures[0])
+    written = [text.get_text() for text in (*figures[0].texts, *(t for ax in figures[0].axes for t in ax.texts))]
+    assert not any("-" in text for text in written), "a minus is a minus"
     note = figures[0].texts[-1].get_text()
     assert note.startswith(words) and "\nCovered by the colour that is zero to the model. Random orders: " in note
     with open(tmp_path / "scores.csv") as file:

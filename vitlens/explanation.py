@@ -142,7 +142,7 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
             f"Covered {faithfulness.BASELINES[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
             f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
             "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
-        )
+        ).replace("-", "−")
         rather = f" rather than “{each.against}”" if each.against else ""
         title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {architecture(model)}"
         figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
@@ -156,6 +156,7 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
 
 
 def _caption(row: Series) -> str:
-    chance = f"{row.difference_sigmas:+.1f} σ from random".replace("-", "−")
+    chance = f"{row.difference_sigmas:+.1f} σ from random"
     chance = chance if isfinite(row.difference_sigmas) else "as all random orders"  # as with a single class
-    return f"rank {row['rank']:.0f}, {chance}\ndeletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
+    areas = f"deletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
+    return f"rank {row['rank']:.0f}, {chance}\n{areas}".replace("-", "−")
