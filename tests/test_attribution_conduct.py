@@ -193,10 +193,11 @@ def test_refusals(vit):
         with pytest.raises(ValueError, match="vitlens cannot show the attention of resnet18"):
             method(timm.create_model("resnet18"), x)
     for method in (gradient_rollout, relevance, attention_gradient):
-        with pytest.raises(ValueError, match=r"no weighted sum of its tokens.*query=\(row, column\)"):
+        with pytest.raises(ValueError, match=r"no weighted sum .*query=\(row, column\).*such as legrad or grad_cam"):
             method(maximum, images(1, (64, 64)))
         with pytest.raises(IndexError, match="outside the 4 × 6 grid"):
             method(model, x, query=(4, 0))
+    assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
     for layer in (3, -4):
         for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
             with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {layer}"):
