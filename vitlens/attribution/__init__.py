@@ -12,8 +12,9 @@ start from a patch instead of the read-out.
 
 The first five need one forward and one backward pass and nothing else; those of captum need captum.
 
-Raises ValueError for a target that is no class of the model, for images of the wrong kind, for a model without classes
-and where no gradient reaches a layer; UnsupportedModelError for a model that vitlens refuses.
+Raises ValueError for a target that is no class of the model, for images of the wrong kind, for a model without classes,
+for outputs that are no numbers and where no gradient reaches a layer; UnsupportedModelError for a model that vitlens
+refuses.
 """
 
 from types import MappingProxyType

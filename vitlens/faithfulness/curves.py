@@ -70,8 +70,8 @@ def curves(
     same for all maps and images. internal_batch_size: pictures in one forward, whichever images and maps they are of;
     no more than these are held. model, images, target, against, grid: see `vitlens.faithfulness`.
 
-    Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, and a model
-    without classes.
+    Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, outputs that
+    are no numbers, and a model without classes.
     """
     case = covered(
         model, images, target, against, baseline=baseline, score=score, grid=grid,
