@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device, complaints, counted, photographs, require_folder
+from vitlens.commands.shared import checked_device, complaints, counted, photographs
+from vitlens.files import writable
 
 # Spelled out, since looking them up would load PyTorch for a page of help.
 METHODS = (
@@ -32,7 +33,7 @@ def inspect(
     failures, complain = complaints()
     more = inspection.image_files(dataset) if dataset else []
     pictures = photographs(images)
-    require_folder(out)
+    writable(out, "--out")
     vit = load_model(model).to(checked_device(device))
     count = len(pictures) + len(more)
     with tqdm(total=count, unit="image", disable=count < 12) as bar:
@@ -64,7 +65,7 @@ def explain(
 
     failures, complain = complaints()
     pictures = photographs(images)
-    require_folder(out)
+    writable(out, "--out")
     names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
     vit = load_model(model).to(checked_device(device))
     found = explanation.explain(

@@ -27,12 +27,6 @@ def photographs(images: list[Path] | None) -> list[tuple[str, object]]:
     return [(_name(path, images), path) for path in images] if images else list(samples().items())
 
 
-def require_folder(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"The figures need a folder, but {out} is a file. Give another --out.")
-    writable(out, "--out")
-
-
 def require_file(path: Path, option: str) -> None:
     """Refuse before the work what could not be written after it."""
     if path.is_dir():

@@ -32,8 +32,6 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
     if watch:
         schedule(1, watch)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"A run is written to a folder, and {out} is a file. Name another with --out.")
     if not resume and checkpoint.newest_first(out / "checkpoints"):
         raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():
