@@ -77,14 +77,14 @@ def rollout(
     discard: share of the smallest entries of every fused row to drop (the row is renormalised after).
     Raises ValueError if the model reads no weighted sum of its tokens and no query is given.
     """
-    return _run(attn, _Rollout(attn, query, head_fusion, discard))[0]
+    return _run(attn, _Rollout(query, head_fusion, discard))[0]
 
 
 def summary(attn: Attention, *, renormalize: bool = False) -> Summary:
     """All statistics in one pass over the rows, at little more than the cost of one."""
     statistics = [_MeanDistance(renormalize), _Entropy(), _Received()]
     if attn.grid is not None and attn.grid.readout is not None:
-        statistics.append(_Rollout(attn))
+        statistics.append(_Rollout())
     results = _run(attn, *statistics)
     return Summary(*results[:3], results[3] if len(results) > 3 else None, len(results[0]))
 
@@ -262,17 +262,11 @@ class _Received(_Statistic):
 
 
 class _Rollout(_Statistic):
-    def __init__(self, attn: Attention, query=None, head_fusion: str = "mean", discard: float = 0.0):
+    def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
         if head_fusion not in ("mean", "max", "min"):
             raise ValueError(f'head_fusion is "mean", "max" or "min", but got {head_fusion!r}.')
         if not 0 <= discard < 1:
             raise ValueError(f"discard is a share of each row, at least 0 and below 1, but got {discard!r}.")
-        if query is None and len(attn) and attn[0] is not None and attn.grid.readout is None:
-            raise ValueError(
-                f"{attn.model_name} read no weighted sum of its tokens (its pooling takes a maximum, returns all "
-                "tokens, or was not run), so a rollout has no row to start from. Give one: `rollout(attn, "
-                "query=(row, column))`."
-            )
         self.query, self.head_fusion, self.discard = query, head_fusion, discard
         self.fusable = head_fusion == "mean" and not discard
 
@@ -282,6 +276,12 @@ class _Rollout(_Statistic):
         row = torch.zeros(count, self.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
         if self.query is not None:
             row[:, self.grid.position(self.query)] = 1.0
+        elif self.grid.readout is None:
+            raise ValueError(
+                f"{attn.model_name} read no weighted sum of its tokens (its pooling takes a maximum, returns all "
+                "tokens, or was not run), so a rollout has no row to start from. Give one: `rollout(attn, "
+                "query=(row, column))`."
+            )
         else:
             readout = self.grid.readout.to(row)
             row += readout if readout.dim() == 1 else readout[images]
