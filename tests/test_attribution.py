@@ -32,7 +32,7 @@ MODELS = {
     "two attentions": ("vit_small_patch16_18x2_224", {}, FIRST),
     "relative positions": ("vit_relpos_base_patch16_cls_224", {}, FIRST),
     "norm after": ("vit_relpos_base_patch16_rpn_224", {}, MEAN),
-}  # fmt: skip
+}
 
 
 def images(batch=2, size=SIZE, dtype=torch.float64, seed=0):

@@ -20,7 +20,7 @@ from vitlens.attribution import (
     legrad,
     occlusion,
     relevance,
-)  # fmt: skip
+)
 from vitlens.attribution.forward import explaining
 from vitlens.faithfulness import curves
 from vitlens.support import evaluating

@@ -21,7 +21,7 @@ from vitlens.augment import (
     mixing,
     normalised,
     seed_of,
-)  # fmt: skip
+)
 from vitlens.augment.randaugment import OPERATIONS, randaugment
 from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
 

@@ -6,7 +6,7 @@ Everything comes from the model's metadata and the size of its input, never from
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,7 @@ def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
     embed = patch_embedding(model)
     rows, cols = _features(embed, tuple(image))
     grid = TokenGrid(rows, cols, _stride(embed), model.num_prefix_tokens, tuple(image))
-    object.__setattr__(grid, "readout", _readout(model, grid))
-    return grid
+    return replace(grid, readout=_readout(model, grid))
 
 
 def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:

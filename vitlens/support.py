@@ -41,6 +41,7 @@ _POOLED = "its attention reads pooled or strided tokens, so the keys are not the
 _CONVOLUTION = "it is not a Vision Transformer: its features come from convolutions or mixing layers"
 _MULTIHEAD = "it computes attention inside torch.nn.MultiheadAttention, which does not show its queries and keys"
 _SHRINKING = "its attention shrinks the grid between stages"
+_DIFFERENCE = "its attention is the difference of two softmaxes, which no single map shows"
 _MIXED = "it mixes the heads after the softmax, so no head's map is what the model uses"
 
 REASONS = {
@@ -77,10 +78,7 @@ REASONS = {
     "RegNet": _CONVOLUTION,
 }
 
-ATTENTION_REASONS = {
-    "DiffAttention": "its attention is the difference of two softmaxes, which no single map shows",
-    "DiffParallelScalingBlock": "its attention is the difference of two softmaxes, which no single map shows",
-}
+ATTENTION_REASONS = {"DiffAttention": _DIFFERENCE, "DiffParallelScalingBlock": _DIFFERENCE}
 
 
 class UnsupportedModelError(ValueError):
@@ -154,11 +152,11 @@ def whole(value: object) -> int | None:
         return None
 
 
-def require_count(least: int = 1, **each: object) -> None:
-    """Raise ValueError unless each of these, by its name, is a whole number and at least `least`."""
+def require_count(**each: object) -> None:
+    """Raise ValueError unless each of these, by its name, is a whole number from 1 up."""
     for name, value in each.items():
-        if (number := whole(value)) is None or number < least:
-            raise ValueError(f"{name} is a whole number from {least} up, but {value!r} came.")
+        if (number := whole(value)) is None or number < 1:
+            raise ValueError(f"{name} is a whole number from 1 up, but {value!r} came.")
 
 
 @contextlib.contextmanager
@@ -178,16 +176,16 @@ def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor
     Raises ValueError for a tensor that does not fit them, and for what is no finite number or tensor.
     """
     kinds = int | float | np.number | np.ndarray | torch.Tensor
-    if not isinstance(baseline, kinds) or not torch.as_tensor(baseline).isfinite().all():
-        came = "one that is not finite" if isinstance(baseline, kinds) else repr(baseline)
+    blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None
+    if blank is None or not blank.isfinite().all():
+        came = repr(baseline) if blank is None else "one that is not finite"
         raise ValueError(f"A baseline is a finite number or tensor in the images' normalised units, but {came} came.")
-    baseline = torch.as_tensor(baseline).detach().to(images)
     try:
-        return baseline.expand_as(images)
+        return blank.to(images).expand_as(images)
     except RuntimeError:
         raise ValueError(
             f"A baseline that is a tensor fits images of shape {tuple(images.shape)}, but one of shape "
-            f"{tuple(baseline.shape)} came."
+            f"{tuple(blank.shape)} came."
         ) from None
 
 

@@ -21,7 +21,7 @@ from vitlens.datasets.samples import (
     numbered,
     packed,
     parsed,
-)  # fmt: skip
+)
 from vitlens.datasets.tars import Members, members
 
 

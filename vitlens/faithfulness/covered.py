@@ -19,7 +19,7 @@ from vitlens.support import (
     require_images,
     taking,
     unwrap,
-)  # fmt: skip
+)
 from vitlens.target import Target, asked, class_logits, require_classes
 
 SCORES = ("probability", "logit")
@@ -86,12 +86,12 @@ def on_model(model: nn.Module, images: Tensor) -> Tensor:
     return images.detach().to(next(model.parameters(), images))
 
 
-def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None = None) -> TokenGrid:
+def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid:
     """The patches of the images: those of a supported timm model, or the grid that is given."""
-    require_images(images, unwrap(model))
+    bare = unwrap(model)
+    require_images(images, bare)
     size = tuple(images.shape[-2:])
     if grid is None:
-        bare = unwrap(model)
         if qualified_name(bare) not in MODELS:
             raise ValueError(
                 f"vitlens does not know the patches of {model_name(bare)}; tell them, as in "
