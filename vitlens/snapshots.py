@@ -38,7 +38,7 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None, seed: int = 0) -
     By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
     """
     some = data.subset(min(n or min(64, recipe.batch_size), len(data)), seed)
-    images, _ = next(iter(some.batches([torch.arange(len(some))], None, ())))
+    images, _ = next(some.batches([torch.arange(len(some))]))
     return normalised(images, recipe.mean, recipe.std)
 
 

@@ -111,20 +111,19 @@ def read(
         raise ValueError(f"{len(data)} images cannot be shared by {world.size} processes; start fewer of them.")
     rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
     mine = rows[world.rank :: world.size]
-    values, labels, lost = None, torch.zeros(len(data), dtype=torch.int64, device=device), torch.zeros(len(data))
+    values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
     bar = tqdm(
         total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
         mininterval=0.1 if sys.stderr.isatty() else 10,
     )  # fmt: skip
     with evaluating(model), bar:
-        for row, (images, found) in zip(mine, data.batches(iter(mine)), strict=True):
+        for row, (images, found) in zip(mine, data.batches(mine), strict=True):
             said = say(normalised(images.to(device), config["mean"], config["std"]))
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])
             values[row], labels[row] = said, found.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
-    lost += data.stand_ins()
-    lost = lost.to(device)
+    lost = data.stand_ins().float().to(device)
     for shared in (values, labels, lost):
         world.sum([shared])
     kept = (lost == 0).nonzero()[:, 0].cpu()

@@ -64,11 +64,10 @@ class Journal:
         average: dict[str, Tensor],
         optimizers: list[torch.optim.Optimizer],
         facts: dict,
-        world: World | None = None,
+        world: World,
     ):
         self.folder = None if out is None else Path(out)
-        self.world = world or World()
-        self.writes = self.folder is not None and self.world.rank == 0
+        self.writes = self.folder is not None and world.rank == 0
         self.state = model, average, optimizers
         self.recipe, self.facts = recipe, facts
         self.saved_step, self.saved_at = 0, time.monotonic()

@@ -71,18 +71,18 @@ def join(device: torch.device | str | None = None) -> World:
 
     device: asked for; without it CUDA where there is one. Raises ``ValueError`` where ``accelerate`` is missing.
     """
+    alone = World() if device is None else World(device=torch.device(device))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return World() if device is None else World(device=torch.device(device))
+        return alone
     try:
         from accelerate import PartialState
     except ImportError:
         raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
     # While the first process fetches or decodes images, the others wait for it: longer than PyTorch's ten minutes.
-    wanted = World().device if device is None else torch.device(device)
-    state = PartialState(cpu=wanted.type == "cpu", timeout=timedelta(hours=6))
+    state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
     if state.num_processes != int(os.environ["WORLD_SIZE"]):  # each would take itself for the only one, and write
         raise ValueError(
-            f"{os.environ['WORLD_SIZE']} processes were started, but this one sees {state.num_processes} on {wanted}. "
-            "Train with --device cpu, or on devices that accelerate can connect."
+            f"{os.environ['WORLD_SIZE']} processes were started, but this one sees {state.num_processes} on "
+            f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."
         )
     return World(state.process_index, state.num_processes, state.device)

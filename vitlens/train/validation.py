@@ -29,7 +29,7 @@ def accuracy(
     mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
     right = torch.zeros((), dtype=torch.int64, device=world.device)
     with evaluating(model):
-        for images, labels in data.batches(mine, None, ()):
+        for images, labels in data.batches(mine):
             x = normalised(images, recipe.mean, recipe.std)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
                 logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
