@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlens import paper
+from vitlens.preprocessing import built_size
 from vitlens.support import evaluating, model_name, unwrap
 
 
@@ -100,8 +101,7 @@ def _dropping(model: nn.Module, share: float) -> Iterator[None]:
 
 
 def _own_size(model: nn.Module) -> int | tuple[int, int]:
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    size = size or ((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:]
+    size = built_size(model) or ((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:]
     if not size:
         raise ValueError(f"{model_name(model)} does not say how large its images are; give image_size.")
     return tuple(size)

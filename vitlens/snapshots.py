@@ -32,12 +32,12 @@ def schedule(steps: int, count: int = 24) -> list[int]:
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
-def probe(data: ImageSet, recipe: Recipe, n: int | None = None, seed: int = 0) -> Tensor:
-    """``n`` images (all, if there are fewer), the same for the same ``seed``, normalised as the model wants them.
+def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
+    """``n`` images (all, if there are fewer), always the same, normalised as the model wants them.
 
     By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
     """
-    some = data.subset(min(n or min(64, recipe.batch_size), len(data)), seed)
+    some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
     images, _ = next(some.batches([torch.arange(len(some))]))
     return normalised(images, recipe.mean, recipe.std)
 

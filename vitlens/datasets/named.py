@@ -200,7 +200,6 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
 
 def _whole_numbers(dataset, column: str, name: str) -> Sequence[int]:
     labels = dataset.select_columns([column])[:][column]
-    wrong = next((each for each in labels if type(each) is not int), None) if len(labels) else None
-    if wrong is not None or None in labels:
-        raise ValueError(f"hfds/{name} has the label {wrong!r}, and each image needs a whole number as its label.")
+    if wrong := [each for each in labels if type(each) is not int]:
+        raise ValueError(f"hfds/{name} has the label {wrong[0]!r}, and each image needs a whole number as its label.")
     return labels

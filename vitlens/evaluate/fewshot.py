@@ -97,19 +97,17 @@ def few_shot(
     test: tuple[Tensor, Tensor],
     drawn: Mapping[int, Iterable[Tensor]],
     classes: int,
-    penalty: float = PENALTY,
 ) -> dict[int, list[float]]:
     """Top-1 (%) on `test` of what is learned from each support of `train` in `drawn`, which `supports` returns.
 
     train, test: features (N, D) and (M, D) with labels (N,) and (M,), as `features` returns them. Raises what
     `least_squares` raises.
     """
-    return {n: [_accuracy(train[0][rows], train[1][rows], test, classes, penalty) for rows in each]
-            for n, each in drawn.items()}  # fmt: skip
+    return {n: [_accuracy(train[0][rows], train[1][rows], test, classes) for rows in each] for n, each in drawn.items()}
 
 
-def _accuracy(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], classes: int, penalty: float) -> float:
-    learned = least_squares(x, y, classes, penalty)
+def _accuracy(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], classes: int) -> float:
+    learned = least_squares(x, y, classes)
     # In parts: values in float64 of all test images and all classes would be large.
     parts = zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True)
     return 100 * sum(int((learned.values(a).argmax(1) == b).sum()) for a, b in parts) / len(test[1])

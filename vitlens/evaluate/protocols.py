@@ -96,8 +96,8 @@ class Question:
         return found
 
     def name(self, damaged: Sequence[str]) -> None:
-        for reason in damaged if self.world.rank == 0 else ():
-            self.say(f"Left out: {reason}.")
+        for reason in damaged:
+            self.note(f"Left out: {reason}.")
 
     def place(self, data: str) -> str:
         """What tells folders of one name apart: the first digits of the SHA-256 of where they lie; "" of named data."""
@@ -175,8 +175,8 @@ def evaluate(question: Question) -> Iterator[Record]:
 def _top1(q: Question) -> Iterator[Record]:
     images = q.images("whole")
     numbers = class_numbers(q.network, images.class_names)
-    if by_number(q.network, images.class_names) and q.world.rank == 0:
-        q.say("The classes of the data have no names, so each number is taken to be that of the model's class.")
+    if by_number(q.network, images.class_names):
+        q.note("The classes of the data have no names, so each number is taken to be that of the model's class.")
     known = imagenet_numbers(q.network)
     if q.data == "imagenet-real" and known is None:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,14 +94,8 @@ def vtab_tasks(names: Sequence[str]) -> list[Task]:
 def group_means(found: dict[str, Tuned]) -> dict[str, Tuned]:
     """Means over the groups of VTAB-1k, and over all 19 tasks, of those that are complete in `found` (by task name)."""
     means = {}
-    groups: dict[str, Callable[[Task], bool]] = {
-        "vtab natural": lambda task: task.group == "natural",
-        "vtab specialized": lambda task: task.group == "specialized",
-        "vtab structured": lambda task: task.group == "structured",
-        "vtab": lambda task: True,
-    }
-    for name, belongs in groups.items():
-        parts = [found.get(task.name) for task in VTAB if belongs(task)]
+    for name in ("vtab natural", "vtab specialized", "vtab structured", "vtab"):
+        parts = [found.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
         if all(parts):
             score = mean_of([part.score for part in parts])
             means[name] = Tuned(score, sum(part.images for part in parts), sum((p.damaged for p in parts), ()))

@@ -101,9 +101,9 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     ours = ("num_classes", "drop_rate", "drop_path_rate")  # the recipe says them; so pos_drop_rate and its like
     kwargs = {name: value for name, value in kwargs.items() if not name.endswith(ours)}
     kwargs["img_size"] = recipe.image_size
-    size = patch if isinstance(patch, tuple) else (patch, patch)
     return replace(
-        recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"], patch_size=size[0],
+        recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"],
+        patch_size=patch if isinstance(patch, int) else patch[0],
         width=model.embed_dim, depth=len(model.blocks), mean=tuple(config["mean"]), std=tuple(config["std"]),
         heads=next((m.num_heads for m in model.blocks[0].modules() if hasattr(m, "num_heads")), 1),
     )  # fmt: skip
