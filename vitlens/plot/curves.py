@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 
-from vitlens.plot.style import DPI, page, styled
+from vitlens.plot.style import page, panel, styled
 
 COLOURS = {"top1": "#0173b2", "top1_average": "#de8f05"}
 NAMES = {"top1": "weights", "top1_average": "their moving average"}
@@ -26,7 +26,7 @@ def training(records) -> plt.Figure:
     accuracies = {key: [(r["step"], r["metrics"][key]) for r in records if key in r["metrics"]] for key in NAMES}
     with styled():
         figure = page(900, 268)
-        loss, accuracy, rate = (_panel(figure, 44 + 300 * k, title) for k, title in enumerate(TITLES))
+        loss, accuracy, rate = (panel(figure, 44 + 300 * k, 40, 238, 176, title) for k, title in enumerate(TITLES))
         if records:
             rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
         if losses:
@@ -38,18 +38,8 @@ def training(records) -> plt.Figure:
                 accuracy.legend(loc="best", framealpha=0.9, edgecolor="0.85")  # wherever there are fewest points
         steps = records[-1]["steps"] if records else 1
         for ax in (loss, accuracy, rate):
-            ax.set_xlim(0, steps)
+            ax.set(xlim=(0, steps), xlabel="Step")
         loss.set_ylim(0, 1.08 * max((value for _, value in losses), default=1))
         accuracy.set_ylim(0, 100)
         rate.set_ylim(0, 1.05)
     return figure
-
-
-def _panel(figure: plt.Figure, x: float, title: str) -> plt.Axes:
-    """Axes of 238 × 176 pixels, so many pixels from the left."""
-    across, down = figure.get_size_inches() * DPI
-    ax = figure.add_axes((x / across, 52 / down, 238 / across, 176 / down), xlabel="Step")
-    ax.set_title(title, size=10)
-    ax.grid(axis="y", color="0.92", linewidth=0.8)
-    ax.set_axisbelow(True)
-    return ax

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from vitlens.grid import TokenGrid
 from vitlens.plot.style import WIDTH, array, colour_map, colours, page, place, show, styled, write
-from vitlens.plot.weights import HEADS
+from vitlens.plot.weights import about_grey, head_colours
 
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
 GAP = 3  # pixels between tiles
@@ -116,10 +115,7 @@ class _Run:
 
     def draw_filters(self, figure: plt.Figure, index: int, box, cols: int, most: int) -> None:
         real = np.abs(self.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
-        tiles = self.filters[index, real][:most]
-        largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
-        tiles = (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
-        _mosaic(figure, box, tiles, cols)
+        _mosaic(figure, box, about_grey(self.filters[index, real][:most]), cols)
 
     def draw_positions(self, figure: plt.Figure, index: int, box):
         rows, cols = self.positions.shape[1:3]
@@ -137,9 +133,8 @@ class _Run:
         layers, heads = self.distances.shape[1:]
         ax = place(figure, *box)
         ax.spines[["left", "bottom"]].set_visible(True)
-        sequence = HEADS if heads <= len(HEADS) else mpl.colormaps["viridis"](np.linspace(0, 0.95, heads))
-        for head in range(heads):
-            ax.plot(self.distances[index, :, head], "o", color=sequence[head], markersize=size, mec="white", mew=0.4)
+        for head, colour in enumerate(head_colours(heads)):
+            ax.plot(self.distances[index, :, head], "o", color=colour, markersize=size, mec="white", mew=0.4)
         ax.axhline(self.uniform, color="0.35", linestyle="--", linewidth=1, zorder=1)
         ax.set(xlim=(-0.6, layers - 0.4), ylim=(0, 1.08 * max(self.distances.max(), self.uniform)))
         ax.set_xticks(range(0, layers, -(-layers // (int(box[2]) // 17))))

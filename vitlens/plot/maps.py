@@ -293,14 +293,19 @@ def _check_grid(shape: tuple[int, int], grid: TokenGrid) -> None:
 
 def _grid(shape: tuple[int, int], picture: Image.Image | None, grid: TokenGrid | None) -> TokenGrid:
     """The grid given, checked; or one whose patches cover the picture exactly, if need be with fractions of pixels."""
-    size = None if picture is None else (picture.height, picture.width)
     if grid is None:
-        height, width = size or shape
+        height, width = shape if picture is None else (picture.height, picture.width)
         return TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
     _check_grid(shape, grid)
-    if size and size != tuple(grid.image):
+    if picture is not None:
+        check_size(picture, grid)
+    return grid
+
+
+def check_size(picture: Image.Image, grid: TokenGrid) -> None:
+    """Raise ValueError for a picture that is not as large as the one that the model saw."""
+    if (picture.height, picture.width) != tuple(grid.image):
         raise ValueError(
             f"The picture as the model saw it, {grid.image[0]} × {grid.image[1]} pixels, was wanted, but one of "
-            f"{size[0]} × {size[1]} came; vitlens.preprocessing.restore gives it back from the input."
+            f"{picture.height} × {picture.width} came; vitlens.preprocessing.restore gives it back from the input."
         )
-    return grid

@@ -8,6 +8,7 @@ from PIL import Image
 
 from vitlens.grid import TokenGrid
 from vitlens.images import load_image
+from vitlens.plot.maps import check_size
 from vitlens.plot.style import WIDTH, page, place, show, styled, write
 
 
@@ -19,11 +20,7 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     that no patch sees are on the left only, and padding beyond the picture is grey.
     """
     picture = load_image(image)
-    if (picture.height, picture.width) != tuple(grid.image):
-        raise ValueError(
-            f"The picture as the model saw it, {grid.image[0]} × {grid.image[1]} pixels, was wanted, but one of "
-            f"{picture.height} × {picture.width} came; vitlens.preprocessing.restore gives it back from the input."
-        )
+    check_size(picture, grid)
     edge, heading, margin, box, line = 14, 34, 58, 44, 50
     gap = 4 if max(grid.rows, grid.cols) <= 16 else 2
     covered = grid.rows * grid.patch[0], grid.cols * grid.patch[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,6 +13,17 @@ from vitlens.plot.style import WIDTH, array, colour_map, page, place, show, styl
 
 # Eight colours that the colour-blind tell apart: seaborn's "colorblind" without the two lightest.
 HEADS = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494")
+
+
+def head_colours(heads: int) -> Sequence:
+    """A colour for each head: eight that are easily told apart, or as many of a sequence as there are heads."""
+    return HEADS[:heads] if heads <= len(HEADS) else mpl.colormaps["viridis"](np.linspace(0, 0.95, heads))
+
+
+def about_grey(tiles: np.ndarray) -> np.ndarray:
+    """Tiles (n, p, q, C) as colours (n, p, q, 3), each scaled on its own: v → ½ + ½·v / max|v|."""
+    largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
+    return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
 
 
 def filters(components, explained_variance=None, *, cols: int = 7) -> plt.Figure:
@@ -35,8 +48,7 @@ def filters(components, explained_variance=None, *, cols: int = 7) -> plt.Figure
                 f"{count} shares of the variance between 0 and 1 were wanted, but {len(shares)} from "
                 f"{shares.min():.3g} to {shares.max():.3g} came; give both from one call of vitlens.filters.components."
             )
-    largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
-    tiles = (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // channels, -1)
+    tiles = about_grey(tiles)
 
     cols = min(cols, count)
     lines = -(-count // cols)
@@ -137,10 +149,9 @@ def attention_distance(mean_distance, *, uniform=None, image_size=None, ax=None,
     with styled(ax):
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
-        sequence = HEADS if heads <= len(HEADS) else mpl.colormaps["viridis"](np.linspace(0, 0.95, heads))
         dots = [
-            ax.plot(values[:, head], "o", color=sequence[head], markersize=6, mec="white", mew=0.5, alpha=0.9)[0]
-            for head in range(heads)
+            ax.plot(values[:, head], "o", color=colour, markersize=6, mec="white", mew=0.5, alpha=0.9)[0]
+            for head, colour in enumerate(head_colours(heads))
         ]
         entries = {f"Head {head}": dot for head, dot in enumerate(dots)}
         if heads > len(HEADS):
