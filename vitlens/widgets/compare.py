@@ -26,7 +26,7 @@ def compare(model_a: nn.Module, model_b: nn.Module, image=None) -> Compare:
 class Compare(Pictured):
     """What `compare` returns. Row and column are those of the left model's grid."""
 
-    def __init__(self, model_a: nn.Module, model_b: nn.Module, image=None):
+    def __init__(self, model_a: nn.Module, model_b: nn.Module, image):
         self.models = dict(zip(SIDES, (model_a, model_b), strict=True))
         layers = [len(attention_modules(unwrap(model))) for model in self.models.values()]
         state = {f"layer_{side}": count - 1 for side, count in zip(SIDES, layers, strict=True)}
@@ -42,19 +42,15 @@ class Compare(Pictured):
         return ""
 
     def draw(self, wanted):
-        shown_by = self.subjects
-        self.fit(shown_by["left"])
+        subjects = self.subjects
+        self.fit(subjects["left"])
         view, panels = self.state["view"], []
-        for side, each in shown_by.items():
+        for side, each in subjects.items():
             choice = Choice(self.state[f"layer_{side}"], self.state[f"head_{side}"], self._query_of(each))
             shown = VIEWS[view].make(each, choice, wanted)
             title = f"{side.capitalize()}: {each.name}, {each.grid.rows} × {each.grid.cols} patches"
             panels.append(panel(each, view, choice, shown, self.state, name=side, title=title))
-        return {
-            "pictures": {side: each.png for side, each in shown_by.items()},
-            "panels": panels,
-            "uploads": True,
-        }
+        return {"pictures": {side: each.png for side, each in subjects.items()}, "panels": panels, "uploads": True}
 
     @property
     def subjects(self) -> dict[str, Subject]:
@@ -62,13 +58,13 @@ class Compare(Pictured):
         return {side: subject(model, self.photograph) for side, model in self.models.items()}
 
     def controls(self):
-        view, found = self.state["view"], [self.photograph_control(), view_control(self.state["view"])]
-        for side, each in self.subjects.items():
+        view, subjects = self.state["view"], self.subjects
+        found = [self.photograph_control(), view_control(view)]
+        for side, each in subjects.items():
             found.append(self.layer_control(each, f"layer_{side}", f"Layer, {side}"))
             found.append(self.head_control(each, view, f"head_{side}", f"Head, {side}"))
-        shown = self.subjects
-        readable = shown["right"].grid.readout is not None
-        queries = self.query_controls(shown["left"], view not in HAS_QUERY, readable)
+        readable = subjects["right"].grid.readout is not None
+        queries = self.query_controls(subjects["left"], view not in HAS_QUERY, readable)
         return [*found, *queries, *self.paint_controls(view)]
 
     def _query_of(self, each: Subject) -> str | int | tuple[int, int]:

@@ -44,7 +44,7 @@ class Explorer(Pictured):
     moves its controls (a class is a number or a name), `view()` is the map that is shown, `subject` the picture as the
     model saw it."""
 
-    def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
+    def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
         self.model, self.size, self._view = model, size, None
         layers = len(attention_modules(unwrap(model)))  # refuses what cannot be shown
         super().__init__(

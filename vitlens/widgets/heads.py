@@ -27,7 +27,7 @@ def heads(model: nn.Module, image=None) -> Heads:
 class Heads(Pictured):
     """What `heads` returns."""
 
-    def __init__(self, model: nn.Module, image=None):
+    def __init__(self, model: nn.Module, image):
         self.model, self._all = model, None
         layers = len(attention_modules(unwrap(model)))
         super().__init__(model, image, layer=layers - 1, head=0, own=True, **PAINT)

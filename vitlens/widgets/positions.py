@@ -69,10 +69,7 @@ class Positions(Stage):
             pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))
             words = "Every tile is the map of the position in its place, in red and blue from −1 to 1."
             panels.insert(0, Panel(name="all", title="All positions", picture="all", words=words, **common))
-        return {
-            "pictures": pictures,
-            "panels": panels,
-        }
+        return {"pictures": pictures, "panels": panels}
 
     def controls(self):
         rows, cols = self.similarity.shape[:2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def _reason(name: str) -> Kind:
 
 
 REASONS = {name: _reason(name) for name in TITLES}
-_FROM_READOUT = {"relevance", "gradient_rollout", "attention_gradient"}
+_FROM_READOUT = {name for name in REASONS if "query" in inspect.signature(METHODS[name]).parameters}
 
 
 def reasons(subject: Subject) -> dict[str, Kind]:

@@ -21,22 +21,24 @@ def captioned(subject: Subject, panel: Panel) -> bytes:
     across = 6.0 * min(1.5, max(0.7, width / height))
     lines = textwrap.wrap(f"{subject.name}. {panel.words}", int(across * 13.5))
     bar, foot, head = 0.8 if panel.scale else 0.1, 0.25 + 0.2 * len(lines), 0.35  # inches beside, below and above
-    wide, tall = across - bar - 0.1, (across - bar - 0.1) * height / width
-    figure = Figure(figsize=(across, tall + foot + head), dpi=DPI)
-    ax = figure.add_axes((0.1 / across, foot / (tall + foot + head), wide / across, tall / (tall + foot + head)))
+    wide = across - bar - 0.1
+    tall = wide * height / width
+    down = tall + foot + head
+    figure = Figure(figsize=(across, down), dpi=DPI)
+    ax = figure.add_axes((0.1 / across, foot / down, wide / across, tall / down))
     scale = panel.scale and {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
     plot.overlay(
         subject.pixels, panel.values, grid=subject.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
         alpha=panel.strength, **(scale or {}),
     )  # fmt: skip
     if scale:
-        beside = (1 - (bar - 0.12) / across, foot / (tall + foot + head), 0.14 / across, tall / (tall + foot + head))
+        beside = (1 - (bar - 0.12) / across, foot / down, 0.14 / across, tall / down)
         figure.colorbar(ax.images[-1], cax=figure.add_axes(beside)).outline.set_visible(False)
     mark(ax, panel.selected, subject.grid.patch)
     ax.set(xlim=(0, width), ylim=(height, 0))
     ax.set_title(panel.title, fontsize=11)
     ax.axis("off")
-    figure.text(0.1 / across, 0.1 / (tall + foot + head), "\n".join(lines), fontsize=9, va="bottom", parse_math=False)
+    figure.text(0.1 / across, 0.1 / down, "\n".join(lines), fontsize=9, va="bottom", parse_math=False)
     figure.savefig(file := io.BytesIO(), format="png", dpi=150)
     return file.getvalue()
 
