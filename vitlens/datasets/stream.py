@@ -139,8 +139,8 @@ class ImageStream:
         ``augment.scale`` and ``augment.ratio`` ask for a random crop, cut from the image at full resolution. It is a
         function of ``key`` and of the sample alone. A later call of ``batches`` ends an earlier one.
 
-        Raises ``ValueError`` for damaged samples, ``ChildProcessError`` if workers
-        die and ``RuntimeError`` if a later call has begun.
+        Raises ``ValueError`` for damaged samples, ``ChildProcessError`` if workers die and ``RuntimeError`` if a later
+        call has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
         for part in self._parts(_jobs(rows, crop, tuple(key))):
