@@ -10,7 +10,6 @@ relative to the largest value of the map in float32; and the median rank correla
 
 import argparse
 import copy
-import sys
 from pathlib import Path
 
 import torch
@@ -69,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

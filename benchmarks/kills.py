@@ -61,12 +61,11 @@ def killed(folder: Path, rng: random.Random) -> dict:
     """Kill and resume a run until it gets to its end."""
     steps, in_saves, damaged = [], 0, 0
     while True:
-        process, started = child(folder), False
-        deadline = None
+        process, deadline = child(folder), None
         for line in process.stdout:
             damaged += "damaged" in line
-            if line.strip().isdigit() and not started:
-                started, deadline = True, time.monotonic() + rng.uniform(0.0, 0.9)
+            if line.strip().isdigit() and deadline is None:
+                deadline = time.monotonic() + rng.uniform(0.0, 0.9)
             if deadline is not None and time.monotonic() > deadline and len(steps) < 6:
                 if rng.random() < 0.5:
                     time.sleep(rng.uniform(0.0, 0.06))  # anywhere in a step or in a save

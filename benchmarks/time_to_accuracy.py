@@ -49,9 +49,9 @@ def main() -> None:
     model = plan.build().to(device)
     criterion = compiled(model, plan, device)
     if options.seconds:
-        plan = fitted(model, (train, valid), plan, options.seconds, world, criterion, None)
+        plan = fitted(model, (train, valid), plan, options.seconds, world, criterion)
     else:  # compile all the same
-        fitted(model, (train, valid), plan, 1e9, world, criterion, None)
+        fitted(model, (train, valid), plan, 1e9, world, criterion)
     before = time.perf_counter() - begin
     print(f"{plan.epochs} epochs; {before:.0f} s for compilation and trial", flush=True)
 
