@@ -60,17 +60,14 @@ def opened(
     return found or load()
 
 
-def features(
-    model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None, progress: str = ""
-) -> tuple[Tensor, Tensor]:
+def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
     """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
 
     The images must have the size that the model takes. They are normalised as its `pretrained_cfg` says, which for a
     model that was opened is what it was trained with. The training flag of each module is left as found. Damaged images
     of a stream are left out. The processes of `world` share the images, and all of them have all features at the end.
-    `progress`: what to call the bar; without it there is none.
     """
-    return read(model, data, before_the_head(model), world=world, progress=progress)[:2]
+    return read(model, data, before_the_head(model), world=world)[:2]
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -100,7 +97,8 @@ def read(
     batch: int = 100,
     progress: str = "",
 ) -> Reading:
-    """What `say` makes of each normalised batch, of all images of `data`; see `features`.
+    """What `say` makes of each normalised batch, of all images of `data`; see `features`. `progress`: what to call the
+    bar; without it there is none.
 
     Raises ValueError if there are fewer images than processes, if the model gives what is no finite number, or −1 for a
     class, and what `batches` of the data raises.

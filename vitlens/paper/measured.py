@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -35,7 +34,8 @@ def row_of(record: Record) -> str | None:
         row = REAL if row in (IMAGENET, REAL) else None
     elif record.metric != "top1" or row == REAL:
         row = None
-    return row if 0.99 * TEST_IMAGES.get(row, math.inf) <= record.images <= TEST_IMAGES.get(row, 0) else None
+    whole = TEST_IMAGES.get(row, 0)
+    return row if 0.99 * whole <= record.images <= whole else None
 
 
 def table_2(records: Iterable[Record]) -> str:

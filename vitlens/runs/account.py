@@ -31,7 +31,7 @@ def finish(
     of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often; of a run that
     started from a model always the averaged ones, for its validation images may be those that it is measured on."""
     world = world or World(device=next(model.parameters()).device)
-    metrics = dict(last.metrics) if last is not None else {}
+    metrics = {} if last is None else last.metrics
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
     exports = exports or finished
     if exports and not metrics:
