@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from vitlens.grid import TokenGrid
-from vitlens.plot.style import WIDTH, array, colour_map, colours, page, place, show, styled, write
+from vitlens.plot.style import WIDTH, array, bar, colour_map, colours, page, place, show, styled, write
 from vitlens.plot.weights import about_grey, head_colours
 
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
@@ -35,11 +35,11 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
         write(figure, 14, 68, NAMES[0], size=10.5)
         run.draw_filters(figure, index, (14, 78, 466, 341), cols=7, most=28)
         write(figure, 490, 68, NAMES[1], size=10.5)
-        _bar(figure, run.draw_positions(figure, index, (490, 78, 341, 341)), 838, 78, 341)
+        bar(figure, run.draw_positions(figure, index, (490, 78, 341, 341)), 838, 78, 10, 341, size=8)
         write(figure, 14, 454, f"{NAMES[2]}; dashed: uniform attention", size=10.5)
         run.draw_distances(figure, index, (44, 468, 416, 178)).set(xlabel="Network depth (layer)")
         write(figure, 490, 454, NAMES[3], size=10.5)
-        _bar(figure, run.draw_rollouts(figure, index, (490, 464, 341, 222), cols=4, most=8), 838, 464, 163)
+        bar(figure, run.draw_rollouts(figure, index, (490, 464, 341, 222), cols=4, most=8), 838, 464, 10, 163, size=8)
     return figure
 
 
@@ -78,8 +78,8 @@ def film_strip(
             similarity = run.draw_positions(figure, index, boxes[1])
             run.draw_distances(figure, index, boxes[2], size=3.5).tick_params(labelleft=column == 0, labelsize=7.5)
             rollout = run.draw_rollouts(figure, index, boxes[3], cols=2, most=4)
-        _bar(figure, similarity, end + 2, rows[1], side)
-        _bar(figure, rollout, end + 2, rows[3], side)
+        for shown, y in ((similarity, rows[1]), (rollout, rows[3])):
+            bar(figure, shown, end + 2, y, 10, side, size=8)
     return figure
 
 
@@ -159,12 +159,3 @@ def _mosaic(figure: plt.Figure, box, tiles: np.ndarray, cols: int, **scale):
 def _cell(box, tile: tuple[int, int], tiles: tuple[int, int]) -> int:
     """Pixels that a cell may have if so many tiles of (h, w) cells are to fit into the box."""
     return int(min(((room + GAP) // n - GAP) // cells for room, n, cells in zip(box[:1:-1], tiles, tile, strict=True)))
-
-
-def _bar(figure: plt.Figure, shown, x: float, y: float, height: float) -> None:
-    """The colour scale of a picture, with its ends, and zero between them, written beside it."""
-    ticks = sorted({*shown.get_clim(), 0.0})
-    bar = figure.colorbar(shown, cax=place(figure, x, y, 10, height))
-    bar.set_ticks(ticks, labels=[f"{tick:.2g}".replace("-", "−") for tick in ticks])
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)

@@ -84,6 +84,17 @@ def show(ax: plt.Axes, picture, x: float, y: float, width: float, height: float,
     return ax.imshow(picture, extent=box, aspect="auto", interpolation="nearest", **kwargs)
 
 
+def bar(figure: plt.Figure, shown, x: float, y: float, width: float, height: float, size: float = 8.5) -> None:
+    """The colours of a picture in a box of a page, with their ends, and zero where it lies between them, beside it."""
+    low, high = shown.get_clim()
+    ends = [low, 0, high] if low < 0 < high else [low, high]
+    cax, lying = place(figure, x, y, width, height), width > height
+    key = figure.colorbar(shown, cax=cax, orientation="horizontal" if lying else "vertical")
+    key.set_ticks(ends, labels=[f"{end:.2g}".replace("-", "−") for end in ends])
+    key.ax.tick_params(labelsize=size)
+    key.outline.set_visible(False)
+
+
 def colour_map(name: str) -> mpl.colors.Colormap:
     """Matplotlib's colour map of that name, with grey for what is not a number."""
     return mpl.colormaps[name].with_extremes(bad="0.65")

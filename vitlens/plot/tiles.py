@@ -10,7 +10,7 @@ import numpy as np
 from vitlens.grid import TokenGrid
 from vitlens.images import load_image
 from vitlens.plot.maps import mark, overlay
-from vitlens.plot.style import WIDTH, array, colours, page, place, show, styled, write
+from vitlens.plot.style import WIDTH, array, bar, colours, page, place, show, styled, write
 
 EDGE, GAP, TOP = 14, 16, 34
 
@@ -33,7 +33,7 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
             ax = place(figure, x, TOP, side, height)
             shown = show(ax, each, 0, 0, *each.shape[::-1], **colours(each, signed=signed or None))
             write(figure, x + side / 2, TOP - 8, name, ha="center", size=9.5)
-            _bar(figure, shown, x + side // 6, TOP + tall + 12, side - 2 * (side // 6))
+            bar(figure, shown, x + side // 6, TOP + tall + 12, side - 2 * (side // 6), 9)
     return figure
 
 
@@ -72,7 +72,7 @@ def overlays(
                 of = (limits or {}).get(name)
                 overlay(picture, each, grid=grid, ax=ax, mode="heat", smooth=smooth, limits=of, colorbar=False)
                 if ax.images[-1].get_array().ndim == 2:
-                    _bar(figure, ax.images[-1], x + side // 6, TOP + tall + 12, side - 2 * (side // 6))
+                    bar(figure, ax.images[-1], x + side // 6, TOP + tall + 12, side - 2 * (side // 6), 9)
             ax.set_aspect("auto")
             mark(ax, query, grid.patch)
     return figure
@@ -121,12 +121,3 @@ def all_heads(weights, *, query: tuple[int, int] | None = None, scale: str = "ea
 def _check_count(maps: Mapping[str, object], most: int = 6) -> None:
     if not 1 <= len(maps) <= most:
         raise ValueError(f"Between 1 and {most} maps fit in a line, but {len(maps)} came; draw several figures.")
-
-
-def _bar(figure: plt.Figure, shown, x: float, y: float, width: float) -> None:
-    """A colour bar under a map, with the values of its ends, and zero where it lies between them."""
-    low, high = shown.get_clim()
-    ends = [low, 0, high] if low < 0 < high else [low, high]
-    key = figure.colorbar(shown, cax=place(figure, x, y, width, 9), orientation="horizontal")
-    key.set_ticks(ends, labels=[f"{end:.2g}".replace("-", "−") for end in ends])
-    key.outline.set_visible(False)
