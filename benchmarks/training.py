@@ -30,7 +30,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import timm
 import timm.optim
 import torch
 from PIL import Image

@@ -62,7 +62,3 @@ def main() -> None:
             raise
         print("vitlens: Memory ran out; take smaller batches or images, or --stream them.", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -116,7 +116,7 @@ def _require_hub(name: str) -> None:
 def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
     """What timm or the hub raised, as one sentence that says what to do."""
     text = " ".join(str(error).split())[:300].rstrip(".")
-    if pretrained and isinstance(error, OSError | ConnectionError) or _is_hub_error(error):
+    if pretrained and isinstance(error, OSError) or _is_hub_error(error):
         return ConnectionError(
             f"The pre-trained weights of {name} could not be fetched from the hub ({type(error).__name__}). Check the "
             "network, or open a folder on disk (config.json and model.safetensors), or ask for random weights with "

@@ -189,7 +189,7 @@ def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor
         ) from None
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 

@@ -18,7 +18,6 @@ import anywidget
 import numpy as np
 import traitlets
 
-from vitlens.images import ImageError
 from vitlens.support import out_of_memory
 from vitlens.widgets.paint import Scale
 from vitlens.widgets.worker import RUNNING, Superseded, ask, idle, working
@@ -248,8 +247,8 @@ class Stage(anywidget.AnyWidget):
 
 def sentence(error: Exception) -> str:
     """An error as a whole sentence for the page."""
-    if isinstance(error, ImageError | ValueError | IndexError | ConnectionError | ImportError):
+    if isinstance(error, ValueError | IndexError | ConnectionError | ImportError):
         return str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
+    if isinstance(error, MemoryError) or out_of_memory(error):
         return "There is not enough memory for this; use a smaller picture, size or model. The last picture is kept."
     return f"This could not be drawn ({type(error).__name__}: {error}). The last picture is kept."
