@@ -40,12 +40,14 @@ def _name(path: Path, among: list[Path]) -> str:
 
 
 def counted(pairs, bar):
+    """The pairs, of each of which a bar is told once it is done with."""
     for pair in pairs:
         yield pair
         bar.update()
 
 
 def checked_device(name: str):
+    """The `torch.device` of that name. Raises ValueError for one that is none, or does not work here."""
     import torch
 
     try:

@@ -46,5 +46,6 @@ def place(name: str) -> float:
 
 
 def refuse_unknown(unknown: set[str], where: object, train: object) -> None:
+    """Raise ``ValueError`` if there are classes in a split that the training images lack."""
     if unknown:
         raise ValueError(f"{where} holds a class {min(unknown)!r} that {train} lacks.")

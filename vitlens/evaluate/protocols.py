@@ -60,14 +60,17 @@ class Question:
 
     @cached_property
     def world(self) -> World:
+        """The processes that share the images."""
         return join(self.device)
 
     @cached_property
     def network(self) -> nn.Module:
+        """The model, opened, on its device."""
         return load_model(self.model).to(self.world.device)
 
     @cached_property
     def weights(self) -> str:
+        """The first digits of the SHA-256 of all weights and buffers, as `Record.weights`."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -82,11 +85,13 @@ class Question:
         return ", ".join((*filter(None, [recipe]), *map(_short_value, self.overrides))) or None
 
     def images(self, split: str) -> ImageStream:
+        """A split of the data, as the model wants to be shown it; says what there is to note about it."""
         found = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
         self.note(found.note)
         return found
 
     def note(self, text: str) -> None:
+        """Say it, if there is something to say, once for all processes."""
         if text and self.world.rank == 0:
             self.say(text)
 

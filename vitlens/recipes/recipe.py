@@ -175,20 +175,24 @@ class Recipe:
         return build(self, weights)
 
     def to_dict(self) -> dict:
+        """Plain data, those of the augmentation in a table of their own."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
+        """From what ``to_dict`` gave. Raises ``ValueError`` for settings that there are not, or of another type."""
         values = _typed(cls, values, "")
         if "augment" in values:
             values["augment"] = Augment(**_typed(Augment, values["augment"], "augment."))
         return cls(**values)
 
     def to_json(self) -> str:
+        """``to_dict`` as text."""
         return json.dumps(self.to_dict(), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
+        """``from_dict`` of a text. Raises ``ValueError`` for one that is no JSON, too."""
         return cls.from_dict(json.loads(text))
 
     def override(self, *assignments: str) -> Recipe:

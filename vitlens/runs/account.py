@@ -99,6 +99,7 @@ def hardware(device: torch.device | str, processes: int = 1) -> str:
 
 
 def versions() -> dict[str, str]:
+    """Of Python, PyTorch and timm, by name."""
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
 
 

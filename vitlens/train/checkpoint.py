@@ -75,6 +75,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
 
 
 def newest_first(folder: Path) -> list[Path]:
+    """The JSON files of the checkpoints in a folder."""
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 

@@ -235,6 +235,7 @@ class Explorer(Pictured):
 
 
 def view_control(view: str, views: dict = VIEWS) -> Control:
+    """What chooses among views by their titles."""
     return Control("view", "View", "select", view, tuple((each.title, name) for name, each in views.items()))
 
 
