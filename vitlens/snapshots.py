@@ -95,14 +95,12 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     some 20 to 100 kB a snapshot.
     """
     path = Path(path)
-    before = load(path) if path.exists() else {}
-    kept = before.get("steps", np.zeros(0, np.int64)) < step
-    content = {"steps": np.append(before["steps"][kept] if before else [], step).astype(np.int64)}
-    for name, array in arrays.items():
-        if not before:
-            content[name] = array[None]
-        elif name in before:  # an older version may have begun the file with fewer of them
-            content[name] = np.concatenate([before[name][kept], array[None]])
+    content = {name: array[None] for name, array in {"steps": np.int64(step), **arrays}.items()}
+    if path.exists():
+        before = load(path)
+        kept = before["steps"] < step
+        # An older version may have begun the file with fewer of them.
+        content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items() if name in before}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **content)
     path.parent.mkdir(parents=True, exist_ok=True)

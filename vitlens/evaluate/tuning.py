@@ -36,7 +36,7 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:
         return "finetune-small", []
-    return task.recipe, [*(() if task.flip else ("augment.flip=0",)), *(() if task.crop else ("resize=0",))]
+    return task.recipe, [key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may]
 
 
 def fine_tuned(
