@@ -147,8 +147,6 @@ class Recipe:
     def __post_init__(self):
         for name in ("betas", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
-        if isinstance(self.augment, dict):
-            object.__setattr__(self, "augment", Augment(**self.augment))
         check(self)
 
     def length(self, images: int) -> int:
