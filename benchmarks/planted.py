@@ -29,8 +29,9 @@ NAMES = ("rollout", *METHODS)
 
 
 def trained(seed: int, train, valid) -> torch.nn.Module:
-    model = RECIPE.build()
-    *_, last = fit(model, (train.data, valid.data), RECIPE.override(f"seed={seed}"), device="cpu")
+    plan = RECIPE.override(f"seed={seed}")
+    model = plan.build()
+    *_, last = fit(model, (train.data, valid.data), plan, device="cpu")
     print(f"seed {seed}: {last.metrics['top1']:.1f} % of new pictures are named right", flush=True)
     return model.eval()
 
