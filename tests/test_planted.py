@@ -54,7 +54,7 @@ def test_a_picture_tells_its_class_by_its_marks_alone():
 
 @pytest.mark.parametrize("name", [*GOOD, *FAIR])
 def test_good_methods_point_at_the_mark(model, name):
-    assert mean_of(planted(60, 2), model, name) >= 0.95
+    assert mean_of(planted(60 if name == "feature_ablation" else 200, 2), model, name) >= 0.95
 
 
 @pytest.mark.parametrize("name", GOOD)
