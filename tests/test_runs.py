@@ -276,7 +276,8 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
             path = tmp_path / "data" / name / str(label) / f"{i:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
-    (tmp_path / "data/train/3/broken.png").write_bytes(b"no picture")
+    for split in ("train", "val"):
+        (tmp_path / f"data/{split}/3/broken.png").write_bytes(b"no picture")
     options = {"tiny": True, "device": "cpu", "watch": 0, "workers": 1, "on_damaged": "skip",
                "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}  # fmt: skip
     whole = runs.run("digits", tmp_path / "data", tmp_path / "a", stream=True, **options)
@@ -288,6 +289,7 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
     assert a == b, "resumed without saying so, it is still a stream"
     held = runs.run("digits", tmp_path / "data", tmp_path / "c", **options)
     assert "Left out: train/3/broken.png" in capsys.readouterr().err and held["training_images"] == 80
+    assert whole["validation"]["images"] == held["validation"]["images"] == 40
     assert json.loads((tmp_path / "b/data.json").read_text()) == {"stream": [True, True]}
     assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}
 

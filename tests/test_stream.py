@@ -22,6 +22,8 @@ from torchvision.transforms.v2 import functional as TF2
 from vitlens.augment import Augment, generator
 from vitlens.datasets import ImageSet, ImageStream, load, memory
 from vitlens.datasets.decode import cut, random_box, shaped
+from vitlens.recipes import recipe
+from vitlens.train import accuracy
 
 SIZE = 24
 CROP = Augment(flip=0.5, scale=(0.3, 1.0), ratio=(3 / 4, 4 / 3), cutmix=0.5)
@@ -236,6 +238,16 @@ def test_the_next_good_sample_stands_in_for_a_damaged_one(damaged, workers):
     assert found == ["03", "04", "11"]
     assert equal(joined(stream, [torch.arange(0, 8), torch.arange(8, 12)]), (images, labels))
     assert len(stream.damaged) == 3
+
+
+def test_stand_ins_do_not_count_in_the_accuracy_of_a_run(damaged):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE**2, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))  # of whatever image: class b, as three of nine are
+    of = recipe("digits").override(f"image_size={SIZE}", "num_classes=3", "precision=fp32")
+    for data in (streamed(damaged, on_damaged="skip"), load(damaged, size=SIZE, on_damaged="skip")):
+        assert accuracy(model, data, of) == pytest.approx(100 * 3 / 9)
 
 
 def load_one(folder: Path, i: int) -> torch.Tensor:

@@ -36,6 +36,8 @@ def finish(
     exports = exports or finished
     if exports and not metrics:
         metrics = validation(model, average, data[1], plan, world)
+    lost = data[1].stand_ins().sum().to(world.device)
+    world.sum([lost])
     averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
     account = {
         "command": command,
@@ -43,7 +45,7 @@ def finish(
         "validation": {
             "top1": metrics.get("top1"),
             "top1_average": metrics.get("top1_average"),
-            "images": len(data[1]),
+            "images": len(data[1]) - int(lost),
             "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
         },
         "training_images": len(data[0]),

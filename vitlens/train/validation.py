@@ -22,20 +22,23 @@ def accuracy(
 ) -> float:
     """Top-1 (%) of ``model``, or of the model with other ``weights``, on ``data``; no test-time augmentation.
 
-    The model is evaluated as it is, uncompiled; the training flag of each module is left as found.
+    What stands in for a damaged image does not count. The model is evaluated as it is, uncompiled; the training flag of
+    each module is left as found.
     """
     world = world or World(device=next(model.parameters()).device)
     at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
     mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
-    right = torch.zeros((), dtype=torch.int64, device=world.device)
+    right = torch.zeros(len(data), dtype=torch.bool, device=world.device)
     with evaluating(model):
-        for images, labels in data.batches(mine):
+        for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
             x = normalised(images, recipe.mean, recipe.std)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
                 logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
-            right += (logits.argmax(-1) == labels).sum()
-    world.sum([right])
-    return 100 * right.item() / len(data)
+            right[rows.to(right.device, non_blocking=True)] = logits.argmax(-1) == labels
+    kept = ~data.stand_ins().to(right.device)  # known once they were read, each by the process that did
+    counts = torch.stack([(right & kept).sum(), (~kept).sum()])
+    world.sum([counts])
+    return 100 * counts[0].item() / (len(data) - counts[1].item())
 
 
 def validation(
