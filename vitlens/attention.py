@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import kernels
+from vitlens.arguments import require_images, taking
 from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
 from vitlens.layer import Layer, full_precision
-from vitlens.support import evaluating, float64, require_images, taking, unwrap
+from vitlens.support import evaluating, float64, unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}

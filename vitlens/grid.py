@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from vitlens.support import whole
+from vitlens.arguments import whole
 
 
 @dataclass(frozen=True)

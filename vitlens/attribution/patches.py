@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitlens.arguments import fitted
 from vitlens.attribution.forward import checked, explaining
 from vitlens.capture import capture
 from vitlens.grid import TokenGrid
-from vitlens.support import fitted
 from vitlens.target import asked
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from vitlens.arguments import whole
 from vitlens.attention import BLOCK
 from vitlens.capture import Attention
 from vitlens.layer import Layer
-from vitlens.support import whole
 
 
 def blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitlens.arguments import fitted
 from vitlens.grid import TokenGrid
-from vitlens.support import fitted
 
 BASELINES = {
     "mean": "by the mean colour",

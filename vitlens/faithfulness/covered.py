@@ -8,18 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitlens.arguments import require_count, require_images, taking
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
-from vitlens.support import (
-    MODELS,
-    evaluating,
-    model_name,
-    qualified_name,
-    require_count,
-    require_images,
-    taking,
-    unwrap,
-)
+from vitlens.support import MODELS, evaluating, model_name, qualified_name, unwrap
 from vitlens.target import Target, asked, class_logits, require_classes
 
 SCORES = ("probability", "logit")

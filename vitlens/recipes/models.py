@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from vitlens import positions
+from vitlens.arguments import channels
 from vitlens.models import load_model
-from vitlens.support import channels
 
 if TYPE_CHECKING:
     from vitlens.recipes.recipe import Recipe
