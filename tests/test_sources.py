@@ -291,6 +291,16 @@ def shard(path: Path, first: int, n: int, sidecar: bool = False) -> None:
     tar(path, content)
 
 
+def test_a_label_in_a_shard_may_be_a_symbolic_link(tmp_path):
+    tar(tmp_path / "pets" / "pets-train-00.tar", {"s0.png": encoded(0), "s1.png": encoded(1), "one.cls": b"1"})
+    with tarfile.open(tmp_path / "pets" / "pets-train-00.tar", "a") as archive:
+        for name in ("s0.cls", "s1.cls"):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, "one.cls"
+            archive.addfile(member)
+    assert load("wds/pets", "train", root=tmp_path).labels.tolist() == [1, 1]
+
+
 @pytest.fixture
 def shards(tmp_path):
     shard(tmp_path / "pets" / "pets-train-00.tar", 0, 5)

@@ -117,7 +117,7 @@ def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, 
             continue
         if member.islnk():  # a further name of what came before
             if to in links:
-                links[name] = links[to]
+                links[name] = to
                 continue
             if to not in spans:
                 raise tarfile.TarError(f"{name} is a link to {to}, which does not come before it")
@@ -134,5 +134,5 @@ def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, 
     for name, to in links.items():
         for _ in range(40):  # links to links, as many as Linux follows
             to = links.get(to, to)
-        if is_image(name):
-            yield folder + name, *spans.get(to, (start, 0))  # a link to nothing is an empty, so a damaged image
+        if to in spans or is_image(name):  # an image that links to nothing is an empty, so a damaged one
+            yield folder + name, *spans.get(to, (start, 0))
