@@ -96,7 +96,7 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
     loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
     The model runs without gradients, in eval mode, on its own device, and is left in the mode it was in.
     """
-    like = next(model.parameters())
+    like, bare = next(model.parameters()), unwrap(model)
     total: dict[str, Tensor] = {}
     grid, count = None, 0
     with evaluating(model):
@@ -107,8 +107,8 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
                     "The loader must yield image batches (B, C, height, width), or tuples that begin with one, but it "
                     f"yields {type(images).__name__}."
                 )
-            require_images(images, unwrap(model))
-            with torch.no_grad(), capture(model) as attn, taking(unwrap(model)):
+            require_images(images, bare)
+            with torch.no_grad(), capture(model) as attn, taking(bare):
                 model(images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:

@@ -9,7 +9,7 @@ Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +55,7 @@ class Augment:
     def __post_init__(self):
         object.__setattr__(self, "scale", tuple(self.scale))  # JSON has no tuples
         object.__setattr__(self, "ratio", tuple(self.ratio))
-        if not all(abs(n) < 1e30 for n in (*self.scale, *self.ratio, self.rotate, self.magnitude)):
-            raise ValueError(f"augment is made of finite numbers below 1e30; {self} came.")
+        check_finite("augment", (*self.scale, *self.ratio, self.rotate, self.magnitude), self)
         for name in ("flip", "policy", "erase", "cutmix", "mixup", "jitter"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"augment.{name} lies between 0 and 1; {getattr(self, name)} came.")
@@ -76,6 +75,12 @@ class Augment:
                 f"augment.operations {self.operations} is a number from 0 up, and augment.magnitude {self.magnitude} "
                 "lies between 0 and 10."
             )
+
+
+def check_finite(name: str, numbers: Iterable[float], came: object) -> None:
+    """Raise ``ValueError`` for settings of that ``name`` of which float32 may not hold what is made of them."""
+    if not all(abs(n) < 1e30 for n in numbers):
+        raise ValueError(f"{name} is made of finite numbers below 1e30; {came} came.")
 
 
 def augmented(

@@ -25,8 +25,7 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
         return images
     if size[0] > h or size[1] > w:
         raise ValueError(f"A window of {size[0]}×{size[1]} pixels cannot be cut from an image of {h}×{w}.")
-    if pad >= min(h, w):
-        raise ValueError(f"Reflection reaches {min(h, w) - 1} pixels into a {h}×{w} image; augment.pad is {pad}.")
+    check_pad(pad, h, w)
     dy, dx, mirror = rng.uniform(3, b)[:, :, None]
     if not pad and (h, w) == tuple(size):
         return torch.where(mirror[..., None, None] < flip, images.flip(3), images)
@@ -37,6 +36,12 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
     sample = torch.arange(b, device=images.device)[:, None, None]
     # The channel slice between advanced indices moves C last: (B, H, W, C).
     return images[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def check_pad(pad: int, h: int, w: int) -> None:
+    """Raise ``ValueError`` for a border that is wider than reflection makes it."""
+    if pad >= min(h, w):
+        raise ValueError(f"Reflection reaches {min(h, w) - 1} pixels into a {h}×{w} image; augment.pad is {pad}.")
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:
@@ -67,11 +72,11 @@ def resized_crop(
     h = (area.sqrt() * (-log_ratio / 2).exp()).clamp(max=limit)
     cx, cy = (2 * cx - 1) * (1 - w).abs(), (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
-    # What F.affine_grid gives, by rows and columns: its matrix product for each pixel takes longer than the sampling.
-    v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
-    down, across, centre = (
-        torch.stack(of, dim=1)[:, None]
-        for of in ((-h * angle.sin(), h * angle.cos()), (w * angle.cos(), w * angle.sin()), (cx, cy))
+    theta = torch.stack([w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1).view(
+        b, 2, 3
     )
+    # What F.affine_grid makes of it, by rows and columns: a matrix product for each pixel takes longer than sampling.
+    v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
+    across, down, centre = theta[:, None].unbind(-1)
     grid = (down * v)[:, :, None] + (across * u + centre)[:, None]  # (B, rows, columns, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

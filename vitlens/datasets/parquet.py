@@ -119,8 +119,9 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
     names = names_beside(folder) or class_names
     if not names:
         training = []
-        with suppress(ValueError):  # damaged, they are not what was asked for
-            training = _labels(by_split.get("train", []))[0]
+        if split != "train":
+            with suppress(ValueError):  # damaged, they are not what was asked for
+                training = _labels(by_split.get("train", []))[0]
         names = numbered(labels, training)
     return Listing(Rows(shards, counts), labels, names)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from vitlens.augment.batch import check_finite
+from vitlens.augment.geometry import check_pad
+
 if TYPE_CHECKING:
     from vitlens.recipes.recipe import Recipe
 
@@ -60,11 +63,7 @@ def check(r: Recipe) -> None:
         raise ValueError(f"A batch of {r.batch_size} does not divide into {r.accumulate} equal parts.")
     if r.resize and r.resize < r.image_size:
         raise ValueError(f"{r.image_size} pixels cannot be cut from images held at {r.resize}: raise resize.")
-    side = r.resize or r.image_size
-    if r.augment.pad >= side:
-        raise ValueError(
-            f"Reflection reaches {side - 1} pixels into a {side}×{side} image; augment.pad is {r.augment.pad}."
-        )
+    check_pad(r.augment.pad, r.resize or r.image_size, r.resize or r.image_size)
     if r.init and (r.head != "linear" or r.patch_drop):
         raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
 
@@ -72,8 +71,7 @@ def check(r: Recipe) -> None:
 def check_ranges(r: Recipe) -> None:
     """Raise ``ValueError`` for a number outside of its range, or a word that is none of the choices."""
     for field in dataclasses.fields(r):
-        if not all(abs(n) < 1e30 for n in _numbers(r, field.name)):  # so that float32 holds what is made of them
-            raise ValueError(f"{field.name} is made of finite numbers below 1e30; {getattr(r, field.name)} came.")
+        check_finite(field.name, _numbers(r, field.name), getattr(r, field.name))
     for names, fits, wanted in (
         (AT_LEAST_ONE, lambda n: n >= 1, "is at least 1"),
         (FROM_ZERO, lambda n: n >= 0, "is a number from 0 up"),

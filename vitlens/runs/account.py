@@ -20,6 +20,7 @@ from vitlens.runs.sources import Source
 from vitlens.train import World, export, validation
 from vitlens.train.checkpoint import newest_first
 from vitlens.train.journal import checksum
+from vitlens.train.validation import counting
 
 FOUND = ("num_classes",)  # in the data
 
@@ -36,8 +37,6 @@ def finish(
     exports = exports or finished
     if exports and not metrics:
         metrics = validation(model, average, data[1], plan, world)
-    lost = data[1].stand_ins().sum().to(world.device)
-    world.sum([lost])
     averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
     account = {
         "command": command,
@@ -45,7 +44,7 @@ def finish(
         "validation": {
             "top1": metrics.get("top1"),
             "top1_average": metrics.get("top1_average"),
-            "images": len(data[1]) - int(lost),
+            "images": counting(data[1], world),
             "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
         },
         "training_images": len(data[0]),

@@ -31,7 +31,7 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
         if minutes is not None and not 0 < minutes < math.inf:
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
     if watch:
-        schedule(1, watch)
+        schedule(1, watch)  # which refuses too few
     if not resume and checkpoint.newest_first(out / "checkpoints"):
         raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():

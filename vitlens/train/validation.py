@@ -35,10 +35,16 @@ def accuracy(
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
                 logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
             right[rows.to(right.device, non_blocking=True)] = logits.argmax(-1) == labels
-    kept = ~data.stand_ins().to(right.device)  # known once they were read, each by the process that did
-    counts = torch.stack([(right & kept).sum(), (~kept).sum()])
-    world.sum([counts])
-    return 100 * counts[0].item() / (len(data) - counts[1].item())
+    hits = (right & ~data.stand_ins().to(right.device)).sum()
+    world.sum([hits])
+    return 100 * hits.item() / counting(data, world)
+
+
+def counting(data: ImageSet, world: World) -> int:
+    """Images that count, once they were read: those that no other stands in for, which the process knows that read."""
+    lost = data.stand_ins().sum().to(world.device)
+    world.sum([lost])
+    return len(data) - int(lost)
 
 
 def validation(
