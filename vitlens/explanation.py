@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, faithfulness
 from vitlens.attribution import METHODS
-from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder import capture
 from vitlens.support import architecture, evaluating, unwrap
 from vitlens.target import SameClass, asked
 

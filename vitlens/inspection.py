@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
-from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
 from vitlens.models import top_classes
 from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder import capture
 from vitlens.support import architecture, attention_modules, float64, gated, unwrap
 
 SHOWN = 12  # pictures in rollout.png

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens.arguments import require_images, taking
-from vitlens.capture import Attention, capture
+from vitlens.recorder import Attention, capture
 from vitlens.support import attention_modules, evaluating, model_name, unwrap
 from vitlens.target import Target, asked, require_classes
 

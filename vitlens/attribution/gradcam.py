@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import checked, explaining, require_gradient, score
 from vitlens.attribution.rows import layer_number
-from vitlens.capture import capture
+from vitlens.recorder import capture
 from vitlens.support import attention_modules
 from vitlens.target import asked
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import checked, explaining, require_gradient, score
 from vitlens.attribution.rows import blocks, layer_number
-from vitlens.capture import capture
 from vitlens.layer import Layer
+from vitlens.recorder import capture
 from vitlens.target import asked
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitlens.arguments import fitted
 from vitlens.attribution.forward import checked, explaining
-from vitlens.capture import capture
 from vitlens.grid import TokenGrid
+from vitlens.recorder import capture
 from vitlens.target import asked
 
 

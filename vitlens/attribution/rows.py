@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitlens.arguments import whole
 from vitlens.attention import BLOCK
-from vitlens.capture import Attention
 from vitlens.layer import Layer
+from vitlens.recorder import Attention
 
 
 def blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.arguments import taking
-from vitlens.capture import Attention, capture
 from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder import Attention, capture
 from vitlens.support import architecture, evaluating, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
