@@ -145,6 +145,42 @@ def test_bad_options_are_one_sentence(folder, tmp_path, options, sentence):
     assert sentence in message and not (tmp_path / "out").exists()
 
 
+def test_each_picture_is_written_as_it_is_done(folder, tmp_path, monkeypatch):
+    """Ctrl-C in the second picture: what is known of the first stays, and the last lines say where."""
+    table, scored = faithfulness.table, []
+
+    def interrupted(*arguments, **options):
+        scored.append(table(*arguments, **options))
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return scored[-1]
+
+    monkeypatch.setattr(faithfulness, "table", interrupted)
+    files = []
+    for name, picture in pictures("coffee", "chelsea"):
+        files.append(tmp_path / f"{name}.png")
+        picture.save(files[-1])
+    out = tmp_path / "out"
+    done = vitlens(
+        "explain", folder, *files, "--methods", "relevance,rollout", "--orders", 2, "--out", out, expect=130
+    )
+    assert done.stdout.split() == [str(out / "00-coffee.png")]
+    assert f"vitlens: stopped after 1 of 2 pictures, which are in {out}." in done.stderr.splitlines()
+    assert sorted(path.name for path in out.iterdir()) == ["00-coffee.png", "scores.csv"]
+    with open(out / "scores.csv") as file:
+        assert {row["image"] for row in csv.DictReader(file)} == {"coffee.png"}
+
+
+def test_progress_is_told_part_by_part(folder):
+    parts = []
+    seen = [each.name for each in explanation.explanations(
+        load_model(folder), pictures("coffee", "chelsea"), names=("relevance", "rollout"), orders=2,
+        on_part=parts.append,
+    )]  # fmt: skip
+    assert seen == ["coffee", "chelsea"]
+    assert parts == [f"{name}, {part}" for name in seen for part in ("relevance", "rollout", "scores")]
+
+
 def test_names_are_understood_and_nearest_ones_offered():
     model = timm.create_model("vit_tiny_patch16_224", patch_size=32, embed_dim=48, depth=1, num_heads=3)
     (found,) = explanation.explain(model, pictures("chelsea"), "tabby", names=("relevance",), orders=2)

@@ -246,6 +246,31 @@ def test_what_is_damaged_is_named_and_done_again_once_it_is_deleted(whole, tmp_p
     assert timeless(run_study(SMALL, "digits", tmp_path, device="cpu")) == timeless(whole[0])
 
 
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    """The second is refused in a sentence; once the first has ended, it goes on where that stopped."""
+    wait = (
+        "import sys, pathlib; from vitlens.files import locked\n"
+        f"with locked(pathlib.Path({str(tmp_path)!r})): print('mine', flush=True); sys.stdin.read()"
+    )
+    command = ["study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path, "--max-minutes", 1e-9]
+    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"mine\n"
+        done = vitlens(*command, expect=2)
+        assert f"Another process is at work in {tmp_path}. Wait until it has ended" in done.stderr
+        assert not (tmp_path / "cells").exists()
+        other.kill()
+    assert "Stopped in ViT" in vitlens(*command, expect=1).stdout
+
+
+def test_a_bar_says_which_training_is_on(tmp_path):
+    done = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
+    assert "1 of 8: ViT, patch 2, 40 images, seed 0" in done.stderr and "48/48" in done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 8 and all("step/s" not in line for line in lines)
+    again = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
+    assert "48/48" in again.stderr and not again.stdout
+
+
 def test_time_is_up(tmp_path):
     said = []
     records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
@@ -256,7 +281,8 @@ def test_the_command_writes_the_table_and_goes_on(tmp_path):
     out, table = tmp_path / "out", tmp_path / "new" / "table.csv"
     arguments = ("study", "data-size-digits", "--data", "digits", "--out", out, "--tiny", "--device", "cpu")
     stopped = vitlens(*arguments, "--max-minutes", "1e-9", "--table", table, expect=1)
-    assert "the same command goes on" in stopped.stdout and not stopped.stderr and not table.exists()
+    assert "the same command goes on" in stopped.stdout and not table.exists()
+    assert all("step" in line for line in stopped.stderr.splitlines() if line.strip()), "the bar and nothing else"
     done = vitlens(*arguments, "--table", table)
     rows = read_table(table)
     assert len(rows) == 8 == len(done.stdout.splitlines())

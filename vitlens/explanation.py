@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from pandas import DataFrame, Series, concat
 from torch import Tensor, nn
 
-from vitlens import attention, faithfulness
+from vitlens import attention, faithfulness, files
 from vitlens.attribution import METHODS
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError
@@ -67,7 +67,7 @@ def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, name
     return attention.rollout(attn)
 
 
-def explain(
+def explanations(
     model: nn.Module,
     images: Iterable[tuple[str, object]],
     target: int | str | None = None,
@@ -78,17 +78,19 @@ def explain(
     step: int | None = None,
     score: str = "probability",
     on_error: Callable[[str], None] | None = None,
+    on_part: Callable[[str], None] = lambda _: None,
     **options,
-) -> list[Explanation]:
-    """Explain why a model gives a class to pictures, by several methods, each scored by insertion and deletion.
+) -> Iterator[Explanation]:
+    """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
     for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
     on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
-    left out; without it that error is raised. baseline, step, score, options: those of `faithfulness.table` (orders,
-    seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
+    left out; without it that error is raised. on_part: called with what was just done, once for each method and once
+    for the scores of a picture. baseline, step, score, options: those of `faithfulness.table` (orders, seed), which
+    scores by insertion and deletion. Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
-    chosen, found, model = methods(names), [], unwrap(model)
+    chosen, found, model = methods(names), 0, unwrap(model)
     known = label_names(model)
     for pair in images:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -111,28 +113,46 @@ def explain(
             on_error(f"{name} is left out. {error}")
             continue
         number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
-        maps = {label: method(model, x, number, against=other) for label, method in chosen.items()}
+        maps = {}
+        for label, method in chosen.items():
+            maps[label] = method(model, x, number, against=other)
+            on_part(f"{name}, {label}")
         asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
         scores = faithfulness.table(model, x, maps, number, against=other, **asking, **options)
         scores = scores.drop(columns="image").assign(**asking)
         share = logits.softmax(-1)[0, number].item()
         labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
-        found.append(
-            Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
-        )
+        found += 1
+        on_part(f"{name}, scores")
+        yield Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
     if not found:
         raise ImageError("None of the images given is left, so there is nothing to explain.")
-    return found
 
 
-def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> list[Path]:
-    """Write a figure for each picture and `scores.csv` with all of them; returns the paths."""
+def explain(*args, **options) -> list[Explanation]:
+    """All of `explanations` in a list."""
+    return list(explanations(*args, **options))
+
+
+def write(
+    explanations: Iterable[Explanation],
+    model: nn.Module,
+    out: Path,
+    *,
+    on_written: Callable[[Path], None] = lambda _: None,
+) -> list[Path]:
+    """Write a figure for each picture and `scores.csv` with all of them, each as soon as it is there.
+
+    on_written: called with the path of each figure once it and its scores are on the disk. Returns all paths.
+    """
+    import matplotlib.pyplot as plt
+
     from vitlens import plot
 
-    out.mkdir(parents=True, exist_ok=True)
     written, tables = [], []
     for k, each in enumerate(explanations):
+        out.mkdir(parents=True, exist_ok=True)
         rows = each.scores.set_index("method")
         captions = {name: _caption(rows.loc[name]) for name in each.maps}
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
@@ -149,9 +169,11 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
         figure.savefig(written[-1], dpi=130)
+        plt.close(figure)
         about = {"image": each.name, "target": each.target, "against": each.against}
         tables.append(DataFrame(about, each.scores.index).join(each.scores))
-    concat(tables).to_csv(out / "scores.csv", index=False, float_format="%.6g")
+        files.write(out / "scores.csv", concat(tables).to_csv(index=False, float_format="%.6g").encode())
+        on_written(written[-1])
     return [*written, out / "scores.csv"]
 
 

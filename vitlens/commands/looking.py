@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device, complaints, counted, photographs
+from vitlens.commands.shared import checked_device, complaints, counted, photographs, say
 from vitlens.files import writable
 
 # Spelled out, since looking them up would load PyTorch for a page of help.
@@ -60,6 +61,8 @@ def explain(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
 ) -> None:
     """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
+    from tqdm import tqdm
+
     from vitlens import explanation
     from vitlens.models import load_model
 
@@ -68,12 +71,29 @@ def explain(
     writable(out, "--out")
     names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
     vit = load_model(model).to(checked_device(device))
-    found = explanation.explain(
-        vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
-        on_error=complain if len(pictures) > 1 else None,
-    )  # fmt: skip
-    for path in explanation.write(found, vit, out):
-        print(path)
+    done: list[Path] = []
+    with tqdm(total=len(pictures) * (len(names) + 1), unit="map", delay=1) as bar:
+
+        def advance(part: str) -> None:
+            bar.set_description(part, refresh=False)
+            bar.update()
+
+        def written(path: Path) -> None:
+            done.append(path)
+            say(str(path), sys.stdout)
+
+        found = explanation.explanations(
+            vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
+            on_error=complain if len(pictures) > 1 else None, on_part=advance,
+        )  # fmt: skip
+        try:
+            paths = explanation.write(found, vit, out, on_written=written)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            say(f"vitlens: stopped after {len(done)} of {len(pictures)} pictures, which are in {out}.")
+            raise SystemExit(130) from None
+    print(paths[-1])
     if failures:
         raise SystemExit(1)
 

@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -18,18 +19,19 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from vitlens import compute, datasets
 from vitlens.datasets import ImageSet
 from vitlens.evaluate import features, few_shot, proportion
 from vitlens.evaluate.fewshot import support
-from vitlens.files import writable, write
+from vitlens.files import locked, writable, write
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.runs.watching import Stop
 from vitlens.studies import weights
 from vitlens.studies.study import Cell, Study
-from vitlens.train import World, compiled, fit, join
+from vitlens.train import Step, World, compiled, fit, join
 
 SHOTS, DRAWS = 5, 3
 
@@ -45,6 +47,7 @@ def run_study(
     on_damaged: str = "raise",
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
 ) -> list[dict]:
     """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
 
@@ -55,10 +58,10 @@ def run_study(
     on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training, without
     the patches that it drops, and its seconds, both without validation; `device`, `date`, versions and `command`.
     Accuracies in per cent. After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and
-    returns what there is.
+    returns what there is. say: called with a sentence for each training. progress: show a bar.
 
-    Raises ValueError for data that does not have what the study wants, a folder of another study and `out` that cannot
-    be written to, and what `fit` raises.
+    Raises ValueError for data that does not have what the study wants, a folder of another study or one that another
+    process works in, and `out` that cannot be written to; and what `fit` raises.
     """
     start, world, out = time.monotonic(), join(device), Path(out)
     if world.size > 1:
@@ -74,16 +77,24 @@ def run_study(
     _same(out / "study.json", study, splits)
     train, valid = (split.to(world.device) for split in splits)
     trial, records = Trial(valid, world, out), []
-    with Stop() as stop:
-        for cell in study.cells():
-            kept = out / "cells" / f"{cell.name}.json"
+    cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
+    steps = study.recipe.steps
+    before = steps * sum(kept.exists() for _, kept in cells)
+    bar = tqdm(
+        total=steps * len(cells), initial=before, unit="step", disable=not progress,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+    )  # fmt: skip
+    with locked(out), Stop() as stop, bar:
+        for number, (cell, kept) in enumerate(cells, 1):
             if not kept.exists():
+                bar.set_description(f"{number} of {len(cells)}: {cell}")
+
+                def go_on(step: Step, trained: int = bar.n) -> bool:
+                    bar.update(trained + step.step - bar.n)
+                    return not (stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes))
+
                 rows, plan = subset(splits[0].labels, cell.images, study.classes, cell.seed), study.plan(cell)
-                ended = trial.trained(
-                    cell, plan, train.chosen(rows),
-                    lambda: stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes),
-                )  # fmt: skip
-                if not ended:
+                if not trial.trained(cell, plan, train.chosen(rows), go_on):
                     say(f"Stopped in {cell.name} with a checkpoint; the same command goes on.")
                     break
                 record = trial.record(study, cell, plan, command)
@@ -110,8 +121,8 @@ class Trial:
         """What was trained last of the cell's network."""
         return self.models[cell.network.name][0]
 
-    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, stop: Callable[[], object]) -> bool:
-        """Whether the training came to its end, and was not stopped before."""
+    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, go_on: Callable[[Step], bool]) -> bool:
+        """Whether the training came to its end, and was not stopped before: `go_on` is asked after each step."""
         fresh = cell.network.build(plan).to(self.world.device)
         if cell.network.name not in self.models:
             self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
@@ -122,7 +133,7 @@ class Trial:
                 world=self.world)
         ) as training:  # fmt: skip
             for step in training:
-                if step.step < step.steps and stop():
+                if not go_on(step) and step.step < step.steps:
                     return False
         return True
 

@@ -24,6 +24,9 @@ class Cell:
     images: int
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.network.name}, {self.images:,} images, seed {self.seed}"
+
     @property
     def name(self) -> str:
         return f"{re.sub('[^A-Za-z0-9+]+', '-', self.network.name)}_{self.images}_{self.seed}"
