@@ -89,7 +89,6 @@ def explain(
     seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
     chosen, found, model = methods(names), [], unwrap(model)
-    known = label_names(model)
     for pair in images:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
@@ -116,6 +115,7 @@ def explain(
         scores = faithfulness.table(model, x, maps, number, against=other, **asking, **options)
         scores = scores.drop(columns="image").assign(**asking)
         share = logits.softmax(-1)[0, number].item()
+        known = label_names(model, logits.shape[-1])
         labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
         found.append(

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.arguments import require_images, taking
 from vitlens.capture import Attention, capture
+from vitlens.models import require_classes
 from vitlens.support import attention_modules, evaluating, model_name, unwrap
-from vitlens.target import Target, asked, require_classes
+from vitlens.target import Target, asked
 
 
 def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
