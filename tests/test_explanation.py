@@ -215,3 +215,26 @@ def test_a_method_of_captum_without_captum_is_one_sentence(folder, tmp_path, mon
     samples()["chelsea"].save(tmp_path / "cat.png")
     done = vitlens("explain", folder, tmp_path / "cat.png", "--methods", "occlusion", "--out", tmp_path / "o", expect=2)
     assert done.stderr.startswith("vitlens: This map is made by captum, which is not installed")
+
+
+def test_a_wrapper_is_explained_once_it_is_known_how_pictures_are_prepared_for_it(folder):
+    inner = load_model(folder)
+    head = torch.nn.Sequential(inner, torch.nn.Softmax(-1)).eval()
+    (found,) = explanation.explain(head, pictures("chelsea"), 3, orders=2)
+    assert list(found.maps) == [name for name in explanation.QUICK if name != "legrad"]
+    x = preprocess(inner, samples()["chelsea"])
+    torch.testing.assert_close(found.maps["relevance"], METHODS["relevance"](head, x, 3)[0])
+
+    class Normalized(torch.nn.Module):
+        def forward(self, x):
+            mean, std = (torch.tensor(inner.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+            return (x - mean) / std
+
+    wrapped = torch.nn.Sequential(Normalized(), inner).eval()
+    with pytest.raises(ValueError, match="Sequential changes images before the Vision Transformer in it sees them"):
+        explanation.explain(wrapped, pictures("chelsea"))
+    wrapped.pretrained_cfg = {**inner.pretrained_cfg, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    (found,) = explanation.explain(wrapped, pictures("chelsea"), 3, names=("legrad", "rollout"), orders=2)
+    (expected,) = explanation.explain(inner, pictures("chelsea"), 3, names=("legrad", "rollout"), orders=2)
+    for name, values in found.maps.items():
+        torch.testing.assert_close(values, expected.maps[name])

@@ -13,7 +13,7 @@ from pathlib import Path
 import timm
 from torch import Tensor, nn
 
-from vitlens.support import model_name, unwrap
+from vitlens.support import model_name, unwrap, within
 
 
 def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:
@@ -181,7 +181,11 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     another number of classes, those of a head that was replaced since.
     """
     model = unwrap(model)
-    names, classes = getattr(model, "label_names", None), class_count(model)
+    names = getattr(model, "label_names", None)
+    if names is None and count is not None:
+        model = within(model)  # whose names are a wrapper's too, if there are as many
+        names = getattr(model, "label_names", None)
+    classes = class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
         from timm.data import ImageNetInfo
