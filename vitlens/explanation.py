@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 
 from vitlens import attention, faithfulness, files
 from vitlens.attribution import METHODS
-from vitlens.grid import TokenGrid
+from vitlens.attribution.forward import captured
+from vitlens.grid import TokenGrid, patch_embedding
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder import capture
-from vitlens.support import architecture, evaluating, unwrap
+from vitlens.support import architecture, evaluating, model_name, transformer, unwrap
 from vitlens.target import SameClass, asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
@@ -62,9 +63,27 @@ def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
 
 def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
-    with torch.no_grad(), evaluating(model), capture(model) as attn:
-        model(images)
-    return attention.rollout(attn)
+    with torch.no_grad(), evaluating(model):
+        return attention.rollout(captured(unwrap(model), images)[0])
+
+
+@contextlib.contextmanager
+def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Raise ValueError, in this block, where what wraps a Vision Transformer shows it other images than it was given:
+    how pictures are prepared for the one inside is then not how they are prepared for the whole."""
+
+    def compare(_, args: tuple) -> None:
+        if args[0].shape != images.shape or not torch.equal(args[0], images):
+            raise ValueError(
+                f"{model_name(model)} changes images before the Vision Transformer in it sees them, so how pictures "
+                "are prepared for it is unknown. Say it as timm does (`model.pretrained_cfg = {'mean': …, 'std': …, "
+                "'input_size': …}`), or give prepared images to `vitlens.attribution`."
+            )
+
+    inner = transformer(model)
+    told = inner is model or hasattr(model, "pretrained_cfg")
+    with contextlib.nullcontext() if told else patch_embedding(inner).register_forward_pre_hook(compare):
+        yield
 
 
 def explanations(
@@ -73,7 +92,7 @@ def explanations(
     target: int | str | None = None,
     *,
     against: int | str | None = None,
-    names: Sequence[str] = QUICK,
+    names: Sequence[str] | None = None,
     baseline: str = "mean",
     step: int | None = None,
     score: str = "probability",
@@ -84,14 +103,19 @@ def explanations(
     """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
-    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
-    on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
-    left out; without it that error is raised. on_part: called with what was just done, once for each method and once
-    for the scores of a picture. baseline, step, score, options: those of `faithfulness.table` (orders, seed), which
-    scores by insertion and deletion. Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
+    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods, by
+    default `QUICK`, of a wrapped model without legrad. on_error: called with a sentence for a picture that cannot be
+    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_part: called
+    with what was just done, once for each method and once for the scores of a picture. baseline, step, score, options:
+    those of `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+
+    A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants
+    them, unless the wrapper has a `pretrained_cfg` of its own. Raises what `vitlens.attribution` raises, and ImageError
+    if no picture is left.
     """
-    chosen, found, model = methods(names), 0, unwrap(model)
-    known = label_names(model)
+    model, found = unwrap(model), 0
+    usual = [name for name in QUICK if name != "legrad" or transformer(model) is model]  # a wrapper has another head
+    chosen = methods(usual if names is None else names)
     for pair in images:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
@@ -103,8 +127,8 @@ def explanations(
                 raise
             on_error(str(error))
             continue
-        with torch.no_grad(), evaluating(model), capture(model) as attn:
-            logits = model(x)
+        with torch.no_grad(), evaluating(model), _as_given(model, x):
+            attn, logits = captured(model, x)
         try:
             question = asked(model, logits, target, against)
         except SameClass as error:
@@ -118,9 +142,10 @@ def explanations(
             maps[label] = method(model, x, number, against=other)
             on_part(f"{name}, {label}")
         asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
-        scores = faithfulness.table(model, x, maps, number, against=other, **asking, **options)
+        scores = faithfulness.table(model, x, maps, number, against=other, grid=attn.grid, **asking, **options)
         scores = scores.drop(columns="image").assign(**asking)
         share = logits.softmax(-1)[0, number].item()
+        known = label_names(model, logits.shape[-1])
         labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
         found += 1
