@@ -16,6 +16,7 @@ from test_cli import saved, vitlens
 from test_sources import encoded, tar, write
 from test_tasks import HUB, clip_benchmark, imagenet
 from timm.data import ImageNetInfo
+from timm.models import save_for_hf
 
 from vitlens import load_image, load_model
 from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
@@ -201,6 +202,20 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert other["recipe"].startswith("epochs=1,") and found["recipe"].startswith("epochs=2,")
     kept = json.loads((runs_of(other, tmp_path) / "seed-0" / "training.json").read_text())
     assert kept["epochs"] == 1, "trained anew, not gone on with"
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_resnets_and_efficientnets_are_tuned_too(tmp_path, name):
+    """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
+    torch.manual_seed(0)
+    save_for_hf(timm.create_model(name, num_classes=10), tmp_path / "net", safe_serialization=True)
+    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    more = ("--runs", tmp_path / "runs", "--set", "epochs=4", "--set", "lr=0.1", *SHORT)
+    done = evaluate(tmp_path / "net", folder, "finetune", out, *more)
+    (found,) = json.loads(out.read_text())
+    kept = json.loads(next((tmp_path / "runs").rglob("seed-0/training.json")).read_text())
+    assert found["value"] == pytest.approx(kept["validation"]["top1"], abs=0.01) and found["value"] > 50
+    assert "colours  finetune" in done.stdout
 
 
 def runs_of(record, tmp_path):
