@@ -1,12 +1,15 @@
 """`vitlens evaluate` as a user meets it: records that say how, sentences for what does not fit, real numbers."""
 
+import io
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import timm
 import torch
 from PIL import Image
@@ -16,8 +19,10 @@ from test_cli import saved, vitlens
 from test_sources import encoded, tar, write
 from test_tasks import HUB, clip_benchmark, imagenet
 from timm.data import ImageNetInfo
+from timm.models import save_for_hf
 
 from vitlens import load_image, load_model
+from vitlens.datasets import load
 from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
 from vitlens.preprocessing import preprocess
 
@@ -129,6 +134,90 @@ def test_real_where_the_files_are_imagenets(tmp_path):
     assert [r["metric"] for r in json.loads((tmp_path / "folder.json").read_text())] == ["top1", "top5", "real"]
 
 
+def side_by_side(folder: Path, numbers) -> Path:
+    """ImageNet's validation files as its archive has them: no folders of classes."""
+    return write(folder, {f"ILSVRC2012_val_{n:08d}.JPEG": encoded(n, "JPEG", (40, 36)) for n in numbers})
+
+
+def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path):
+    """With labels in any form that they are published in, each the same; by ReaL alone without."""
+    wnids, numbers = ImageNetInfo().label_names(), range(3, 15)
+    truth = {n: (n * 37) % 1000 for n in range(1, 50_001)}
+    model = saved(tmp_path / "thousand", num_classes=1000)
+    weights = load_file(model / "model.safetensors")
+    weights["head.bias"][[truth[5], truth[9]]] += 9
+    save_file(weights, model / "model.safetensors")
+    folder = side_by_side(tmp_path / "in" / "val", numbers)
+    done = evaluate(model, folder, "top1", tmp_path / "bare.json")
+    (bare,) = json.loads((tmp_path / "bare.json").read_text())
+    assert bare["metric"] == "real" and "scored by ReaL's labels alone" in done.stderr
+    assert "put one of ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
+    refused = evaluate(model, folder, "knn", tmp_path / "knn.json", expect=2).stderr
+    assert "the train split is read from" in refused
+    with pytest.raises(ValueError, match="but no file of their labels lies there or in the folder around it: put one"):
+        load(folder, "test")
+
+    order = np.random.default_rng(0).permutation(1000)  # the kit numbers classes in an order of its own, from 1
+    kit = {"ILSVRC2012_ID": order + 1, "WNID": [wnids[i] for i in range(1000)]}
+    synsets = np.array(
+        list(zip(kit["ILSVRC2012_ID"].tolist(), kit["WNID"], strict=True)) + [(1001, "n00001740")],
+        dtype=[("ILSVRC2012_ID", object), ("WNID", object)],
+    )
+    scipy.io.savemat(meta := io.BytesIO(), {"synsets": synsets[:, None]})
+    ids = "".join(f"{order[truth[n]] + 1}\n" for n in range(1, 50_001)).encode()
+    data = "ILSVRC2012_devkit_t12/data/"
+    kit = {f"{data}ILSVRC2012_validation_ground_truth.txt": ids, f"{data}meta.mat": meta.getvalue()}
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as file:
+        for name, content in kit.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    forms = {
+        "kit": kit,
+        "archive": {"ILSVRC2012_devkit_t12.tar.gz": archive.getvalue()},
+        "caffe": {"val.txt": "".join(f"ILSVRC2012_val_{n:08d}.JPEG {truth[n]}\n" for n in truth).encode()},
+        "wnids": {"imagenet_2012_validation_synset_labels.txt": "\n".join(wnids[truth[n]] for n in truth).encode()},
+        "kaggle": {"LOC_val_solution.csv": "ImageId,PredictionString\n" + "".join(
+            f"ILSVRC2012_val_{n:08d},{wnids[truth[n]]} 85 1 499 272 \n" for n in sorted(truth, key=lambda n: n % 7)
+        )},
+    }  # fmt: skip
+    network = load_model(model)
+    with torch.no_grad():
+        logits = network(preprocess(network, [load_image(path) for path in sorted(folder.iterdir())]))
+    expected = 100 * np.mean([truth[n] == c for n, c in zip(numbers, logits.argmax(1).tolist(), strict=True)])
+    assert 0 < expected < 100
+    for form, content in forms.items():
+        place = tmp_path / "in" if form != "wnids" else folder  # beside the folder, or in it
+        content = {name: text if isinstance(text, bytes) else text.encode() for name, text in content.items()}
+        write(place, content)
+        assert load(folder, "valid", size=8).labels.tolist() == [truth[n] for n in numbers], form
+        evaluate(model, folder, "top1", tmp_path / f"{form}.json")
+        found = {r["metric"]: r for r in json.loads((tmp_path / f"{form}.json").read_text())}
+        assert found["top1"]["value"] == pytest.approx(expected, abs=1e-3) and {*found} == {"top1", "top5", "real"}
+        assert found["top1"]["images"] == 12 and found["real"]["value"] == bare["value"]
+        evaluate(model, "imagenet-real", "top1", tmp_path / "root.json", "--root", tmp_path / "in")
+        for name in content:
+            (place / name).unlink()
+    evaluate(model, "imagenet-real", "top1", tmp_path / "root.json", "--root", folder)
+    assert json.loads((tmp_path / "root.json").read_text())[0]["value"] == bare["value"]
+
+
+@pytest.mark.parametrize("name, content, sentence", [
+    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt has no label for ILSVRC2012_val_00000002.JPEG"),
+    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\nILSVRC2012_val_00000002.JPEG 1000\n", "has the label 1000, but"),
+    ("val.txt", "65\n970\n", "should hold ImageNet's 50,000 validation labels, in UTF-8 .ValueError: 2 lines"),
+    ("synset_labels.txt", "n01440764\n", "should hold ImageNet's 50,000 validation labels"),
+    ("ILSVRC2012_validation_ground_truth.txt", "490\n361\n", "in an order that meta.mat tells; put that beside it"),
+    ("ILSVRC2012_devkit_t12.tar.gz", "no archive", "is not ImageNet's development kit .* Fetch it again"),
+])  # fmt: skip
+def test_labels_of_validation_files_that_are_none_are_refused(tmp_path, name, content, sentence):
+    folder = side_by_side(tmp_path / "val", (1, 2))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        load(folder, "whole")
+
+
 def renamed(source: Path, folder: Path, order: list[int], names: list[str]) -> Path:
     """The same model with the rows of its head in another order, and the names of its classes in that order."""
     shutil.copytree(source, folder)
@@ -201,6 +290,20 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert other["recipe"].startswith("epochs=1,") and found["recipe"].startswith("epochs=2,")
     kept = json.loads((runs_of(other, tmp_path) / "seed-0" / "training.json").read_text())
     assert kept["epochs"] == 1, "trained anew, not gone on with"
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_resnets_and_efficientnets_are_tuned_too(tmp_path, name):
+    """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
+    torch.manual_seed(0)
+    save_for_hf(timm.create_model(name, num_classes=10), tmp_path / "net", safe_serialization=True)
+    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    more = ("--runs", tmp_path / "runs", "--set", "epochs=4", "--set", "lr=0.1", *SHORT)
+    done = evaluate(tmp_path / "net", folder, "finetune", out, *more)
+    (found,) = json.loads(out.read_text())
+    kept = json.loads(next((tmp_path / "runs").rglob("seed-0/training.json")).read_text())
+    assert found["value"] == pytest.approx(kept["validation"]["top1"], abs=0.01) and found["value"] > 50
+    assert "colours  finetune" in done.stdout
 
 
 def runs_of(record, tmp_path):

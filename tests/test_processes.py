@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
+import timm
 import torch
 from test_train import tiny
+from timm.models import save_for_hf
 
 from vitlens.augment import Augment
 from vitlens.datasets import load
-from vitlens.recipes import Recipe
+from vitlens.recipes import Recipe, recipe, starting_from
 from vitlens.train import fit
 from vitlens.train.processes import World, join
 
@@ -35,8 +37,12 @@ from vitlens.train import fit, join
 recipe, out, pause = Recipe.from_json(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 world = join("cpu")
 data = load("digits", "train"), load("digits", "valid")
-for step in fit(recipe.build(), data, recipe, out=out, world=world):
+model = recipe.build()
+for step in fit(model, data, recipe, out=out, world=world):
     print(json.dumps([world.rank, step.step, step.loss, step.metrics]), flush=True)
+    for name, buffer in model.named_buffers():
+        if name == "layer1.0.bn1.running_var":
+            print(json.dumps(f"{name} {buffer.tolist()}"), flush=True)
     time.sleep(pause)
 """
 
@@ -99,6 +105,18 @@ def test_two_processes_equal_one(alone, tmp_path):
         assert steps[-1][3] == pytest.approx(alone[2])
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1)), "only the first process writes"
+
+
+def test_processes_share_what_batch_normalization_knows_of_the_images(tmp_path):
+    """Else each would validate another model, and the first one's would be saved."""
+    save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
+    r = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
+    r = starting_from(replace(r, epochs=0, steps=6, precision="fp32", average=0.5), tmp_path / "start")
+    children = launched(r, tmp_path / "out")
+    outputs = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs[0][1][-2000:]
+    first, second = ([line for line in out.splitlines() if line.startswith('"')] for out, _ in outputs)
+    assert first == second and len(first) == 6
 
 
 def test_a_lost_process_ends_the_run_with_a_sentence_and_a_checkpoint(data, alone, tmp_path):

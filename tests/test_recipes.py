@@ -10,6 +10,7 @@ import torch
 from scipy.ndimage import zoom
 from timm.models import save_for_hf
 
+from vitlens import load_model
 from vitlens.paper import TABLE_4
 from vitlens.preprocessing import preprocess
 from vitlens.recipes import RECIPES, Recipe, recipe, starting_from
@@ -268,7 +269,6 @@ def test_models_that_cannot_be_started_from_are_refused(tmp_path):
     tune = dataclasses.replace(recipe("finetune-pets"), image_size=64, resize=0, num_classes=4)
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
     for name, args, message in (
-        ("resnet18", {}, "only Vision Transformers over patches"),
         ("beit_base_patch16_224", small, "another shape at this resolution"),
         ("deit_tiny_patch16_224", small | {"in_chans": 1}, "images of 3 channels, and .* takes 1"),
     ):
@@ -277,6 +277,49 @@ def test_models_that_cannot_be_started_from_are_refused(tmp_path):
         save_for_hf(model, folder, model_args=args, safe_serialization=True)
         with pytest.raises(ValueError, match=message):
             starting_from(tune, folder).build()
+
+
+RESNETS = ("test_resnet", "test_efficientnet", "resnetv2_50x1_bit", "test_byobnet", "test_convnext")
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_models_without_patches_are_started_from(name, tmp_path):
+    """ResNets, EfficientNets and their like, by the paper's Table 4: all weights and statistics, and a zero head."""
+    torch.manual_seed(0)
+    source = timm.create_model(name, num_classes=10)
+    with torch.no_grad():
+        for buffer in source.buffers():
+            buffer.copy_(torch.rand(buffer.shape) + 1)
+    save_for_hf(source, tmp_path / "start", model_args={"num_classes": 10}, safe_serialization=True)
+    r = starting_from(
+        recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path / "start"
+    )
+    assert Recipe.from_json(r.to_json()) == r
+    model, before = r.build(), source.state_dict()
+    heads = model.pretrained_cfg["classifier"] + "."
+    state = model.state_dict()
+    assert all(torch.equal(state[name], before[name]) for name in state if not name.startswith(heads))
+    assert model.eval()(torch.randn(2, 3, 48, 48)).tolist() == [[0.0] * 4] * 2
+    torch.nn.init.normal_(model.get_classifier().weight)
+    export(model, tmp_path / "tuned", r, "abcd", dtype=torch.float32)
+    opened, x = load_model(tmp_path / "tuned"), torch.randn(2, 3, 48, 48)
+    assert torch.equal(opened(x), model(x)) and opened.label_names == list("abcd")
+    assert preprocess(opened, np.zeros((90, 60, 3), np.uint8)).shape == (1, 3, 48, 48)
+
+
+@pytest.mark.parametrize("setting", ["dropout=0.1", "optimizer=muon"])
+def test_settings_of_transformers_are_refused_for_other_models(setting, tmp_path):
+    save_for_hf(timm.create_model("test_resnet"), tmp_path, safe_serialization=True)
+    with pytest.raises(ValueError, match=f"{setting.replace('0.1', '').rstrip('=')}.* is a ResNet. Leave it out"):
+        starting_from(recipe("finetune-small").override(setting), tmp_path)
+
+
+def test_lower_layers_of_a_resnet_learn_more_slowly_too(tmp_path):
+    save_for_hf(timm.create_model("test_resnet"), tmp_path, safe_serialization=True)
+    r = starting_from(recipe("finetune-small").override("layer_decay=0.5"), tmp_path)
+    (optimizer,) = optimizers(r.build(), r)
+    peaks = sorted({group["peak_lr"] for group in optimizer.param_groups})
+    assert peaks[-1] == r.lr and peaks[-2] == r.lr / 2 and len(peaks) > 4
 
 
 def test_a_folder_that_names_its_size_among_the_pixels_alone_is_started_from(trained):

@@ -16,11 +16,13 @@ import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models import save_for_hf
 from torch import nn
 
 from vitlens.augment import augmented, draws, generator, seed_of
 from vitlens.datasets import load
-from vitlens.recipes import Recipe, recipe
+from vitlens.models import load_model
+from vitlens.recipes import Recipe, recipe, starting_from
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
 from vitlens.train.guards import settings
 from vitlens.train.losses import unfused_attention
@@ -164,6 +166,66 @@ def test_records_and_the_moving_average(data):
     assert metrics["top1"] == accuracy(model, data[1], r)
     assert metrics["top1_average"] == accuracy(model, data[1], r, average)
     assert model.training and model.patch_drop.prob == 0.0
+
+
+@pytest.fixture
+def convolutions(tmp_path):
+    """A recipe that fine-tunes a small EfficientNet with batch normalization, on digits at 32 pixels, with SGD."""
+    torch.manual_seed(0)
+    source = timm.create_model("test_efficientnet", num_classes=5)
+    save_for_hf(source, tmp_path / "start", model_args={"num_classes": 5}, safe_serialization=True)
+    r = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=10", "batch_size=32", "epochs=2")
+    return starting_from(replace(r, average=0.9, log_every=1, lr=0.1, precision="fp32"), tmp_path / "start")
+
+
+@pytest.fixture(scope="module")
+def larger():
+    return load("digits", "train", size=32).subset(256), load("digits", "valid", size=32).subset(100)
+
+
+def test_the_moving_average_takes_the_statistics_of_batch_normalization_along(larger, convolutions):
+    """Averaged weights with the last step's statistics are a model that never was."""
+    model, average = convolutions.build(), {}
+    shadow = {name: t.clone() for name, t in model.state_dict().items()}
+    for step in fit(model, larger, convolutions, device="cpu", average=average):
+        decay = min(0.9, step.step / (step.step + 9))
+        state = model.state_dict()
+        shadow = {name: decay * shadow[name] + (1 - decay) * t for name, t in state.items()}
+    assert int(state["bn1.num_batches_tracked"]) == 16 and "bn1.num_batches_tracked" not in average
+    assert {name for name in state if "num_batches" not in name} == set(average)
+    for name, t in average.items():
+        torch.testing.assert_close(t, shadow[name], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(average["bn1.running_mean"], state["bn1.running_mean"], rtol=0.01, atol=1e-3)
+
+
+def test_a_stopped_run_with_batch_normalization_goes_on_to_the_same_bits(larger, convolutions, tmp_path):
+    whole, averages = convolutions.build(), ({}, {})
+    losses = [s.loss for s in fit(whole, larger, convolutions, device="cpu", average=averages[0])]
+    for step in fit(convolutions.build(), larger, convolutions, device="cpu", out=tmp_path):
+        if step.step == 5:
+            break
+    model = convolutions.build(weights=False)
+    rest = list(fit(model, larger, convolutions, device="cpu", out=tmp_path, resume=True, average=averages[1]))
+    assert [s.loss for s in rest] == losses[5:]
+    ours, theirs = model.state_dict(), whole.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert averages[0].keys() == averages[1].keys()
+    assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
+
+
+def test_an_exported_model_with_batch_normalization_is_as_accurate_when_it_is_opened_again(
+    larger, convolutions, tmp_path
+):
+    model, average = convolutions.build(), {}
+    *_, last = fit(model, larger, convolutions, device="cpu", average=average)
+    for weights, metric in ((None, "top1"), (average, "top1_average")):
+        export(model, tmp_path / metric, convolutions, larger[0].class_names, weights=weights)
+        opened = load_model(tmp_path / metric)
+        assert accuracy(opened, larger[1], convolutions) == pytest.approx(last.metrics[metric], abs=1)
+        state = {**model.state_dict(), **(weights or {})}
+        for name, buffer in opened.named_buffers():
+            assert torch.equal(buffer, state[name]), "in half precision a small variance would be lost"
+    assert last.metrics["top1"] > 25, "it has learned something"
 
 
 def test_global_state_is_left_as_found(data):

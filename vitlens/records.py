@@ -53,6 +53,14 @@ class Record:
         return *what, self.shots, self.neighbours, self.recipe
 
     @property
+    def manner(self) -> str:
+        """The protocol with what was chosen in it, as in "fewshot, 5 shots"."""
+        parts = [self.protocol]
+        parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
+        parts += [f"{self.neighbours} neighbour{'s' * (self.neighbours > 1)}"] if self.neighbours else []
+        return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
+
+    @property
     def cell(self) -> str:
         """As in a table."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -83,11 +91,8 @@ def table(records: Sequence[Record]) -> str:
     """The records as lines of text: data, protocol, metric, value with its interval, images."""
     rows = [("data", "protocol", "metric", "value [95 %]", "images")]
     for r in records:
-        protocol = r.protocol + (f", {r.shots} shot{'s' * (r.shots > 1)}" if r.shots else "")
-        protocol += f", {r.neighbours} neighbour{'s' * (r.neighbours > 1)}" if r.neighbours else ""
-        protocol += f", {r.recipe}" if r.recipe else ""
         count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")
-        rows.append((r.data, protocol, r.metric, r.cell, count))
+        rows.append((r.data, r.manner, r.metric, r.cell, count))
     return "\n".join(aligned(rows))
 
 

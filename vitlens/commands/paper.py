@@ -45,11 +45,23 @@ def models(
 
 def table(
     results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.")],
+    systems: Annotated[
+        list[str] | None,
+        typer.Option("--as", metavar="NAME=MODEL,MODEL", help="Put the results of several models into one column."),
+    ] = None,
 ) -> None:
-    """Print the paper's Tables 2 and 5 with your own results beside the published ones."""
+    """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     from vitlens import paper, records
 
     found = [record for path in results for record in records.read(path)]
-    print(paper.table_2(found))
-    print()
-    print(paper.table_5(found))
+    named: dict[str, list[str]] = {}
+    for each in systems or ():
+        name, equals, models = (part.strip() for part in each.partition("="))
+        parts = [model.strip() for model in models.split(",") if model.strip()]
+        if not (name and equals and parts):
+            raise ValueError(f"--as takes NAME=MODEL,MODEL, as in --as mine=small,small-384, but {each!r} came.")
+        named.setdefault(name, []).extend(parts)
+    tables = [paper.table_2, paper.table_5]
+    if any((paper.row_of(record) or "").startswith("VTAB") for record in found):
+        tables.append(paper.table_9)
+    print("\n\n".join(table(found, named) for table in tables))

@@ -8,5 +8,6 @@
 from vitlens.datasets.imageset import ImageSet
 from vitlens.datasets.loading import load
 from vitlens.datasets.stream import ImageStream
+from vitlens.datasets.validation import UNLABELLED
 
-__all__ = ["ImageSet", "ImageStream", "load"]
+__all__ = ["UNLABELLED", "ImageSet", "ImageStream", "load"]

@@ -11,6 +11,7 @@ import numpy as np
 from vitlens.datasets.division import divided, refuse_unknown
 from vitlens.datasets.samples import EVERY_SPLIT, SPLITS, Listing, is_image, packed, part
 from vitlens.datasets.tars import in_tars
+from vitlens.datasets.validation import UNLABELLED, WANTED, validation_files, validation_labels
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Files:
 
 
 def in_folder(folder: Path, split: str) -> Listing:
-    """Folders of classes in ``train/`` and ``val/``, tar files, or folders of classes that are divided here."""
+    """Folders of classes in ``train/`` and ``val/``, tar files, folders of classes that are divided here, or ImageNet's
+    validation files."""
+    flat = validation_files(folder) if split != "train" else None
+    if flat and not any(_images(flat[0] / name, folder) for name in _folders(flat[0])):
+        return _side_by_side(*flat, split)
     named = [folder / name for name in sorted(EVERY_SPLIT) if (folder / name).is_dir()]
     if not any(_folders(d) for d in named):
         tars = sorted([*folder.glob("*.tar"), *(tar for d in named for tar in d.glob("*.tar"))])
@@ -46,9 +51,26 @@ def in_folder(folder: Path, split: str) -> Listing:
     return _in_split_folders(folder, part(split)) if named else _in_class_folders(folder, split)
 
 
-def has_classes(folder: Path, split: str) -> bool:
-    """Whether a split lies in ``folder`` as folders of classes."""
-    return any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
+def has_imagenet(folder: Path, split: str) -> bool:
+    """Whether a split of ImageNet lies in ``folder`` as folders of classes, or its validation files side by side."""
+    classes = any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
+    return classes or folder.is_dir() and split != "train" and validation_files(folder) is not None
+
+
+def _side_by_side(folder: Path, names: list[str], split: str) -> Listing:
+    """ImageNet's validation files, with the labels that are at hand; as a whole also without."""
+    found = validation_labels(folder, names)
+    if found:
+        labels, wnids, place = found
+        return Listing(Files(folder, packed(names)), labels, wnids, f"The labels of {folder} are those in {place}.")
+    missing = (
+        f"{folder} holds ImageNet's validation images, but no file of their labels lies there or in the folder around "
+        f"it: put one of {WANTED} there"
+    )
+    if split != "whole":
+        raise ValueError(f"{missing}.")
+    note = f"{missing} for top-1; without, they are scored by ReaL's labels alone."
+    return Listing(Files(folder, packed(names)), [0] * len(names), UNLABELLED, note)
 
 
 def _in_split_folders(folder: Path, split: str) -> Listing:

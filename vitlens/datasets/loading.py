@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlens.datasets import memory
 from vitlens.datasets.decode import decoded, shaped
-from vitlens.datasets.folders import has_classes, in_folder
+from vitlens.datasets.folders import has_imagenet, in_folder
 from vitlens.datasets.imageset import ImageSet, check_labels
 from vitlens.datasets.named import digits, from_hugging_face, from_torchvision
 from vitlens.datasets.parquet import Rows, in_parquet
@@ -71,6 +71,8 @@ def load(
     * a folder ``train/`` and ``val/`` (or ``valid``, ``validation``, ``test``) of one folder of images per class;
     * a folder of one folder of images per class, not divided: of each class about a tenth, chosen by the names of its
       files, is the validation split, and ``note`` says so. A file stays on its side when others are added;
+    * ImageNet's validation files side by side in a folder (``ILSVRC2012_val_00000001.JPEG`` …), with a file of their
+      labels there or in the folder around it: that of the development kit, ``val.txt`` or WordNet ids;
     * an uncompressed tar file of either kind of folder, or a folder of such tar files: one a split, or one a class.
 
     ``root``: by default the folder that the environment variable ``VITLENS_DATA`` names, else ``~/.cache/vitlens``
@@ -140,9 +142,9 @@ def _listed(source: str, split: str, fold: int, allow_partial: bool, cache: Path
         try:
             return from_torchvision(name, part(split), cache)
         except ValueError:  # of ImageNet torchvision wants the archive of the development kit, too
-            if name.lower() != "imagenet" or not has_classes(cache, part(split)):
+            if name.lower() != "imagenet" or not has_imagenet(cache, part(split)):
                 raise
-        return in_folder(cache, part(split))
+        return in_folder(cache, split)
     if prefix == "hfds":
         return from_hugging_face(name, part(split), root and Path(root))
     if prefix == "wds":

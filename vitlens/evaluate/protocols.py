@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitlens.datasets import ImageStream
+from vitlens.datasets import UNLABELLED, ImageStream
 from vitlens.evaluate.accuracy import real, top_k, validation_numbers
 from vitlens.evaluate.classes import by_number, class_numbers, imagenet_numbers
 from vitlens.evaluate.fewshot import few_shot, supports
@@ -178,24 +178,25 @@ def evaluate(question: Question) -> Iterator[Record]:
 
 
 def _top1(q: Question) -> Iterator[Record]:
-    images = q.images("whole")
-    numbers = class_numbers(q.network, images.class_names)
-    if by_number(q.network, images.class_names):
-        q.note("The classes of the data have no names, so each number is taken to be that of the model's class.")
-    known = imagenet_numbers(q.network)
-    if q.data == "imagenet-real" and known is None:
+    images, known = q.images("whole"), imagenet_numbers(q.network)
+    real_alone = q.data == "imagenet-real" or images.class_names == UNLABELLED
+    if real_alone and known is None:
         raise ValueError(
             "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all; name its classes by "
             "their WordNet ids, or measure top1 on other data."
         )
+    if not real_alone:
+        numbers = class_numbers(q.network, images.class_names)
+        if by_number(q.network, images.class_names):
+            q.note("The classes of the data have no names, so each number is taken to be that of the model's class.")
     said = q.read(images, named_classes(q.network), "top1")
-    labels = numbers[said.labels]
-    if q.data != "imagenet-real":
+    if not real_alone:
+        labels = numbers[said.labels]
         yield q.record(q.data, "top1", top_k(said.values, labels, 1), len(labels), said.damaged)
         if class_count(q.network) > 5:
             yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged)
     files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
-    if q.data == "imagenet-real" or known is not None and (files >= 0).all():
+    if real_alone or known is not None and (files >= 0).all():
         score, scored = real(known[said.values], files)
         yield q.record(q.data, "real", score, scored, said.damaged)
 

@@ -66,6 +66,13 @@ TABLE_2 = (
     _table_2("EfficientNet-L2", "JFT-300M", 12_300, (88.4,), (90.55,)),
 )  # fmt: skip
 
+FIRST_SUBMISSION = (
+    Published("ViT-H/14", "JFT-300M", {IMAGENET: 88.36, REAL: 90.77, "VTAB": 77.16}, {"VTAB": 0.29}),
+    Published("ViT-L/16", "JFT-300M", {IMAGENET: 87.61, REAL: 90.24, "VTAB": 75.91},
+              {IMAGENET: 0.03, REAL: 0.03, "VTAB": 0.18}),
+)  # fmt: skip
+"""What Table 2 had in the first version of the paper (October 2020), where it differs; superseded by `TABLE_2`."""
+
 
 def _table_5(data: str, rows: Mapping[str, tuple[float, ...]]) -> tuple[Published, ...]:
     columns = zip(*rows.values(), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import OrderedDict
 from dataclasses import replace
@@ -59,7 +60,7 @@ def pixels(recipe: Recipe) -> dict:
     """How pictures are made ready for the model, in the words of timm's ``pretrained_cfg``: as for validation."""
     return {
         "input_size": [3, recipe.image_size, recipe.image_size],
-        "fixed_input_size": True,
+        "fixed_input_size": "img_size" in model_args(recipe),  # timm builds such a model for its size
         "interpolation": "bilinear",
         "crop_pct": 1.0,
         "crop_mode": "squash" if recipe.squash else "center",
@@ -82,16 +83,27 @@ def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
 def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     """The recipe, to be continued from a trained model: a timm name or a folder in timm's hub layout.
 
+    Any classifier of timm whose head can be replaced: the paper tunes BiT's ResNets like its transformers (Table 4).
     Architecture, sizes, mean and standard deviation of the pixels become the model's; image_size stays the recipe's.
-    What exceeds whole patches is not seen, as in the paper: of 384 pixels H/14 sees 27 × 14.
-    Raises what ``load_model`` raises, and ``ValueError`` for models that are no transformers over patches.
+    What exceeds whole patches is not seen, as in the paper: of 384 pixels H/14 sees 27 × 14. Of a model that is no
+    transformer over patches, patch_size, depth and heads are 1, and width is that of the features that its head reads.
+    Raises what ``load_model`` raises, and ``ValueError`` for models without a head, and for settings that are of
+    transformers alone.
     """
     model = load_model(source)
-    if type(model).__name__ == "NaFlexVit":
+    kind = type(model).__name__
+    if kind == "NaFlexVit":
         raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
+    if not model.pretrained_cfg.get("classifier"):
+        raise ValueError(f"{source} is a {kind}, which has no head for classes, so it cannot be tuned; use another.")
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if patch is None or not hasattr(model, "blocks"):
-        raise ValueError(f"{source} is a {type(model).__name__}, and only Vision Transformers over patches are tuned.")
+    patched = patch is not None and hasattr(model, "blocks")
+    if not patched and (recipe.dropout or recipe.optimizer == "muon"):
+        setting = "dropout" if recipe.dropout else "optimizer=muon"
+        raise ValueError(
+            f"{setting} is for the layers of transformers over patches, and {source} is a {kind}. Leave it out, or "
+            "start from another model."
+        )
     if (count := channels(model)) != 3:
         raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
     config, folder = model.pretrained_cfg, Path(str(source).removeprefix("local-dir:"))
@@ -100,13 +112,24 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
         kwargs = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
     ours = ("num_classes", "drop_rate", "drop_path_rate")  # the recipe says them; so pos_drop_rate and its like
     kwargs = {name: value for name, value in kwargs.items() if not name.endswith(ours)}
-    kwargs["img_size"] = recipe.image_size
+    if _has_size(model):
+        kwargs["img_size"] = recipe.image_size
+    sizes = {"patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
+    if patched:
+        sizes = {
+            "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
+            "depth": len(model.blocks),
+            "heads": next((m.num_heads for m in model.blocks[0].modules() if hasattr(m, "num_heads")), 1),
+        }  # fmt: skip
     return replace(
         recipe, init=str(source), model_kwargs=kwargs, architecture=config["architecture"],
-        patch_size=patch if isinstance(patch, int) else patch[0],
-        width=model.embed_dim, depth=len(model.blocks), mean=tuple(config["mean"]), std=tuple(config["std"]),
-        heads=next((m.num_heads for m in model.blocks[0].modules() if hasattr(m, "num_heads")), 1),
+        mean=tuple(config["mean"]), std=tuple(config["std"]), **sizes,
     )  # fmt: skip
+
+
+def _has_size(model: nn.Module) -> bool:
+    """Whether timm builds such a model for images of one size, as transformers are, and convolutions are not."""
+    return any("img_size" in inspect.signature(each.__init__).parameters for each in type(model).__mro__[:-1])
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:
@@ -116,7 +139,8 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
     """
     heads = model.pretrained_cfg["classifier"]
     heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    state = {name: t for name, t in source.state_dict().items() if not name.startswith(heads)}
+    within = tuple(f"{head}." for head in heads)
+    state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
     wanted = model.state_dict()
     if "pos_embed" in state and state["pos_embed"].shape != wanted["pos_embed"].shape:
         grid = source.patch_embed.grid_size
@@ -124,7 +148,7 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
         state["pos_embed"] = positions.resize(
             state["pos_embed"], model.patch_embed.grid_size, prefix=prefix, grid=grid, method="paper"
         )
-    other = [n for n in wanted if not n.startswith(heads) and (n not in state or state[n].shape != wanted[n].shape)]
+    other = [n for n in wanted if not n.startswith(within) and (n not in state or state[n].shape != wanted[n].shape)]
     if other:
         raise ValueError(
             f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned position "

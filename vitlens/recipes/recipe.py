@@ -66,7 +66,8 @@ class Recipe:
     batch_size: int = 1024
     """Images per optimiser step. What does not fill a batch at the end of an epoch is dropped, each time others."""
     accumulate: int = 1
-    """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole."""
+    """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole, but
+    where a model has batch normalization, which sees one part at a time."""
     # Optimiser.
     optimizer: str = "adamw"
     """"adamw", "sgd" with momentum, or "muon": Muon for the hidden matrices and AdamW for the rest."""

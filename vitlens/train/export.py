@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from vitlens.files import write
 from vitlens.recipes import Recipe, model_args, pixels
 
+STATISTICS = ("running_mean", "running_var")
+"""What batch normalization keeps of the images that it has seen, by the end of its name."""
+
 
 def export(
     model: nn.Module,
@@ -53,9 +56,17 @@ def export(
 
 
 def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """The tensors on the CPU, those of real numbers in ``dtype``, but whole where it cannot hold them."""
+    """The tensors on the CPU, those of real numbers in ``dtype``, but whole where it cannot hold them.
+
+    The statistics of batch normalization stay whole: they are few, and a variance of 1e-8 would become 0.
+    """
     state = {name: t.detach().cpu().contiguous() for name, t in state.items()}
-    return {n: t.to(dtype) if t.is_floating_point() and t.to(dtype).isfinite().all() else t for n, t in state.items()}
+    return {
+        name: t.to(dtype)
+        if t.is_floating_point() and not name.endswith(STATISTICS) and t.to(dtype).isfinite().all()
+        else t
+        for name, t in state.items()
+    }
 
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
@@ -68,7 +79,7 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
         "architecture": recipe.architecture,
         "num_classes": args["num_classes"],
         "num_features": recipe.width,
-        "global_pool": getattr(model, "global_pool", "token"),
+        **({"global_pool": model.global_pool} if isinstance(getattr(model, "global_pool", None), str) else {}),
         "label_names": list(class_names),
         "model_args": args,
         "pretrained_cfg": {

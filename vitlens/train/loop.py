@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitlens.augment import Targets
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
+from vitlens.train.export import STATISTICS
 from vitlens.train.feed import batches
 from vitlens.train.guards import check, finite, settings
 from vitlens.train.journal import Journal, facts_of
@@ -68,9 +69,9 @@ def fit(
     ``out``: folder for ``log.jsonl`` and ``checkpoints/``; without it nothing is written. ``resume`` continues from the
     newest good checkpoint there, bit for bit on a CPU. Closing the generator saves once more, so a loop over it may
     ``break`` at any step; within ``contextlib.closing`` it also hears of a save that fails. ``average``: a dict that
-    receives the moving average of the parameters. ``criterion``: what ``compiled`` returned, to compile once for
-    several calls. ``device``: by default CUDA where there is one. ``world``: what ``join`` returned, where several
-    processes share the run.
+    receives the moving average of the parameters and of batch normalization's statistics. ``criterion``: what
+    ``compiled`` returned, to compile once for several calls. ``device``: by default CUDA where there is one. ``world``:
+    what ``join`` returned, where several processes share the run.
 
     Raises ``ValueError`` for arguments that do not fit together, ``FloatingPointError`` when the loss is no number,
     ``MemoryError`` when memory runs out and ``ConnectionError`` when another process of the run is gone.
@@ -86,8 +87,11 @@ def fit(
         model = model.to(world.device).train()
         criterion = criterion or compiled(model, recipe, world.device)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        if recipe.average:
-            average.update({name: p.detach().clone() for name, p in model.named_parameters()})
+        if recipe.average:  # also of batch normalization's statistics, which belong to the weights
+            real = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+            average.update({name: t.clone() for name, t in real.items()})
+        # Each process has statistics of its own images, so their mean is taken.
+        statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
         journal = Journal(out, recipe, model, average, optimizer, facts_of(train, recipe, world), world)
         done = journal.resume() if resume else journal.begin()
@@ -102,8 +106,10 @@ def fit(
                 part = criterion(x, y) / (recipe.accumulate * world.size)
                 part.backward()
                 loss += part.detach()
+            for b in statistics:
+                b /= world.size
             with journal.kept(step):
-                world.sum([loss, *(p.grad for p in parameters if p.grad is not None)])
+                world.sum([loss, *(p.grad for p in parameters if p.grad is not None), *statistics])
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
             for o in optimizer:
                 o.step()

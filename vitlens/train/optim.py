@@ -72,8 +72,8 @@ def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
 @torch.no_grad()
 def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
     """Exponential moving average; its memory grows with the run at first, so that the random start is forgotten."""
-    decay = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(list(average.values()), list(model.parameters()), 1 - decay)
+    decay, state = min(decay, (1 + step) / (10 + step)), model.state_dict()
+    torch._foreach_lerp_(list(average.values()), [state[name] for name in average], 1 - decay)
 
 
 class Muon(torch.optim.Optimizer):
