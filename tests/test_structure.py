@@ -16,7 +16,7 @@ LEVELS = {
     "recorder": 1, "plot": 1, "augment": 0, "changes": 1,
     "attention": 2, "tokens": 2, "recipes": 2, "target": 2,
     "attribution": 3, "faithfulness": 3, "train": 3, "compute": 3,
-    "inspection": 4, "explanation": 4, "snapshots": 4, "widgets": 4, "runs": 5, "app": 5,
+    "inspection": 4, "explanation": 4, "snapshots": 4, "widgets": 4, "runs": 5, "server": 4, "app": 5,
     "evaluate": 6, "studies": 7, "commands": 8, "cli": 9, "__main__": 10, "__init__": 10,
 }  # fmt: skip
 

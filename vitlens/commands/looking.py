@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -103,6 +104,7 @@ def explorer(
     image: Annotated[Path | None, typer.Argument(help="A photograph; more can be uploaded.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    sessions: Annotated[int, typer.Option(help="How many pages may be open; each holds the model in memory.")] = 8,
 ) -> None:
     """Serve the explorer as a web page, on this machine alone and behind a token, until Ctrl-C."""
     from vitlens.app import serve
@@ -113,4 +115,5 @@ def explorer(
     attention_modules(load_model(model))  # refuses here what the page would refuse
     if image is not None:
         load_image(image)
-    raise SystemExit(serve(model, image, port=port, browser=browser))
+    serve(model, image, port=port, browser=browser, sessions=sessions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: one more Ctrl-C has nothing to say
