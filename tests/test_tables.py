@@ -127,8 +127,9 @@ def test_table_5_puts_a_model_with_the_data_that_it_was_pre_trained_on(tmp_path)
         (json.dumps(RESULT | {"value": "84"}), "has 83.88, 84 and"),
         (json.dumps(RESULT | {"images": 0}), "images as a whole number"),
         (json.dumps(RESULT | {"model": None}), "A result names model, .* in words"),
-        (json.dumps(RESULT | {"weights": None}), "and weights, place, command and recipe as texts"),
-        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command and recipe as texts"),
+        (json.dumps(RESULT | {"weights": None}), "and weights, place, command, recipe and note as texts"),
+        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command, recipe and note as texts"),
+        (json.dumps(RESULT | {"note": 3}), "and weights, place, command, recipe and note as texts"),
         (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbours as whole numbers"),
     ],
 )
