@@ -32,8 +32,8 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
         if every and len(names) < count and sorted(numbers) == list(range(len(names))):
             raise ValueError(
                 f"The classes of the data are called 0 to {len(names) - 1}, which is no name of any of the model's "
-                f"{count:,}; by their numbers they would be its first ones ({label_names(model)[0]} …). Name the classes "
-                "as the model does, or choose a protocol that learns them (fewshot, knn, probe, finetune)."
+                f"{count:,}; by their numbers they would be its first ones ({label_names(model)[0]} …). Name them as "
+                "the model does, or choose a protocol that learns the classes (fewshot, knn, probe, finetune)."
             )
         return torch.tensor(numbers)
     if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
@@ -43,8 +43,9 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     missing = [name for name, number in zip(names, found, strict=True) if number is None]
     if missing or len(set(found)) < len(found):
         reason = f"it knows no {missing[0]!r}" if missing else "several of them are the same one to it"
+        several = f"The {len(names)} classes" if len(names) > 1 else "The classes"
         raise ValueError(
-            f"The {len(names)} classes of the data must be among the model's {count}, but {reason}. Name the classes "
+            f"{several} of the data must be among the model's {count}, but {reason}. Name the classes "
             "as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the classes."
         )
     return torch.tensor(found)

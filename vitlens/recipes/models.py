@@ -91,7 +91,8 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
         raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is None or not hasattr(model, "blocks"):
-        raise ValueError(f"{source} is a {type(model).__name__}, and only Vision Transformers over patches are tuned.")
+        kind = type(model).__name__
+        raise ValueError(f"{source} is of the class {kind}, and only Vision Transformers over patches are tuned.")
     if (count := channels(model)) != 3:
         raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
     config, folder = model.pretrained_cfg, Path(str(source).removeprefix("local-dir:"))
