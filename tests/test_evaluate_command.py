@@ -122,6 +122,62 @@ def test_top1_of_a_folder_of_wordnet_ids(tmp_path):
     )
 
 
+def knows_colours(folder: Path, data: Path, order: list[int]) -> Path:
+    """A model without class names whose head knows the colours, its classes in another order than the folder's."""
+    folder = saved(folder, num_classes=3)
+    network = load_model(folder)
+    x, y = features(network, opened(network, data, "train", workers=0))
+    with torch.no_grad():
+        solved = torch.linalg.lstsq(torch.cat([x, torch.ones(len(x), 1)], 1), torch.eye(3)[y][:, order]).solution.T
+    weights = load_file(folder / "model.safetensors") | {"head.weight": solved[:, :-1], "head.bias": solved[:, -1]}
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_classes_in_another_order_are_told_of(tmp_path):
+    data = colours(tmp_path / "colours", per_class=20)
+    for order, value in (([0, 1, 2], 100), ([1, 2, 0], 0)):
+        model = knows_colours(tmp_path / f"model{value}", data, order)
+        done = evaluate(model, data / "test", "top1", tmp_path / f"{value}.json")
+        (found,) = json.loads((tmp_path / f"{value}.json").read_text())
+        assert found["value"] == value and found["note"].startswith("The classes are matched by position: the model")
+        assert "matched by position" in done.stderr and "matched by position" in done.stdout
+        for text in (done.stderr, done.stdout, found["note"]):
+            assert ("matched as fits best, 100.00 % [79.61, 100.00] are right rather than 0.00 %" in text) == (
+                value == 0
+            )
+
+
+def test_an_imagenet_model_is_not_measured_on_digits(tmp_path):
+    model = saved(tmp_path / "thousand", num_classes=1000)
+    folder = write(tmp_path / "digits", {f"{k}/{i}.png": encoded(i, size=(40, 36)) for k in range(3) for i in range(2)})
+    done = evaluate(model, folder, "top1", tmp_path / "a.json", expect=2)
+    assert "are called 0 to 2, which is no name of any of the model's 1,000" in done.stderr
+    assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize("protocol", ["top1", "fewshot", "knn", "finetune"])
+def test_a_class_that_is_damaged_whole_is_a_failure(tmp_path, protocol):
+    """What is measured then is no accuracy on the data that were asked for."""
+    data, out = colours(tmp_path / "colours", per_class=20), tmp_path / "a.json"
+    model = knows_colours(tmp_path / "model", data, [0, 1, 2])
+    for path in (data / "test" / "red").iterdir():
+        path.write_bytes(b"damaged")
+    more = {
+        "fewshot": ("--shots", "1", "--seeds", "1"),
+        "finetune": ("--runs", tmp_path / "runs", *[w for s in ("epochs=1", "batch_size=20") for w in ("--set", s)]),
+    }.get(protocol, ())
+    done = evaluate(model, data / "test" if protocol == "top1" else data, protocol, out, *more, expect=1)
+    (found,) = json.loads(out.read_text())
+    sentence = "All images of 1 of 3 classes are damaged, red (5), so this is not the accuracy on all of them"
+    assert sentence in done.stderr and sentence in done.stdout and sentence in found["note"]
+    assert (found["images"], found["damaged"]) == (10, 5)
+    if protocol == "fewshot":
+        right = round(found["value"] / 10)
+        assert [found["low"], found["high"]] == pytest.approx(proportion(right, 10)[1:], abs=1e-3)
+        assert "With one seed the interval is that of the images measured on alone" in found["note"]
+
+
 def test_real_where_the_files_are_imagenets(tmp_path):
     model = saved(tmp_path / "thousand", num_classes=1000)
     (tmp_path / "in").mkdir()

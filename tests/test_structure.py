@@ -1,6 +1,7 @@
 """The house keeps its shape: imports go strictly downwards, files stay short, start-up stays quick."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,12 @@ def test_imports_go_to_a_lower_level(path):
 def test_no_module_outgrows_one_idea(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 320
     assert path.name != "utils.py"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_article_stands_before_what_is_only_known_later(path):
+    """ "a {name}" becomes "a EfficientNet", and "a {n}" "a 8"."""
+    assert not re.findall(r"\b[Aa]n? \{(?!')[^}]+\}", path.read_text(encoding="utf-8"))
 
 
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")

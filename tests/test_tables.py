@@ -230,8 +230,9 @@ def test_the_first_submission_stands_beside_as_such():
         (json.dumps(RESULT | {"value": "84"}), "has 83.88, 84 and"),
         (json.dumps(RESULT | {"images": 0}), "images as a whole number"),
         (json.dumps(RESULT | {"model": None}), "A result names model, .* in words"),
-        (json.dumps(RESULT | {"weights": None}), "and weights, place, command and recipe as texts"),
-        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command and recipe as texts"),
+        (json.dumps(RESULT | {"weights": None}), "and weights, place, command, recipe and note as texts"),
+        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command, recipe and note as texts"),
+        (json.dumps(RESULT | {"note": 3}), "and weights, place, command, recipe and note as texts"),
         (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbours as whole numbers"),
     ],
 )

@@ -61,8 +61,8 @@ def resize(
     rows, cols = grid
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
         raise ValueError(
-            f"A table for {prefix} prefix tokens and a {rows} × {cols} grid has shape (1, {prefix + rows * cols}, D), "
-            f"but {tuple(pos_embed.shape)} came."
+            f"A table for {prefix} prefix tokens and a grid of {rows} × {cols} has the shape "
+            f"(1, {prefix + rows * cols}, D), but {tuple(pos_embed.shape)} came."
         )
     if min(size) < 1:
         raise ValueError(f"The new grid needs at least one row and one column, but got {tuple(size)}.")

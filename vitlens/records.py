@@ -45,6 +45,8 @@ class Record:
     """Of each image, for knn."""
     recipe: str | None = None
     """Of fine-tuning: the recipe and what was changed in it, where it is not simply the data's own."""
+    note: str | None = None
+    """What a reader of the number must know: how classes were matched, which were lost, what the interval is of."""
 
     @property
     def key(self) -> tuple:
@@ -88,12 +90,12 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records as lines of text: data, protocol, metric, value with its interval, images."""
+    """The records as lines of text: data, protocol, metric, value with its interval, images; below them their notes."""
     rows = [("data", "protocol", "metric", "value [95 %]", "images")]
     for r in records:
         count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")
         rows.append((r.data, r.manner, r.metric, r.cell, count))
-    return "\n".join(aligned(rows))
+    return "\n".join([*aligned(rows), *dict.fromkeys(r.note for r in records if r.note)])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -138,11 +140,12 @@ def _check(record: Record, path: str | Path) -> None:
     texts = (record.model, record.data, record.protocol, record.metric, record.when)
     whole = isinstance(record.images, int) and record.images > 0
     counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbours) if n is not None))
-    words = (record.weights, record.place, record.command, record.recipe or "")
+    words = (record.weights, record.place, record.command, record.recipe or "", record.note or "")
     if not (all(isinstance(n, int) for n in counts) and all(isinstance(text, str) for text in words)):
         raise ValueError(
-            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, place, command and "
-            f"recipe as texts, but {path} has a result on {record.data} that does not. Leave out what is not known."
+            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, place, command, "
+            f"recipe and note as texts, but {path} has a result on {record.data} that does not. Leave out what is not "
+            "known."
         )
     if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
         raise ValueError(

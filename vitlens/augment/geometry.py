@@ -41,7 +41,7 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
 def check_pad(pad: int, h: int, w: int) -> None:
     """Raise ``ValueError`` for a border that is wider than reflection makes it."""
     if pad >= min(h, w):
-        raise ValueError(f"Reflection reaches {min(h, w) - 1} pixels into a {h}×{w} image; augment.pad is {pad}.")
+        raise ValueError(f"Reflection reaches {min(h, w) - 1} pixels into an image of {h}×{w}; augment.pad is {pad}.")
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:

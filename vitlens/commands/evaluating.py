@@ -67,3 +67,5 @@ def evaluate(
     finally:
         if found and question.world.rank == 0:
             print(table(found))
+    if question.failures:
+        raise SystemExit(1)

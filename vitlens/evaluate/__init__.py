@@ -5,8 +5,8 @@ says of every image (``features``, ``read``), classifiers on features (``few_sho
 counts (``top_k``, ``real``) and their confidence intervals.
 """
 
-from vitlens.evaluate.accuracy import real, real_labels, top_k, validation_numbers
-from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.accuracy import another_order, real, real_labels, rematched, top_k, validation_numbers
+from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.fewshot import few_shot, least_squares, supports
 from vitlens.evaluate.intervals import Score, mean_of, of_seeds, over_seeds, proportion, student
 from vitlens.evaluate.knn import nearest
@@ -18,8 +18,8 @@ from vitlens.records import Record, table, write
 from vitlens.records import read as read_results
 
 __all__ = [
-    "Question", "Reading", "Record", "Score", "class_numbers", "command_of", "evaluate", "features", "few_shot",
-    "fine_tuned", "group_means", "least_squares", "linear_probe", "mean_of", "named_classes", "nearest", "opened",
-    "of_seeds", "over_seeds", "proportion", "read", "read_results", "real", "real_labels", "recipe_of", "student",
-    "supports", "table", "top_k", "validation_numbers", "write",
+    "Question", "Reading", "Record", "Score", "another_order", "class_numbers", "command_of", "evaluate", "features",
+    "few_shot", "fine_tuned", "group_means", "least_squares", "linear_probe", "matched", "mean_of", "named_classes",
+    "nearest", "opened", "of_seeds", "over_seeds", "proportion", "read", "read_results", "real", "real_labels",
+    "recipe_of", "rematched", "student", "supports", "table", "top_k", "validation_numbers", "write",
 ]  # fmt: skip

@@ -12,11 +12,49 @@ from vitlens.evaluate.intervals import Score, proportion
 
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 FILES = 50_000
+REMATCHED = 4096
+"""Classes of a model, up to which another order of the data's is looked for; the work grows with their cube."""
 
 
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
     """Share of the images whose label, (N,), is among the first `k` of their `classes`, (N, 5) the likeliest first."""
     return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
+
+
+def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
+    """Top-1 if each class of the data were the one of the model's `count` classes that it is best taken for.
+
+    named, labels: (N,) the class that the model gives and the one that is right. Which class is taken for which is
+    learned from every other image of each class, as the assignment that makes most of them right, and measured on the
+    rest, and the other way round: so classes that are named at random gain nothing by it.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    present, rows = labels.unique(return_inverse=True)
+    order = rows.argsort(stable=True)
+    odd = torch.empty_like(rows)
+    odd[order] = torch.arange(len(rows)) % 2  # within each class in turn, however the images are sorted
+    right = 0
+    for part in (0, 1):
+        learn, measure = odd != part, odd == part
+        confusion = torch.bincount(rows[learn] * count + named[learn], minlength=len(present) * count)
+        _, taken = linear_sum_assignment(confusion.view(len(present), count).numpy(), maximize=True)
+        right += int((named[measure] == torch.from_numpy(taken)[rows[measure]]).sum())
+    return proportion(right, len(labels))
+
+
+def another_order(named: Tensor, labels: Tensor, count: int) -> str:
+    """A sentence where the data's classes are likely in another order than the model's: far more images are right if
+    they are `rematched`. "" otherwise, and for more than `REMATCHED` classes."""
+    right = proportion(int((named == labels).sum()), len(labels))
+    other = rematched(named, labels, count) if count <= REMATCHED else right
+    if other.low <= 2 * right.high:
+        return ""
+    return (
+        f"With the classes matched as fits best, {other.value:.2f} % [{other.low:.2f}, {other.high:.2f}] are right "
+        f"rather than {right.value:.2f} %: those of the data are likely in another order than the model's, so this is "
+        "not its accuracy. Give the model the names of its classes (label_names in config.json)."
+    )
 
 
 def real_labels() -> list[list[int]]:

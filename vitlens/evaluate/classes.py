@@ -14,10 +14,11 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
     By name where both have names: the model's own, or, for models of ImageNet, WordNet ids (n01440764) and the names
     that WordNet has for them (tench). Where only one side has names, numbers are those of the model's classes
-    (`by_number`), and equally many classes are the same ones, in order. Accuracy stays that among all of the model's
-    classes, however few the data set has.
+    (`by_number`), and equally many classes are the same ones, in order (`matched` tells which way it was). Accuracy
+    stays that among all of the model's classes, however few the data set has.
 
-    Raises ValueError where that leaves a class without a number, or where two become one.
+    Raises ValueError where that leaves a class without a number, where two become one, and where fewer classes that are
+    called 0, 1, 2 … would become the first of a model whose classes have names.
     """
     count = class_count(model)
     if not count:
@@ -25,9 +26,16 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
             "Accuracy needs a model with a classifier, but this one has none; fine-tune it, or choose a protocol that "
             "reads features (fewshot, knn, probe)."
         )
-    if by_number(model, names):
-        return torch.tensor([int(name) for name in names])
     every = _names(model)
+    if by_number(model, names):
+        numbers = [int(name) for name in names]
+        if every and len(names) < count and sorted(numbers) == list(range(len(names))):
+            raise ValueError(
+                f"The classes of the data are called 0 to {len(names) - 1}, which is no name of any of the model's "
+                f"{count:,}; by their numbers they would be its first ones ({label_names(model)[0]} …). Name them as "
+                "the model does, or choose a protocol that learns the classes (fewshot, knn, probe, finetune)."
+            )
+        return torch.tensor(numbers)
     if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
         return torch.arange(count)  # in order; two of ImageNet's classes are called crane
     numbers = _numbers(every)
@@ -35,11 +43,19 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     missing = [name for name, number in zip(names, found, strict=True) if number is None]
     if missing or len(set(found)) < len(found):
         reason = f"it knows no {missing[0]!r}" if missing else "several of them are the same one to it"
+        several = f"The {len(names)} classes" if len(names) > 1 else "The classes"
         raise ValueError(
-            f"The {len(names)} classes of the data must be among the model's {count}, but {reason}. Name the classes "
+            f"{several} of the data must be among the model's {count}, but {reason}. Name the classes "
             "as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the classes."
         )
     return torch.tensor(found)
+
+
+def matched(model: nn.Module, names: tuple[str, ...]) -> str:
+    """A sentence about how `class_numbers` finds the classes of a data set, where it is not by name; else ""."""
+    if by_number(model, names):
+        return "The classes of the data have no names, so each number is taken to be that of the model's class."
+    return "" if _names(model) else "The classes are matched by position: the model names no classes."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:

@@ -39,9 +39,11 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
     """The mean of accuracies in per cent, each with another seed on the same `images`, with an interval for both.
 
     What other seeds would give (`of_seeds`) and what other images would (`proportion`) are independent: their half
-    widths add up as squares. It is cut off at 0 and 100.
+    widths add up as squares. It is cut off at 0 and 100. One seed tells nothing of others: the interval is then that of
+    the images alone.
     """
-    mean, half = float(np.mean(values)), student(values)
+    mean = float(np.mean(values))
+    half = student(values) if len(values) > 1 else 0.0
     _, low, high = proportion(round(mean / 100 * images), images)
     below, above = (float(np.hypot(half, max(side, 0.0))) for side in (mean - low, high - mean))
     return Score(mean, max(0.0, mean - below), min(100.0, mean + above))

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from vitlens.datasets import UNLABELLED, ImageStream
-from vitlens.evaluate.accuracy import real, top_k, validation_numbers
-from vitlens.evaluate.classes import by_number, class_numbers, imagenet_numbers
+from vitlens.evaluate.accuracy import another_order, real, top_k, validation_numbers
+from vitlens.evaluate.classes import class_numbers, imagenet_numbers, matched
 from vitlens.evaluate.fewshot import few_shot, supports
 from vitlens.evaluate.intervals import Score, over_seeds, proportion
 from vitlens.evaluate.knn import nearest
 from vitlens.evaluate.probe import linear_probe
-from vitlens.evaluate.reading import Reading, before_the_head, named_classes, opened, read
+from vitlens.evaluate.reading import Reading, before_the_head, lost_classes, named_classes, opened, read
 from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
 from vitlens.models import class_count, load_model
 from vitlens.records import Record
@@ -95,10 +95,24 @@ class Question:
         if text and self.world.rank == 0:
             self.say(text)
 
+    @cached_property
+    def failures(self) -> list[str]:
+        """What was found wrong with the data, though there are numbers: classes of which no image could be read."""
+        return []
+
     def read(self, images, say: Callable, what: str) -> Reading:
         found = read(self.network, images, say, world=self.world, progress=what)
         self.name(found.damaged)
         return found
+
+    def whole(self, images: ImageStream, found: Reading) -> str:
+        """A sentence about classes that were lost whole, or ""; it is said, and remembered as a failure."""
+        return self.fail(lost_classes(images, found))
+
+    def fail(self, sentence: str) -> str:
+        self.note(sentence)
+        self.failures.extend(filter(None, [sentence]))
+        return sentence
 
     def name(self, damaged: Sequence[str]) -> None:
         for reason in damaged:
@@ -109,11 +123,13 @@ class Question:
         found = [str(Path(each).resolve()) for each in (data, self.root) if each and Path(each).exists()]
         return hashlib.sha256(" ".join(found).encode()).hexdigest()[:8] if found else ""
 
-    def record(self, data: str, metric: str, score: Score, images: int, damaged: Sequence[str], **more) -> Record:
+    def record(
+        self, data: str, metric: str, score: Score, images: int, damaged: Sequence[str], notes=(), **more
+    ) -> Record:
         return Record(
             _short(self.model), _short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
             datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(), len(damaged),
-            self.command, self.weights, self.place(data), **more,
+            self.command, self.weights, self.place(data), note=" ".join(filter(None, notes)) or None, **more,
         )  # fmt: skip
 
 
@@ -187,18 +203,27 @@ def _top1(q: Question) -> Iterator[Record]:
         )
     if not real_alone:
         numbers = class_numbers(q.network, images.class_names)
-        if by_number(q.network, images.class_names):
-            q.note("The classes of the data have no names, so each number is taken to be that of the model's class.")
+        q.note(how := matched(q.network, images.class_names))
     said = q.read(images, named_classes(q.network), "top1")
+    notes: list[str] = []
     if not real_alone:
-        labels = numbers[said.labels]
-        yield q.record(q.data, "top1", top_k(said.values, labels, 1), len(labels), said.damaged)
-        if class_count(q.network) > 5:
-            yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged)
+        labels, count = numbers[said.labels], class_count(q.network)
+        top1, order = top_k(said.values, labels, 1), another_order(said.values[:, 0], labels, count) if how else ""
+        q.note(order)
+        notes = [how, order, q.whole(images, said)]
+        yield q.record(q.data, "top1", top1, len(labels), said.damaged, notes)
+        if count > 5:
+            yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged, notes)
     files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
     if real_alone or known is not None and (files >= 0).all():
         score, scored = real(known[said.values], files)
-        yield q.record(q.data, "real", score, scored, said.damaged)
+        yield q.record(q.data, "real", score, scored, said.damaged, notes)
+
+
+ONE_SEED = (
+    "With one seed the interval is that of the images measured on alone; how far other images to learn from would "
+    "change the number, it does not say."
+)
 
 
 def _few_shot(q: Question) -> Iterator[Record]:
@@ -217,31 +242,41 @@ def _few_shot(q: Question) -> Iterator[Record]:
     place = torch.zeros(len(images), dtype=torch.int64)
     place[rows] = torch.arange(len(rows))
     wanted = {n: [place[sound[each]] for each in drawn] for n, drawn in wanted.items()}
-    test = q.read(q.images("test"), before_the_head(q.network), "to measure on")
+    data = q.images("test")
+    test = q.read(data, before_the_head(q.network), "to measure on")
+    notes = [q.whole(data, test)]
+    if seeds == 1:
+        notes.append(ONE_SEED)
+        q.note(ONE_SEED)
     found = few_shot(train[:2], test[:2], wanted, len(images.class_names))
     for n, values in found.items():
         score = over_seeds(values, len(test.labels))
-        yield q.record(q.data, "top1", score, len(test.labels), damaged | {*test.damaged}, shots=n, seeds=seeds)
+        every = damaged | {*test.damaged}
+        yield q.record(q.data, "top1", score, len(test.labels), every, notes, shots=n, seeds=seeds)
 
 
-def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...]]:
-    before = before_the_head(q.network)
-    train, test = (q.read(q.images(split), before, split) for split in ("train", "test"))
-    return train, test, tuple({*train.damaged, *test.damaged})
+def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...], list[str]]:
+    before, found, notes = before_the_head(q.network), [], []
+    for split in ("train", "test"):
+        images = q.images(split)
+        found.append(q.read(images, before, split))
+        notes.append(q.whole(images, found[-1]))
+    train, test = found
+    return train, test, tuple({*train.damaged, *test.damaged}), notes
 
 
 def _knn(q: Question) -> Iterator[Record]:
-    train, test, damaged = _features(q)
+    train, test, damaged, notes = _features(q)
     k = q.neighbours or 20
     right = int((nearest(train[:2], test.values, k) == test.labels).sum())
     score = proportion(right, len(test.labels))
-    yield q.record(q.data, "top1", score, len(test.labels), damaged, neighbours=k)
+    yield q.record(q.data, "top1", score, len(test.labels), damaged, notes, neighbours=k)
 
 
 def _probe(q: Question) -> Iterator[Record]:
-    train, test, damaged = _features(q)
+    train, test, damaged, notes = _features(q)
     right = round(linear_probe(train[:2], test[:2]) * len(test.labels) / 100)
-    yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged)
+    yield q.record(q.data, "top1", proportion(right, len(test.labels)), len(test.labels), damaged, notes)
 
 
 def _tuning(q: Question, data: str) -> Tuned:
@@ -253,18 +288,23 @@ def _tuning(q: Question, data: str) -> Tuned:
     )  # fmt: skip
     q.name(found.damaged)
     q.note(found.note)
+    q.fail(found.lost)
     return found
 
 
 def _tuned(q: Question) -> Iterator[Record]:
     found = _tuning(q, q.data)
-    yield q.record(q.data, "top1", found.score, found.images, found.damaged, seeds=q.seeds, recipe=q.manner)
+    yield q.record(
+        q.data, "top1", found.score, found.images, found.damaged, [found.lost], seeds=q.seeds, recipe=q.manner
+    )
 
 
 def _vtab(q: Question) -> Iterator[Record]:
     found = {}
     for task in vtab_tasks(q.tasks):
         found[task.name] = each = _tuning(q, task.name)
-        yield q.record(task.name, "top1", each.score, each.images, each.damaged, seeds=q.seeds, recipe=q.manner)
+        about = {"notes": [each.lost], "seeds": q.seeds, "recipe": q.manner}
+        yield q.record(task.name, "top1", each.score, each.images, each.damaged, **about)
     for name, mean in group_means(found).items():
-        yield q.record(name, "mean", mean.score, mean.images, mean.damaged, seeds=q.seeds, recipe=q.manner)
+        about = {"notes": [mean.lost], "seeds": q.seeds, "recipe": q.manner}
+        yield q.record(name, "mean", mean.score, mean.images, mean.damaged, **about)

@@ -60,6 +60,20 @@ def opened(
     return found or load()
 
 
+def lost_classes(images: ImageStream, found: Reading) -> str:
+    """A sentence about the classes of which no image could be read; "" where each class has one that could."""
+    count = len(images.class_names)
+    had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, found.labels))
+    gone = ((had > 0) & (left == 0)).nonzero()[:, 0].tolist()
+    if not gone:
+        return ""
+    named = ", ".join(f"{images.class_names[i]} ({had[i]})" for i in gone[:5]) + ", …" * (len(gone) > 5)
+    return (
+        f"All images of {len(gone)} of {int((had > 0).sum())} classes are damaged, {named}, so this is not the "
+        "accuracy on all of them; repair the images, or leave these classes out."
+    )
+
+
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
     """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
 

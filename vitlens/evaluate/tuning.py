@@ -12,7 +12,7 @@ from vitlens.datasets.tasks import TASKS, VTAB, Task
 from vitlens.evaluate.accuracy import top_k
 from vitlens.evaluate.classes import class_numbers
 from vitlens.evaluate.intervals import Score, mean_of, over_seeds
-from vitlens.evaluate.reading import named_classes, opened, read
+from vitlens.evaluate.reading import lost_classes, named_classes, opened, read
 from vitlens.models import load_model
 from vitlens.train import World
 
@@ -26,6 +26,8 @@ class Tuned(NamedTuple):
     """Of the test images alone; each run's `training.json` counts those that it trained on and validated with."""
     note: str = ""
     """What is to be said of the test images."""
+    lost: str = ""
+    """What is to be said of classes of which no test image could be read."""
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
@@ -78,8 +80,8 @@ def fine_tuned(
         said = read(tuned, images, named_classes(tuned, 1), world=world, progress=f"{data}, tuned")
         found.append(top_k(said.values, class_numbers(tuned, images.class_names)[said.labels], 1))
         damaged = said.damaged
-    score = found[0] if len(found) == 1 else over_seeds([each.value for each in found], len(said.labels))
-    return Tuned(score, len(said.labels), damaged, images.note)
+    score = over_seeds([each.value for each in found], len(said.labels))
+    return Tuned(score, len(said.labels), damaged, images.note, lost_classes(images, said))
 
 
 def vtab_tasks(names: Sequence[str]) -> list[Task]:
@@ -98,5 +100,7 @@ def group_means(found: dict[str, Tuned]) -> dict[str, Tuned]:
         parts = [found.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
         if all(parts):
             score = mean_of([part.score for part in parts])
-            means[name] = Tuned(score, sum(part.images for part in parts), sum((p.damaged for p in parts), ()))
+            lost = " ".join(part.lost for part in parts if part.lost)
+            damaged = sum((part.damaged for part in parts), ())
+            means[name] = Tuned(score, sum(part.images for part in parts), damaged, lost=lost)
     return means

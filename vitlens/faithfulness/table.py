@@ -46,7 +46,7 @@ def table(
     if whole(orders) is None or orders < 2:
         raise ValueError(f"A spread needs a whole number of at least 2 random orders, but orders={orders} came.")
     if not isinstance(maps, Mapping) or not maps:
-        came = "none" if isinstance(maps, Mapping) else f"a {type(maps).__name__}"
+        came = "none" if isinstance(maps, Mapping) else type(maps).__name__
         raise ValueError(f"At least one map was wanted, by the name of its method, but {came} came.")
     grid = patch_grid(model, images, grid)
     each = [checked_maps(values, grid, len(images), f"The map {name!r}") for name, values in maps.items()]
