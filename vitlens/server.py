@@ -7,6 +7,7 @@ else once nobody has been connected for a while. Nothing is asked of any other m
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import posixpath
@@ -171,11 +172,18 @@ class Page(Plain, VoilaHandler):
             raise web.HTTPError(503)
         self.kernel_id, self.holds = str(uuid.uuid4()), True
         self.kernel_manager.hold(self.kernel_id)
-        async for html in self.get_generator():
-            if self.gone:
-                return
-            self.write(OUTSIDE.sub("", html))
-            self.flush()
+        begun = False
+        try:
+            async for html in self.get_generator():
+                if self.gone:
+                    return
+                self.write(OUTSIDE.sub("", html))
+                self.flush()
+                begun = True
+        except web.HTTPError:  # the kernel has ended meanwhile
+            if not begun:
+                raise
+            self.finish(f"<script>document.body.innerHTML = {json.dumps(SENTENCES[500])}</script>")
 
     def on_connection_close(self) -> None:
         self.gone = True
