@@ -14,9 +14,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 import zmq
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 
 from browser.fronts import App, Front, chromium
 
@@ -119,6 +122,29 @@ def test_nothing_is_asked_of_other_machines(app, visitor):
     assert found == "refused" and "default-src 'self'" in visitor.request.get(app.address + "nothing").headers.get(
         "content-security-policy"
     )
+
+
+def test_a_converted_notebook_asks_nothing_of_other_machines_if_told_so(model, visitor, tmp_path):
+    """With the options that the README names; without them nbconvert alone asks, and nothing of ours."""
+    book = nbformat.read(model.parent / "explorer.ipynb", 4)
+    NotebookClient(book, resources={"metadata": {"path": str(model.parent)}}).execute()
+    assert "widgets" in book.metadata  # the widget's state is in the file
+    options = re.findall(r"--HTMLExporter\.(\w+)=(\S*)", (Path(__file__).parents[2] / "README.md").read_text())
+    assert len(options) == 3
+    asked = {}
+    for name, told in {"stock": {}, "told": dict(options)}.items():
+        (file := tmp_path / f"{name}.html").write_text(HTMLExporter(**told).from_notebook_node(book)[0], "utf-8")
+        page = visitor.new_page()
+        page.route("http*://**", lambda route: route.abort())
+        page.on("request", lambda request, name=name: asked.setdefault(name, []).append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_timeout(1000)
+        assert "explorer = widgets.explore(model)" in page.inner_text("body")
+    assert [url for url in asked["told"] if not url.startswith(("file:", "data:"))] == []
+    assert {re.sub(r"[@\d].*", "", url) for url in asked["stock"] if url.startswith("http")} <= {
+        "https://cdnjs.cloudflare.com/ajax/libs/require.js/", "https://cdnjs.cloudflare.com/ajax/libs/mathjax/",
+        "https://unpkg.com/",
+    }  # fmt: skip
 
 
 def test_the_address_is_clean_and_the_cookie_for_this_page_alone(app, visitor, model, tmp_path):
