@@ -30,7 +30,7 @@ from voila.app import Voila
 from voila.configuration import VoilaConfiguration
 from voila.handler import VoilaHandler
 from voila.shutdown_kernel_handler import VoilaShutdownKernelHandler
-from voila.static_file_handler import AllowListFileHandler, TemplateStaticFileHandler
+from voila.static_file_handler import TemplateStaticFileHandler
 from voila.tornado.handler import TornadoVoilaHandler
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
@@ -233,6 +233,8 @@ def plain(handler: type) -> type:
 class Server(Voila):
     """Voila for one notebook, with what is above in place of its own. folder: a short path for the kernels' sockets."""
 
+    _loop = None
+
     def __init__(self, page: Path, folder: str, token: str, *, linger: float, sessions: int):
         config = Config()
         config.VoilaConfiguration.multi_kernel_manager_class = Kernels
@@ -269,12 +271,10 @@ class Server(Voila):
         instead = {
             VoilaKernelWebsocketHandler: Channels, VoilaShutdownKernelHandler: Goodbye, TornadoVoilaHandler: Page,
         }  # fmt: skip
-        unused = (AllowListFileHandler, self.identity_provider.login_handler_class,
-                  self.identity_provider.logout_handler_class)  # fmt: skip
         handlers = [
             (path, instead.get(what) or plain(what), *rest)
             for path, what, *rest in self.init_handlers()
-            if what not in unused
+            if not path.startswith(("/login", "/logout", "/voila/files"))
         ]
         application.add_handlers(".*$", handlers)
         return application
@@ -291,4 +291,6 @@ class Server(Voila):
 
     def end(self) -> None:
         """End `run`; from a handler of signals."""
+        if self._loop is None:  # not begun
+            raise KeyboardInterrupt
         self._loop.call_soon_threadsafe(self._over.set)
