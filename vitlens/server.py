@@ -180,7 +180,7 @@ class Page(Plain, VoilaHandler):
                 self.write(OUTSIDE.sub("", html))
                 self.flush()
                 begun = True
-        except web.HTTPError:  # the kernel has ended meanwhile
+        except (web.HTTPError, asyncio.CancelledError):  # the kernel has ended meanwhile, or the server ends
             if not begun:
                 raise
             self.finish(f"<script>document.body.innerHTML = {json.dumps(SENTENCES[500])}</script>")
