@@ -62,7 +62,7 @@ class Kernels(AsyncMappingKernelManager):
     """The kernels, each held by a page that is being made or by a connection. `linger` seconds after nobody holds it a
     kernel ends, `most` may be there."""
 
-    linger, most = Float(30), Integer(8)
+    linger, most = Float(30, config=True), Integer(8, config=True)
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -177,6 +177,8 @@ class Page(Plain, VoilaHandler):
             async for html in self.get_generator():
                 if self.gone:
                     return
+                if self.kernel_id not in self.kernel_manager:  # it died, and Voila would wait for it
+                    raise web.HTTPError(500)
                 self.write(OUTSIDE.sub("", html))
                 self.flush()
                 begun = True
@@ -284,6 +286,7 @@ class Server(Voila):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         server = httpserver.HTTPServer(self.application("{}:{}".format(*listening.getsockname())), max_body_size=BODY)
         server.add_socket(listening)
+        self._loop.set_exception_handler(lambda loop, what: None)  # of pages that nobody looks at any more
         began()
         await self._over.wait()
         server.stop()

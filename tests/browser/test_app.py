@@ -55,6 +55,7 @@ def test_kernels_end_with_their_pages(app, visitor):
     app.open(first)
     for _ in range(10):
         first.reload(wait_until="commit")
+        first.wait_for_timeout(300)
     first.wait_for_selector(".vitlens[data-answers]", timeout=180_000)
     app.wait(1)
     others = [visitor.new_page() for _ in range(9)]
