@@ -66,14 +66,14 @@ class Kernels(AsyncMappingKernelManager):
 
     def __init__(self, **settings):
         super().__init__(**settings)
-        self._held, self._left, self._ends = Counter(), set(), {}
+        self._held, self._met, self._left, self._ends = Counter(), set(), set(), {}
 
     def room(self) -> bool:
-        """Whether one more page may be opened. What nobody holds makes way for it."""
+        """Whether one more page may be opened. What has lost its connection makes way for it."""
         if len(self._held) + len(self._ends) >= self.most:
-            for kernel_id in list(self._ends):
+            for kernel_id in self._met & self._ends.keys():
                 self._end(kernel_id)
-        return len(self._held.keys() - self._left) < self.most
+        return len(self._held.keys() - self._left) + len(self._ends) < self.most
 
     def hold(self, kernel_id: str) -> None:
         """Somebody looks at it, or is about to."""
@@ -99,11 +99,13 @@ class Kernels(AsyncMappingKernelManager):
     def _end(self, kernel_id: str) -> None:
         self._ends.pop(kernel_id).cancel()
         self._left.discard(kernel_id)
+        self._met.discard(kernel_id)
         if kernel_id in self:
             asyncio.ensure_future(self.shutdown_kernel(kernel_id, now=True))
 
     def notify_connect(self, kernel_id: str) -> None:
         super().notify_connect(kernel_id)
+        self._met.add(kernel_id)
         self.hold(kernel_id)
 
     def notify_disconnect(self, kernel_id: str) -> None:
