@@ -7,6 +7,7 @@ else once nobody has been connected for a while. Nothing is asked of any other m
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import posixpath
@@ -29,7 +30,7 @@ from voila.app import Voila
 from voila.configuration import VoilaConfiguration
 from voila.handler import VoilaHandler
 from voila.shutdown_kernel_handler import VoilaShutdownKernelHandler
-from voila.static_file_handler import AllowListFileHandler, TemplateStaticFileHandler
+from voila.static_file_handler import TemplateStaticFileHandler
 from voila.tornado.handler import TornadoVoilaHandler
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
@@ -61,18 +62,18 @@ class Kernels(AsyncMappingKernelManager):
     """The kernels, each held by a page that is being made or by a connection. `linger` seconds after nobody holds it a
     kernel ends, `most` may be there."""
 
-    linger, most = Float(30), Integer(8)
+    linger, most = Float(30, config=True), Integer(8, config=True)
 
     def __init__(self, **settings):
         super().__init__(**settings)
-        self._held, self._left, self._ends = Counter(), set(), {}
+        self._held, self._met, self._left, self._ends = Counter(), set(), set(), {}
 
     def room(self) -> bool:
-        """Whether one more page may be opened. What nobody holds makes way for it."""
+        """Whether one more page may be opened. What has lost its connection makes way for it."""
         if len(self._held) + len(self._ends) >= self.most:
-            for kernel_id in list(self._ends):
+            for kernel_id in self._met & self._ends.keys():
                 self._end(kernel_id)
-        return len(self._held.keys() - self._left) < self.most
+        return len(self._held.keys() - self._left) + len(self._ends) < self.most
 
     def hold(self, kernel_id: str) -> None:
         """Somebody looks at it, or is about to."""
@@ -98,11 +99,13 @@ class Kernels(AsyncMappingKernelManager):
     def _end(self, kernel_id: str) -> None:
         self._ends.pop(kernel_id).cancel()
         self._left.discard(kernel_id)
+        self._met.discard(kernel_id)
         if kernel_id in self:
             asyncio.ensure_future(self.shutdown_kernel(kernel_id, now=True))
 
     def notify_connect(self, kernel_id: str) -> None:
         super().notify_connect(kernel_id)
+        self._met.add(kernel_id)
         self.hold(kernel_id)
 
     def notify_disconnect(self, kernel_id: str) -> None:
@@ -171,11 +174,20 @@ class Page(Plain, VoilaHandler):
             raise web.HTTPError(503)
         self.kernel_id, self.holds = str(uuid.uuid4()), True
         self.kernel_manager.hold(self.kernel_id)
-        async for html in self.get_generator():
-            if self.gone:
-                return
-            self.write(OUTSIDE.sub("", html))
-            self.flush()
+        begun = False
+        try:
+            async for html in self.get_generator():
+                if self.gone:
+                    return
+                if self.kernel_id not in self.kernel_manager:  # it died, and Voila would wait for it
+                    raise web.HTTPError(500)
+                self.write(OUTSIDE.sub("", html))
+                self.flush()
+                begun = True
+        except (web.HTTPError, asyncio.CancelledError):  # the kernel has ended meanwhile, or the server ends
+            if not begun:
+                raise
+            self.finish(f"<script>document.body.innerHTML = {json.dumps(SENTENCES[500])}</script>")
 
     def on_connection_close(self) -> None:
         self.gone = True
@@ -225,6 +237,8 @@ def plain(handler: type) -> type:
 class Server(Voila):
     """Voila for one notebook, with what is above in place of its own. folder: a short path for the kernels' sockets."""
 
+    _loop = None
+
     def __init__(self, page: Path, folder: str, token: str, *, linger: float, sessions: int):
         config = Config()
         config.VoilaConfiguration.multi_kernel_manager_class = Kernels
@@ -261,12 +275,10 @@ class Server(Voila):
         instead = {
             VoilaKernelWebsocketHandler: Channels, VoilaShutdownKernelHandler: Goodbye, TornadoVoilaHandler: Page,
         }  # fmt: skip
-        unused = (AllowListFileHandler, self.identity_provider.login_handler_class,
-                  self.identity_provider.logout_handler_class)  # fmt: skip
         handlers = [
             (path, instead.get(what) or plain(what), *rest)
             for path, what, *rest in self.init_handlers()
-            if what not in unused
+            if not path.startswith(("/login", "/logout", "/voila/files"))
         ]
         application.add_handlers(".*$", handlers)
         return application
@@ -276,6 +288,7 @@ class Server(Voila):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         server = httpserver.HTTPServer(self.application("{}:{}".format(*listening.getsockname())), max_body_size=BODY)
         server.add_socket(listening)
+        self._loop.set_exception_handler(lambda loop, what: None)  # of pages that nobody looks at any more
         began()
         await self._over.wait()
         server.stop()
@@ -283,4 +296,6 @@ class Server(Voila):
 
     def end(self) -> None:
         """End `run`; from a handler of signals."""
+        if self._loop is None:  # not begun
+            raise KeyboardInterrupt
         self._loop.call_soon_threadsafe(self._over.set)

@@ -100,8 +100,11 @@ class Front:
 
     def memory(self) -> int:
         """Bytes that the kernels hold."""
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        return sum(each.memory_info().rss for each in family if "ipykernel" in " ".join(each.cmdline()))
+        return sum(each.memory_info().rss for each in self.kernels())
+
+    def kernels(self) -> list[psutil.Process]:
+        """The processes of its kernels."""
+        return _kernels(self.process)
 
     def stop(self) -> None:
         """End the kernels and the server."""
@@ -117,3 +120,56 @@ class Front:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.log.close()
+
+
+class App:
+    """`vitlens app` on a model. options: of `serve`, and its linger is short."""
+
+    def __init__(self, model: Path, folder: Path, **options):
+        self.log = folder / "app.log"
+        code = "import json, sys, vitlens.app; vitlens.app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"
+        command = [sys.executable, "-c", code, str(model), json.dumps({"linger": 3, **options})]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
+        self.opening = self.process.stdout.readline().strip()
+        self.address = self.opening.split("?")[0]
+
+    def kernels(self) -> list[psutil.Process]:
+        """The processes of its kernels."""
+        return _kernels(self.process)
+
+    def wait(self, count: int, seconds: float = 30) -> None:
+        """Wait until there are so many kernels."""
+        until = time.monotonic() + seconds
+        while len(self.kernels()) != count:
+            assert time.monotonic() < until, f"{len(self.kernels())} kernels and not {count} after {seconds} seconds"
+            time.sleep(0.2)
+
+    def open(self, page) -> None:
+        """Open the page and wait for the explorer."""
+        page.goto(self.opening)
+        page.wait_for_selector(".vitlens[data-answers]", timeout=START)
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _kernels(server: subprocess.Popen) -> list[psutil.Process]:
+    return [
+        each for each in psutil.Process(server.pid).children(recursive=True) if "ipykernel" in " ".join(_command(each))
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []

@@ -9,85 +9,28 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 import time
-import urllib.request
 
 import matplotlib as mpl
 import numpy as np
-import psutil
 import pytest
-import timm
-import torch
 from PIL import Image, ImageOps
-from playwright.sync_api import sync_playwright
 from test_capture import unfused_maps
-from timm.models import save_for_hf
 
-from browser.fronts import Front, chromium, notebook
+from browser.fronts import Front, chromium
 from vitlens import load_model
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 
-MODEL = "vit"
 FRONTS = ("lab", "notebook", "voila")
-CELLS = (
-    "import vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
-    "explorer = widgets.explore(model)\nexplorer",
-)
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
     pytest.mark.xdist_group("browser"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A model with attention that differs from patch to patch, as a folder that the notebooks open."""
-    torch.manual_seed(0)
-    made = timm.create_model("vit_tiny_patch16_224", img_size=128, embed_dim=96, depth=4, num_heads=3, num_classes=10)
-    with torch.no_grad():
-        for block in made.blocks:
-            for parameter in block.parameters():
-                parameter.mul_(3.0)
-    made.pretrained_cfg = {**made.pretrained_cfg, "input_size": (3, 128, 128), "crop_pct": 1.0}
-    folder = tmp_path_factory.mktemp("pages") / MODEL
-    arguments = {"img_size": 128, "embed_dim": 96, "depth": 4, "num_heads": 3}
-    save_for_hf(
-        made,
-        folder,
-        model_config={"pretrained_cfg": made.pretrained_cfg},
-        model_args=arguments,
-        safe_serialization=True,
-    )
-    for name, cells in {"explorer": CELLS, "heads": (CELLS[0], "widgets.heads(model)")}.items():
-        (folder.parent / f"{name}.ipynb").write_text(notebook(*cells))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def playwright():
-    with sync_playwright() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def browser(playwright):
-    try:
-        started = chromium(playwright)
-    except Exception as error:
-        pytest.fail(
-            "No browser could be started; run `make browser` to install one, set CHROMIUM to one that exists, or set "
-            f"NO_BROWSER=1 to leave these tests out ({str(error).splitlines()[0]})."
-        )
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module", params=FRONTS)
@@ -491,37 +434,6 @@ def test_heads(front, browser, model):
         assert_shows(heads, expected(model, PICTURE, 2, 1, None))
         heads.click(7, 0)
         assert_shows(heads, expected(model, PICTURE, 2, 1, (7, 0)))
-
-
-def test_the_app_wants_its_token(model, browser, tmp_path):
-    command = [sys.executable, "-m", "vitlens", "app", str(model)]
-    (opener := tmp_path / "opener").write_text(f'#!/bin/sh\nprintf "%s" "$1" > {tmp_path}/url\ncat "${{1#file://}}"'
-                                               f" > {tmp_path}/file\n")  # fmt: skip
-    opener.chmod(0o700)
-    quiet = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet | {"BROWSER": f"{opener} %s"}) as app:
-        try:
-            address = app.stdout.readline().strip()
-            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
-            for _ in range(100):
-                time.sleep(0.1)
-                if (tmp_path / "file").exists() and (tmp_path / "file").read_text():
-                    break
-            assert f"url={address}" in (tmp_path / "file").read_text() and "token" not in (tmp_path / "url").read_text()
-            opened = browser.new_page()
-            opened.set_default_timeout(180_000)
-            opened.goto(address)
-            opened.wait_for_selector(".vitlens[data-answers]")
-            assert "Attention from the read-out" in opened.locator("figcaption").inner_text()
-            bare = urllib.request.urlopen(address.split("?")[0])
-            assert "login" in bare.geturl() and b"vitlens" not in bare.read()
-            family = psutil.Process(app.pid).children(recursive=True)
-            token = address.split("=")[1]
-            assert family and not any(token in " ".join(each.cmdline()) for each in family)
-        finally:
-            app.terminate()
-            app.wait(30)
-        assert app.returncode == 0 and not psutil.wait_procs(family, 20)[1]
 
 
 def test_a_browser_is_found_in_the_order_that_the_readme_says(monkeypatch, tmp_path):
