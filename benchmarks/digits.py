@@ -1,16 +1,19 @@
 """Five-fold cross-validation of the recipe "digits" over all 1,797 images of scikit-learn's digits.
 
     python benchmarks/digits.py --out data/results/digits.csv
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/digits.py --out data/results/digits-avx2.csv
 
 One row per fold: top-1 of the raw and of the averaged weights after the last step, and the seconds of training and
 validation. The last rows are mean and standard deviation.
 """
 
 import argparse
+import platform
 import statistics
 import time
 from pathlib import Path
 
+import torch
 from results import rounded, sentence, write
 
 from vitlens import datasets
@@ -39,7 +42,8 @@ def main() -> None:
         rows.append({"fold": name, "images": sum(row["images"] for row in rows[:5]), **summary})
     parameters = sum(p.numel() for p in model.parameters())
     command = "python benchmarks/digits.py" + "".join(f" --set {s}" for s in options.set)
-    note = f"{sentence(command)}, {parameters:,} parameters, {plan.epochs} epochs"
+    processor = f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
+    note = f"{sentence(command)}, {processor}, {parameters:,} parameters, {plan.epochs} epochs"
     write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)
     print(rows[-2], rows[-1], sep="\n")
 

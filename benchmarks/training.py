@@ -45,6 +45,7 @@ from vitlens.train import compiled, fit
 from vitlens.train.precision import computes_bf16
 
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
+SQUARE = {"cuda": 8192, "cpu": 2048}  # side of the product that is the ceiling
 WIDTHS = {"ViT-Ti": 192, "ViT-S": 384, "ViT-B": 768}
 Step = Callable[[], object]
 
@@ -139,9 +140,8 @@ def seconds(step: Step, steps: int, device: torch.device) -> float:
 
 
 def ceiling(device: torch.device, dtype: torch.dtype) -> Step:
-    """One large square matrix product: 8192³ on CUDA, 2048³ on a CPU."""
-    n = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    """One large square matrix product."""
+    a, b = (torch.randn(2 * (SQUARE[device.type],), device=device, dtype=dtype) for _ in range(2))
     return lambda: a @ b
 
 
@@ -173,9 +173,9 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
             gc.collect()
             continue
         ready[name], began[name] = step, time.perf_counter() - start
-    size, tops = (8192 if device.type == "cuda" else 2048), []
+    tops = []
     for _ in range(turns):
-        tops.append(2 * size**3 / seconds(product, 20, device))
+        tops.append(2 * SQUARE[device.type] ** 3 / seconds(product, 20, device))
         for name, step in ready.items():
             speeds[name].append(case.batch / seconds(step, steps, device))
     speed = {name: statistics.median(values) for name, values in speeds.items() if values}

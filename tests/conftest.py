@@ -19,6 +19,19 @@ def pytest_report_header(config):
     return "real data: ABSENT (set VITLENS_REAL_DATA to run the tests on DeiT-Tiny and real photographs)"
 
 
+# Seconds for tests that may take longer than pyproject.toml allows: by mark, folder or module.
+LONGER = {"slow": 3600, "browser": 900, "test_notebooks": 900}
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.pluginmanager.hasplugin("timeout"):  # pytest-timeout is among the development tools
+        return
+    for item in items:
+        names = {mark.name for mark in item.iter_markers()} | {item.path.parent.name, item.path.stem}
+        if longer := [seconds for name, seconds in LONGER.items() if name in names]:
+            item.add_marker(pytest.mark.timeout(max(longer)))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real images and weights; tests that ask for it are skipped where there is none."""

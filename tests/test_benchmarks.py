@@ -45,6 +45,8 @@ def test_committed_tables_end_their_lines_alike():
 def test_loops_of_training_are_measured_beside_each_other(results, monkeypatch):
     import training  # benchmarks/training.py
 
+    monkeypatch.setitem(training.SQUARE, "cpu", 64)  # 2048³ in bf16 takes half a minute a product without its hardware
+    monkeypatch.setitem(training.WIDTHS, "ViT-Ti", 64)
     case = training.Case("ViT-Ti", 32, 8, 4, "bf16")
     rows = training.measured(case, torch.device("cpu"), turns=2, steps=1)
     assert [row["loop"] for row in rows] == ["vitlens", "timm"] and rows[0]["vitlens_ratio"] == 1
@@ -56,3 +58,12 @@ def test_loops_of_training_are_measured_beside_each_other(results, monkeypatch):
     monkeypatch.setattr(training, "ours", full)
     (row,) = training.measured(case, torch.device("cpu"), turns=2, steps=1)
     assert row["loop"] == "timm" and row["vitlens_ratio"] == ""
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_training_is_measured_in_the_precisions_of_the_device(results, monkeypatch, has):
+    import training  # benchmarks/training.py
+
+    monkeypatch.setattr(training, "computes_bf16", lambda device: has)
+    found = {case.precision for case in training.cases(torch.device("cpu"), quick=False, batch=None)}
+    assert found == ({"fp32", "bf16"} if has else {"fp32"})

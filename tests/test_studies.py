@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,27 +198,31 @@ def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
 
 
 KILLED = """
-import sys, torch
+import os, signal, sys, torch
 torch.set_num_threads(int(sys.argv[2]))  # as many as the process that goes on: the table names them
 from test_studies import SLOW
-from vitlens.studies import run_study
+from vitlens.studies import run_study, running
+fit, begun = running.fit, []
+
+def dying(*args, **kwargs):
+    begun.append(1)
+    for step in fit(*args, **kwargs):
+        yield step
+        if len(begun) == int(sys.argv[3]) and step.step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+running.fit = dying
 run_study(SLOW, "digits", sys.argv[1], device="cpu")
 """
-SLOW = replace(SMALL, recipe=replace(SMALL.recipe, steps=30, save_every=0.0))  # a checkpoint after every step
+SLOW = replace(SMALL, recipe=replace(SMALL.recipe, steps=8, save_every=0.0))  # a checkpoint after every step
 
 
 def test_a_killed_study_goes_on_to_the_same_table(tmp_path):
-    for done in (0, 2):  # within the first training, and within the third
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(torch.get_num_threads())]
-        child = subprocess.Popen(command, cwd=Path(__file__).parent)
-        while child.poll() is None:
-            finished, begun = (list(tmp_path.glob(f"out/{p}.json")) for p in ("cells/*", "runs/*/checkpoints/step-*"))
-            if len(finished) >= done and begun:
-                child.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.01)
-        assert child.wait() == -signal.SIGKILL, "the study ended before it could be killed"
-    assert 2 <= len(list(tmp_path.glob("out/cells/*.json"))) < 4
+    for training in (1, 3):  # of those that are left
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(torch.get_num_threads()), str(training)]
+        assert subprocess.run(command, cwd=Path(__file__).parent).returncode == -signal.SIGKILL
+        assert len(list(tmp_path.glob("out/cells/*.json"))) == training - 1
+        assert list(tmp_path.glob("out/runs/*/checkpoints/step-*.json"))
     gone_on, whole = (run_study(SLOW, "digits", tmp_path / name, device="cpu") for name in ("out", "whole"))
     assert timeless(gone_on) == timeless(whole)
 

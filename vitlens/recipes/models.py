@@ -95,14 +95,14 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     if kind == "NaFlexVit":
         raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
     if not model.pretrained_cfg.get("classifier"):
-        raise ValueError(f"{source} is of the class {kind}, which has no head for classes, so it cannot be tuned; use another.")
+        raise ValueError(f"{source} ({kind}) has no head for classes, so it cannot be tuned; use another model.")
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     patched = patch is not None and hasattr(model, "blocks")
     if not patched and (recipe.dropout or recipe.optimizer == "muon"):
         setting = "dropout" if recipe.dropout else "optimizer=muon"
         raise ValueError(
-            f"{setting} is for the layers of transformers over patches, and {source} is of the class {kind}. Leave it out, or "
-            "start from another model."
+            f"{setting} is for the layers of transformers over patches, and {source} ({kind}) has none. Leave it out, "
+            "or start from another model."
         )
     if (count := channels(model)) != 3:
         raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
