@@ -562,7 +562,7 @@ def test_without_a_network_hugging_face_sets_are_refused_at_once_and_read_from_t
     datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
     expected = load(f"hfds/{tmp_path / 'set'}", root=tmp_path / "cache")
     said = (
-        f"Put hfds/{tmp_path / 'set'}, as the package datasets reads it, into {tmp_path / 'cache'}, where it is kept."
+        f"Put hfds/{tmp_path / 'set'}, as the package datasets reads it, into {tmp_path / 'cache'}, to be kept there."
     )
     assert capsys.readouterr().err.count(said) == 1
     load(f"hfds/{tmp_path / 'set'}", root=tmp_path / "cache")
@@ -614,7 +614,7 @@ def test_what_is_put_into_the_cache_is_said_once(tmp_path, capsys):
     pq.write_table(table, tmp_path / "set" / "train-00000-of-00001.parquet")
     for times in (1, 0):
         load(tmp_path / "set", size=8, stream=True, workers=0, root=tmp_path / "cache")
-        said = f"to be read in any order, into {tmp_path / 'cache' / 'parquet'}, where it is kept.\n"
+        said = f"to be read in any order, into {tmp_path / 'cache' / 'parquet'}, to be kept there.\n"
         assert capsys.readouterr().err.count(said) == times
 
 

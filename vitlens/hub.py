@@ -21,7 +21,7 @@ def reach() -> None:
 
 def announce(what: str, where: object) -> None:
     """Say what was put where on the disk and stays there, as in "Fetched torch/cifar10"."""
-    print(f"{what} into {where}, where it is kept.", file=sys.stderr, flush=True)
+    print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

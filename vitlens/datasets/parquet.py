@@ -155,7 +155,7 @@ def _columns(shard: Path) -> tuple[str, str]:
         with pq.ParquetFile(shard) as file:
             schema = file.schema_arrow
     except (OSError, pa.ArrowException) as problem:
-        raise ValueError(f"{shard} is damaged ({problem}). Fetch it again.") from problem
+        raise ValueError(f"{shard} is not a Parquet shard, or a damaged one ({problem}). Fetch it again.") from problem
     kinds = {
         "image": [f.name for f in schema if pa.types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0],
         "label": [f.name for f in schema if pa.types.is_integer(f.type)],
