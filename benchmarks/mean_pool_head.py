@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from vitlens import datasets, load_model
-from vitlens.runs.plan import computes_bf16
+from vitlens.train.precision import computes_bf16
 
 
 @torch.no_grad()

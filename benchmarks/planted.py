@@ -1,6 +1,7 @@
 """A planted truth: how often each method points at the one patch that decides the class.
 
     python benchmarks/planted.py --out data/results/planted.csv
+    python benchmarks/planted.py --weights data/checkpoints/planted     # the first seed's model, for the tests
 
 For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the colour of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
@@ -21,7 +22,7 @@ from vitlens import explanation
 from vitlens.attribution import METHODS
 from vitlens.augment import normalised
 from vitlens.faithfulness.planted import RECIPE, planted
-from vitlens.train import fit
+from vitlens.train import export, fit
 
 COVERS = 1024  # of KernelSHAP, in pairs: its default for 64 patches
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}, "occlusion": {"window": 1}}
@@ -38,11 +39,16 @@ def trained(seed: int, train, valid) -> torch.nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--out", type=Path, help="CSV to write")
+    wanted.add_argument("--weights", type=Path, help="folder to write the model of seed 0 to, and no table")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=100)
     options = parser.parse_args()
     train, valid = planted(4000, 0), planted(400, 1)
+    if options.weights:
+        export(trained(0, train, valid), options.weights, RECIPE, train.data.class_names)
+        return
     one, two = planted(options.images, 2), planted(options.images, 3, marks=2)
     cases = {"one": [(one, 0, None)], "two": [(two, 0, None), (two, 1, None)], "contrast": [(two, 0, 1)]}
     hits: dict[str, dict[str, list[float]]] = {name: {case: [] for case in cases} for name in NAMES}

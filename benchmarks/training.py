@@ -1,7 +1,7 @@
 """Training throughput: ``vitlens.train.fit`` beside timm's training step and a plain DataLoader loop, in one run.
 
     python benchmarks/training.py --out data/results/throughput-h200.csv    # a GPU: 224 px, ViT-Ti/S/B, bf16
-    python benchmarks/training.py --out data/results/throughput-cpu.csv     # a CPU: 224 px and 64 px, fp32 and bf16
+    python benchmarks/training.py --out data/results/throughput-cpu.csv     # a CPU: fp32 and, if it has it, bf16
 
 A speed is given in images a second and as a share of the device's own matmul ceiling, measured in the same run and
 precision. FLOP = 2 × multiply-add, a step is 3 × forward.
@@ -42,6 +42,7 @@ from vitlens.augment import Augment
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
 from vitlens.train import compiled, fit
+from vitlens.train.precision import computes_bf16
 
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
 WIDTHS = {"ViT-Ti": 192, "ViT-S": 384, "ViT-B": 768}
@@ -202,9 +203,10 @@ def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
     if device.type == "cuda":
         found = [Case(model, 224, 16, 512 if model == "ViT-B" else 1024, "bf16") for model in WIDTHS]
     else:
+        precisions = ("fp32", "bf16") if computes_bf16(device) else ("fp32",)
         found = [Case("ViT-Ti", pixels, patch, size, precision) for pixels, patch, size in ((64, 8, 64), (224, 16, 16))
-                 for precision in ("fp32", "bf16")]  # fmt: skip
-        found += [Case("ViT-S", 224, 16, 16, precision) for precision in ("fp32", "bf16")]
+                 for precision in precisions]  # fmt: skip
+        found += [Case("ViT-S", 224, 16, 16, precision) for precision in precisions]
     found = [replace(case, batch=batch) for case in found] if batch else found
     return [replace(found[0], batch=batch or 8)] if quick else found
 

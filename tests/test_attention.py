@@ -9,7 +9,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid, attention, capture
-from vitlens.capture import Layer
+from vitlens.recorder import Layer
 
 
 class Maps:

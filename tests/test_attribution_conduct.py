@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 
-from vitlens import attribution, capture
+from vitlens import UnsupportedModelError, attribution, capture
 from vitlens.attribution import (
     attention_gradient,
     feature_ablation,
@@ -265,3 +265,90 @@ def test_outputs_that_are_no_numbers(vit):
         model.blocks[1].mlp.fc1.weight[0, 0] = 0.0
         model.head.bias[5] = -float("inf")  # a class that cannot be is no damage
     assert relevance(model, images(1), 3).isfinite().all()
+
+
+class Normalized(torch.nn.Module):
+    def forward(self, x):
+        return (x - 0.5) / 0.25
+
+
+class Headed(torch.nn.Module):
+    """A backbone and a head; either pools the tokens."""
+
+    def __init__(self, backbone, pools):
+        super().__init__()
+        self.backbone, self.pools, self.head = backbone, pools, torch.nn.Linear(backbone.embed_dim, 5)
+
+    def forward(self, x):
+        return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
+
+
+def test_a_normalization_before_a_transformer_is_explained_as_the_transformer_is(vit):
+    inner, x = vit(img_size=SIZE), images()
+    wrapped, seen = torch.nn.Sequential(Normalized(), inner), Normalized()(x)
+    inner.label_names = [f"plant {k}" for k in range(10)]
+    for method in GRADIENT:
+        torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
+    for method in (occlusion, feature_ablation):  # the same cover, in the units of each
+        torch.testing.assert_close(method(wrapped, x, TARGET, baseline=0.5), method(inner, seen, TARGET))
+    found = integrated_gradients(wrapped, x, TARGET, baseline=0.5)
+    torch.testing.assert_close(found, integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
+    headless = torch.nn.Sequential(Normalized(), vit(img_size=SIZE, num_classes=0))
+    with pytest.raises(ValueError, match="its output is features"):
+        relevance(headless, x)
+
+
+def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
+    """The same as a model whose own head has these weights."""
+    whole, x = vit(img_size=SIZE, num_classes=5), images()
+    for pools in (False, True):
+        wrapped = Headed(vit(img_size=SIZE, num_classes=0), pools).eval()
+        wrapped.backbone.load_state_dict({k: v for k, v in whole.state_dict().items() if not k.startswith("head.")})
+        wrapped.head.load_state_dict(whole.head.state_dict())
+        torch.testing.assert_close(grad_cam(wrapped, x, 3), grad_cam(whole, x, 3))
+        torch.testing.assert_close(occlusion(wrapped, x, 3), occlusion(whole, x, 3))
+        torch.testing.assert_close(relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2)))
+        if pools:
+            with pytest.raises(ValueError, match="is done by what wraps it.*Give one"):
+                relevance(wrapped, x, 3)
+        else:
+            for method in (relevance, gradient_rollout, attention_gradient):
+                torch.testing.assert_close(method(wrapped, x, 3), method(whole, x, 3))
+        with pytest.raises(
+            ValueError, match="LeGrad reads every layer with the Vision Transformer's own head, but Headed"
+        ):
+            legrad(wrapped, x, 3)
+
+
+def test_wrappers_whose_map_would_lie_elsewhere_or_that_hold_two_are_refused(vit):
+    resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), vit(img_size=SIZE))
+    for method in (relevance, occlusion):
+        with pytest.raises(ValueError, match="Sequential makes images of 64 × 96 pixels out of 32 × 48"):
+            method(resized, images(size=(32, 48)))
+    with pytest.raises(UnsupportedModelError, match=r"holds 2 Vision Transformers \(`model\[0\]`, `model\[1\]`\)"):
+        relevance(torch.nn.Sequential(vit(), vit()), images())
+
+
+def test_weights_that_are_nowhere_explain_nothing():
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()
+    for method in (relevance, occlusion):
+        with pytest.raises(ValueError, match="weights of vit_tiny_patch16_224 .* are on the meta device"):
+            method(model, torch.zeros(1, 3, 224, 224))
+
+
+@pytest.mark.parametrize("method", [*GRADIENT, integrated_gradients, gradient_shap])
+def test_a_graph_that_is_cut_gives_no_map(vit, method):
+    model, x = vit(img_size=SIZE), images(1)
+    mlp = model.blocks[2].mlp
+    whole = mlp.forward
+    mlp.forward = torch.no_grad()(whole)
+    with pytest.raises(UnsupportedModelError, match=r"cut inside of it, before blocks\.2\.mlp\.fc1\.weight or there"):
+        method(model, x)
+    assert occlusion(model, x).isfinite().all()
+    mlp.forward = whole
+    assert method(model, x).isfinite().all()
+    model.head.forward = lambda x: torch.nn.functional.linear(x.detach(), model.head.weight, model.head.bias)
+    with pytest.raises(UnsupportedModelError, match="cut inside of it, before head"):
+        method(model, x)

@@ -1,6 +1,9 @@
 """Capture: exact, invisible, per thread, one forward, and refusing what it cannot show."""
 
+import gc
 import threading
+import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
+from vitlens.attribution import METHODS
 from vitlens.layer import full_precision
 
 
@@ -418,10 +422,18 @@ def test_refused_calls(vit):
     refusal(naflex, patches, match="not an image")
 
 
+class Pair(torch.nn.Module):
+    def __init__(self, teacher, student):
+        super().__init__()
+        self.teacher, self.student = teacher, torch.nn.Sequential(torch.nn.Identity(), student)
+
+
 def test_refused_models(vit):
     for model, match in [
         (torchvision.models.VisionTransformer(32, 16, 1, 2, 32, 32), "MultiheadAttention"),
-        (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\.1\)"),
+        (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\[1\]\)"),
+        (torch.nn.ModuleDict({"body": vit()}), r'capture\(model\["body"\]\)'),
+        (Pair(vit(), vit()), r"holds 2 Vision Transformers \(`model\.teacher`, `model\.student\[1\]`\); take the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
     ]:
@@ -557,3 +569,134 @@ def test_captures_within_each_other_see_the_same(vit):
     assert torch.equal(logits, model(x))
     for a, b in zip(outer, inner, strict=True):
         assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights())
+
+
+def test_a_forward_in_another_thread_is_named_as_the_cause(vit):
+    model = vit()
+    with pytest.raises(UnsupportedModelError, match="it was run in another thread"), capture(model):
+        thread = threading.Thread(target=model, args=(images(1, 3, 64, 64),))
+        thread.start()
+        thread.join()
+    with pytest.raises(UnsupportedModelError, match="it was not run to its last block"), capture(model):
+        model.patch_embed(images(1, 3, 64, 64))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_transforms_of_torch_func_are_refused(vit):
+    model, x = vit(), images(2, 3, 64, 64)
+    with pytest.raises(UnsupportedModelError, match="inside of a transform of torch.func"), capture(model):
+        torch.func.vmap(lambda one: model(one[None])[0])(x)
+    with pytest.raises(UnsupportedModelError, match="inside of a transform of torch.func"), capture(model):
+        torch.func.jacrev(model)(x)
+
+
+@pytest.mark.parametrize("hidden", [torch.zeros(17, dtype=torch.bool), torch.full((17,), -torch.inf)])
+def test_a_query_that_sees_nothing_is_refused(vit, hidden):
+    """Its row of the map would be 0 / 0."""
+    model, x = vit(), images(1, 3, 64, 64)
+    mask = torch.ones(17, 17, dtype=torch.bool) if hidden.dtype == torch.bool else torch.zeros(17, 17)
+    attend = model.blocks[1].attn.forward
+    model.blocks[1].attn.forward = lambda x, **_: attend(x, attn_mask=mask)
+    mask[3, 1:] = hidden[1:]
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
+    mask[3] = hidden
+    refusal(model, x, match="the mask of layer 1 hides all tokens from one of them")
+
+
+def test_parameters_that_are_let_go_are_held_meanwhile(vit):
+    """Layers are known by the ids of their parameters, which another tensor could have if one were freed."""
+    model = vit()
+    with torch.no_grad(), capture(model) as attn:
+        model(images(1, 3, 64, 64))
+        replaced = [weakref.ref(p) for p in model.parameters()]
+        model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+        gc.collect()
+        assert all(ref() is not None for ref in replaced)
+    gc.collect()
+    assert attn.complete and all(ref() is None for ref in replaced)
+
+
+class Cut(torch.nn.Module):
+    """A layer whose result has no gradients, in one of the ways to get there."""
+
+    def __init__(self, layer, how):
+        super().__init__()
+        self.layer, self.how = layer, how
+
+    def forward(self, x, **kwargs):
+        if self.how == "no_grad":
+            with torch.no_grad():
+                return self.layer(x, **kwargs)
+        if self.how == "before":
+            return self.layer(x.detach(), **kwargs)
+        if self.how == "data":
+            return self.layer(x, **kwargs).data
+        return self.layer(x, **kwargs).detach()
+
+
+@pytest.mark.parametrize("how", ["no_grad", "before", "after", "data"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("where", ["blocks.1.mlp", "blocks.2.mlp.fc1", "blocks.2.norm2", "blocks.0.mlp", "norm"])
+def test_gradients_that_are_cut_inside_are_refused(vit, where, how, frozen):
+    """Autograd would give those of the other branch alone, without a word."""
+    model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
+    parent, _, name = where.rpartition(".")
+    plain = model(x)
+    setattr(model.get_submodule(parent), name, Cut(model.get_submodule(where), how))
+    with torch.no_grad(), capture(model) as attn:
+        assert torch.equal(model(x), plain)  # its maps are what it did
+    with pytest.raises(UnsupportedModelError, match="autograd's graph is cut inside of it"):
+        with capture(model, gradients=True) as attn:
+            logits = model(x)
+        attn.differentiate(logits.sum())
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detach"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_attention_that_lost_its_graph_is_refused(vit, frozen, how):
+    """The graph would begin anew at its output."""
+    model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
+    inner = model.blocks[1].attn
+
+    def forward(x, **_):
+        parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
+        with torch.set_grad_enabled(how != "no_grad"):
+            out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
+        return inner.proj(out.transpose(1, 2).reshape(x.shape))
+
+    inner.forward = forward
+    match = r"cut inside of it, before blocks\.1\.attn or there"
+    with pytest.raises(UnsupportedModelError, match=match), capture(model, gradients=True):
+        model(x)
+
+
+def test_what_is_looked_at_without_gradients_is_no_cut(vit):
+    """Only what goes on into the model counts."""
+    model, x = vit(), images(2, 3, 64, 64).requires_grad_()
+    with capture(model, gradients=True) as attn:
+        logits = model((x * 2).detach())
+        shown = logits.detach().softmax(-1)
+        score = (logits * shown).sum() + (logits.detach() - logits).square().sum()
+    attn.differentiate(score)
+    assert attn[0].gradient.any()
+
+
+def test_quantized_layers_have_no_gradients(vit):
+    model, x = vit(), images(1, 3, 64, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for block in model.blocks:
+            block.mlp = torch.ao.quantization.quantize_dynamic(block.mlp, {torch.nn.Linear})
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    assert len(attn) == 3
+    with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.mlp\.fc1 \(.*quantized.*Linear\) is quantized"):
+        capture(model, gradients=True).__enter__()
+    for name, method in METHODS.items():
+        if name in ("occlusion", "feature_ablation"):
+            assert method(model, x).isfinite().all()
+        elif name != "kernel_shap":
+            with pytest.raises(UnsupportedModelError, match="is quantized, so gradients do not pass"):
+                method(model, x)

@@ -53,6 +53,11 @@ def test_pre_training_by_hand(data):
     )
 
 
+@pytest.mark.parametrize("model", paper.MODELS)
+def test_what_is_kept_of_costs_is_what_is_counted(model):
+    assert paper.COSTS[model] == compute.cost(model)
+
+
 def test_tokens_that_training_drops_count_unless_they_are_asked_to_be_left_out():
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, patch_drop_rate=0.5).train()
     assert compute.flops(model) == transformer(192, 768, 2, 16, (64, 64), 1000)

@@ -10,7 +10,7 @@ from PIL import Image
 from test_cli import saved, vitlens
 from test_plot import assert_tidy
 
-from vitlens import explanation, faithfulness, inspection, load_model, plot
+from vitlens import explanation, faithfulness, inspection, load_model, plot, widgets
 from vitlens.attribution import METHODS
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -48,6 +48,27 @@ def test_maps_and_scores_are_those_of_the_methods(folder):
             scores.append(model(covered).softmax(-1)[0, 3].item())
     area = second.scores.set_index("method").deletion["legrad"]
     assert area == pytest.approx(torch.trapezoid(torch.tensor(scores), dx=1 / 16).item(), abs=1e-6)
+
+
+def test_names_are_those_of_the_head_that_answers():
+    """ImageNet's are not those of a head of one's own, which is a classifier on a model without one too."""
+    torch.manual_seed(0)
+    for classes in (1000, 0):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=classes).eval()
+        model.head = torch.nn.Linear(192, 3)
+        (found,) = explanation.explain(model, pictures("chelsea"), names=("relevance",), orders=2)
+        seen = inspection.inspect(model, pictures("chelsea"))
+        assert found.target in "012" and sorted(name for name, _ in seen.pictures[0].top5) == ["0", "1", "2"]
+        assert not any("no classifier" in note for note in seen.notes)
+        with pytest.raises(ValueError, match="names of vit_tiny.* unknown, so 'tench' cannot be found"):
+            METHODS["relevance"](model, preprocess(model, samples()["chelsea"], size=(32, 32)), "tench")
+        explorer = widgets.explore(model, samples()["chelsea"])
+        explorer.set(view="relevance", target=2)
+        assert sorted(bar["name"] for bar in explorer.frame["bars"]) == ["0", "1", "2"]
+    model.head = torch.nn.Identity()
+    assert inspection.inspect(model, pictures("chelsea")).pictures[0].top5 == []
+    with pytest.raises(ValueError, match="its output is features"):
+        explanation.explain(model, pictures("chelsea"))
 
 
 def test_the_command_writes_figures_and_a_table(folder, tmp_path):
@@ -145,6 +166,42 @@ def test_bad_options_are_one_sentence(folder, tmp_path, options, sentence):
     assert sentence in message and not (tmp_path / "out").exists()
 
 
+def test_each_picture_is_written_as_it_is_done(folder, tmp_path, monkeypatch):
+    """Ctrl-C in the second picture: what is known of the first stays, and the last lines say where."""
+    table, scored = faithfulness.table, []
+
+    def interrupted(*arguments, **options):
+        scored.append(table(*arguments, **options))
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return scored[-1]
+
+    monkeypatch.setattr(faithfulness, "table", interrupted)
+    files = []
+    for name, picture in pictures("coffee", "chelsea"):
+        files.append(tmp_path / f"{name}.png")
+        picture.save(files[-1])
+    out = tmp_path / "out"
+    done = vitlens(
+        "explain", folder, *files, "--methods", "relevance,rollout", "--orders", 2, "--out", out, expect=130
+    )
+    assert done.stdout.split() == [str(out / "00-coffee.png")]
+    assert f"vitlens: stopped after 1 of 2 pictures, which are in {out}." in done.stderr.splitlines()
+    assert sorted(path.name for path in out.iterdir()) == ["00-coffee.png", "scores.csv"]
+    with open(out / "scores.csv") as file:
+        assert {row["image"] for row in csv.DictReader(file)} == {"coffee.png"}
+
+
+def test_progress_is_told_part_by_part(folder):
+    parts = []
+    seen = [each.name for each in explanation.explanations(
+        load_model(folder), pictures("coffee", "chelsea"), names=("relevance", "rollout"), orders=2,
+        on_part=parts.append,
+    )]  # fmt: skip
+    assert seen == ["coffee", "chelsea"]
+    assert parts == [f"{name}, {part}" for name in seen for part in ("relevance", "rollout", "scores")]
+
+
 def test_names_are_understood_and_nearest_ones_offered():
     model = timm.create_model("vit_tiny_patch16_224", patch_size=32, embed_dim=48, depth=1, num_heads=3)
     (found,) = explanation.explain(model, pictures("chelsea"), "tabby", names=("relevance",), orders=2)
@@ -194,3 +251,26 @@ def test_a_method_of_captum_without_captum_is_one_sentence(folder, tmp_path, mon
     samples()["chelsea"].save(tmp_path / "cat.png")
     done = vitlens("explain", folder, tmp_path / "cat.png", "--methods", "occlusion", "--out", tmp_path / "o", expect=2)
     assert done.stderr.startswith("vitlens: This map is made by captum, which is not installed")
+
+
+def test_a_wrapper_is_explained_once_it_is_known_how_pictures_are_prepared_for_it(folder):
+    inner = load_model(folder)
+    head = torch.nn.Sequential(inner, torch.nn.Softmax(-1)).eval()
+    (found,) = explanation.explain(head, pictures("chelsea"), 3, orders=2)
+    assert list(found.maps) == [name for name in explanation.QUICK if name != "legrad"]
+    x = preprocess(inner, samples()["chelsea"])
+    torch.testing.assert_close(found.maps["relevance"], METHODS["relevance"](head, x, 3)[0])
+
+    class Normalized(torch.nn.Module):
+        def forward(self, x):
+            mean, std = (torch.tensor(inner.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+            return (x - mean) / std
+
+    wrapped = torch.nn.Sequential(Normalized(), inner).eval()
+    with pytest.raises(ValueError, match="Sequential changes images before the Vision Transformer in it sees them"):
+        explanation.explain(wrapped, pictures("chelsea"))
+    wrapped.pretrained_cfg = {**inner.pretrained_cfg, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    (found,) = explanation.explain(wrapped, pictures("chelsea"), 3, names=("legrad", "rollout"), orders=2)
+    (expected,) = explanation.explain(inner, pictures("chelsea"), 3, names=("legrad", "rollout"), orders=2)
+    for name, values in found.maps.items():
+        torch.testing.assert_close(values, expected.maps[name])

@@ -18,8 +18,8 @@ import timm
 import torch
 
 from vitlens import attention, capture, kernels
-from vitlens.capture import Layer
 from vitlens.grid import TokenGrid
+from vitlens.recorder import Layer
 
 CASES = {  # rows, cols, prefix, head width, precision (the interpreter cannot multiply bfloat16)
     "ViT-B at 224 px": (14, 14, 1, 64, torch.float32),

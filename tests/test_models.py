@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from vitlens import capture, load_model
-from vitlens.models import label_names, top_classes
+from vitlens.models import class_count, label_names, top_classes
 from vitlens.support import architecture
 
 
@@ -154,6 +154,34 @@ def test_names_go_with_the_head_that_had_them(folder):
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
     with pytest.raises(ValueError, match=r"\(B, classes\) were wanted, but the shape \(1, 5, 2\) came"):
         top_classes(model, torch.zeros(1, 5, 2))
+
+
+def test_a_head_of_ones_own(folder):
+    """What counts is what the head gives, whatever `num_classes` was when the model was made."""
+    imagenet = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).eval()
+    x = torch.randn(1, 3, 32, 32)
+    for head in (
+        torch.nn.Linear(192, 3),
+        torch.nn.Sequential(torch.nn.Linear(192, 1000), torch.nn.GELU(), torch.nn.Linear(1000, 3)),
+    ):
+        imagenet.head = head
+        assert class_count(imagenet) == 3 and label_names(imagenet) is None
+    imagenet.head = torch.nn.Linear(192, 3)
+    assert sorted(name for name, _ in top_classes(imagenet, imagenet(x))[0]) == ["0", "1", "2"]
+    imagenet.label_names = ["cat", "dog", "owl"]
+    assert sorted(name for name, _ in top_classes(imagenet, imagenet(x))[0]) == ["cat", "dog", "owl"]
+    for head in (torch.nn.Identity(), torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Identity())):
+        imagenet.head = head
+        assert class_count(imagenet) == 0
+        with pytest.raises(ValueError, match=r"has none \(its head is none\): its output is features"):
+            top_classes(imagenet, imagenet(x))
+    model = load_model(folder, num_classes=0)
+    model.head = torch.nn.Linear(48, 2)
+    assert class_count(model) == 2 and len(top_classes(model, model(x))[0]) == 2
+    distilled = timm.create_model("deit_tiny_distilled_patch16_224", depth=1, num_classes=4)
+    assert class_count(distilled) == 4
+    distilled.reset_classifier(0)
+    assert class_count(distilled) == 0
 
 
 def test_what_a_model_is_called_in_a_picture():

@@ -19,7 +19,6 @@ from vitlens.datasets import load
 from vitlens.recipes import Recipe, recipe
 from vitlens.runs import plan
 from vitlens.runs.account import command_of, finish, seconds_before
-from vitlens.runs.plan import computes_bf16
 from vitlens.runs.sources import Source
 from vitlens.runs.watching import Board, Progress
 from vitlens.train import Step, World, accuracy
@@ -335,19 +334,3 @@ def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_
     assert "Not in the snapshots: " in capsys.readouterr().err
     with np.load(tmp_path / "run/snapshots.npz") as found:
         assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found
-
-
-def test_a_cpu_without_bf16_is_told_of(tmp_path, monkeypatch, capsys):
-    options = {"tiny": True, "watch": 0, "device": "cpu", "max_minutes": 1e-9}
-    monkeypatch.setattr(sys.modules["vitlens.runs.run"], "computes_bf16", lambda device: False)
-    runs.run("digits", "digits", tmp_path / "a", **options)
-    assert "bf16" not in capsys.readouterr().err, "the recipe is in fp32"
-    runs.run("digits", "digits", tmp_path / "b", overrides=["precision=bf16"], **options)
-    assert "This CPU computes bf16 slowly; --set precision=fp32" in capsys.readouterr().err
-
-
-def test_which_chips_have_bf16(monkeypatch):
-    for capability, has in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert computes_bf16(torch.device("cuda")) == has
-    assert computes_bf16(torch.device("mps"))

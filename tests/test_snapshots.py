@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from vitlens import attention, filters, positions, snapshots
-from vitlens.capture import capture
 from vitlens.datasets import load
 from vitlens.recipes import recipe
+from vitlens.recorder import capture
 from vitlens.train import fit
 
 torch.set_num_threads(1)

@@ -10,13 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vitlens"
 
 LEVELS = {
-    "files": -2, "support": -2, "hub": -2, "arguments": -1, "fused": -1, "records": -1,
+    "files": -2, "support": -2, "hub": -2, "arguments": -1, "fused": -1, "graph": -1, "records": -1,
     "grid": 0, "images": 0, "layer": 0, "paper": 0,
     "kernels": 1, "models": 1, "preprocessing": 1, "positions": 1, "filters": 1, "datasets": 1,
-    "capture": 1, "plot": 1, "augment": 0, "changes": 1,
+    "recorder": 1, "plot": 1, "augment": 0, "changes": 1,
     "attention": 2, "tokens": 2, "recipes": 2, "target": 2,
     "attribution": 3, "faithfulness": 3, "train": 3, "compute": 3,
-    "inspection": 4, "explanation": 4, "snapshots": 4, "widgets": 4, "runs": 5, "app": 5,
+    "inspection": 4, "explanation": 4, "snapshots": 4, "widgets": 4, "runs": 5, "server": 4, "app": 5,
     "evaluate": 6, "studies": 7, "commands": 8, "cli": 9, "__main__": 10, "__init__": 10,
 }  # fmt: skip
 
@@ -51,16 +51,32 @@ def test_no_module_outgrows_one_idea(path):
     assert path.name != "utils.py"
 
 
-def test_import_brings_nothing_heavy_but_torch_and_timm():
+HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")
+
+
+@pytest.mark.parametrize("words", [(), ("models",), *((c, "--help") for c in ("inspect", "app", "train", "evaluate"))])
+def test_help_and_the_papers_models_need_nothing_heavy(words):
+    """PyTorch and timm take seconds to import."""
     code = (
-        "import sys, torch, timm\n"
-        "before = set(sys.modules)\n"
+        "import sys\n"
+        f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
-        "heavy = {'matplotlib', 'seaborn', 'sklearn', 'skimage', 'captum', 'ipywidgets', 'pandas', 'scipy'}\n"
-        "heavy &= set(sys.modules) - before\n"
-        "assert not heavy, heavy"
+        "from vitlens.cli import main\n"
+        f"sys.argv = ['vitlens', *{words}]\n"
+        "main()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert ("ViT-H/14" if words == ("models",) else "Usage") in found.stdout
+
+
+def test_every_public_name_is_there():
+    import vitlens
+
+    assert {"capture", "load_model", "attention", "plot"} <= set(vitlens.__all__) <= set(dir(vitlens))
+    for name in vitlens.__all__:
+        assert getattr(vitlens, name) is not None
+    assert not hasattr(vitlens, "nothing_of_this_name")
 
 
 def test_plot_is_imported_when_asked_for():

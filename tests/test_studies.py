@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from safetensors import safe_open
 from scipy.stats import ttest_1samp
 from test_cli import vitlens
 from timm.layers import HybridEmbed, StdConv2d
@@ -28,6 +29,7 @@ from vitlens.grid import token_grid
 from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.studies.running import _chosen as chosen
 from vitlens.studies.running import exaflops, subset
+from vitlens.train import precision
 from vitlens.train.validation import accuracy
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
@@ -222,6 +224,69 @@ def test_a_killed_study_goes_on_to_the_same_table(tmp_path):
     assert timeless(gone_on) == timeless(whole)
 
 
+def test_a_study_keeps_the_threads_and_the_precision_that_it_was_begun_with(tmp_path, monkeypatch):
+    """Also on a machine with more cores, and one that would have chosen another precision."""
+    trainings, threads, before = [], [], torch.get_num_threads()
+    open_ = replace(SMALL, networks=SMALL.networks[:1], sizes=(40, 80), recipe=replace(SMALL.recipe, precision="auto"))
+
+    def noted(model, data, recipe, **options):
+        trainings.append(recipe.precision)
+        threads.append(torch.get_num_threads())
+        return fit(model, data, recipe, **options)
+
+    fit = studies.running.fit
+    monkeypatch.setattr(studies.running, "fit", noted)
+    monkeypatch.setattr(precision, "seconds", lambda device, of: {"fp32": 1.0, "bf16": 9.0}[of])
+    monkeypatch.setattr(precision, "computes_bf16", lambda device: True)
+    try:
+        torch.set_num_threads(1)
+        first = run_study(replace(open_, sizes=(40,)), "digits", tmp_path, device="cpu")
+        monkeypatch.setattr(precision, "computes_bf16", lambda device: False)
+        torch.set_num_threads(3)
+        said = []
+        both = run_study(open_, "digits", tmp_path, device="cpu", say=said.append)
+        assert torch.get_num_threads() == 3, "left as found"
+    finally:
+        torch.set_num_threads(before)
+    assert both[0] == first[0] and trainings == ["bf16"] * 2 and threads == [1, 1]
+    assert [(r["device"], r["precision"]) for r in both] == [("1 CPU threads", "bf16")] * 2
+    assert said[0].startswith("This CPU takes 9.0 times as long") and "keeps to what it was begun in" in said[0]
+    noted_down = json.loads((tmp_path / "study.json").read_text())
+    assert noted_down["threads"] == 1 and noted_down["recipe"]["precision"] == "bf16"
+    for cell in open_.cells():
+        with safe_open(tmp_path / "cells" / f"{cell.name}.safetensors", "pt") as file:
+            assert json.loads(file.metadata()["recipe"])["precision"] == "bf16"
+
+
+def test_a_study_begun_before_recipes_left_the_precision_open_goes_on(whole, tmp_path):
+    """Its recipe said bf16, its note had no threads, and its records no precision."""
+    for path in (*whole[1].glob("cells/*.json"), whole[1] / "study.json"):
+        content = json.loads(path.read_text())
+        content.pop("precision", None), content.pop("threads", None)
+        if "recipe" in content:
+            content["recipe"]["precision"] = "bf16"
+        (tmp_path / path.relative_to(whole[1])).parent.mkdir(exist_ok=True)
+        (tmp_path / path.relative_to(whole[1])).write_text(json.dumps(content))
+    open_ = replace(SMALL, seeds=(0, 1), sizes=SMALL.sizes[:1], recipe=replace(SMALL.recipe, precision="auto"))
+    records = run_study(open_, "digits", tmp_path, device="cpu")
+    assert [r.get("precision") for r in records] == [None, None, "bf16", "bf16"]
+    studies.write_table(tmp_path / "t.csv", records)
+    assert [row["precision"] for row in read_table(tmp_path / "t.csv")] == ["", "", "bf16", "bf16"]
+
+
+def test_the_models_of_digits_are_compared_at_equal_compute():
+    each = study("data-size-digits")
+    plan = each.plan(next(each.cells()))
+    models = [network.build(plan) for network in each.networks]
+    vit, resnet = (compute.flops(model, 8) for model in models)
+    assert resnet == pytest.approx(vit, rel=0.1)
+    (path,) = TABLE.parents[2].glob("notebooks/12_*.ipynb")
+    told = "".join(cell.source for cell in nbformat.read(path, as_version=4).cells).replace("\n", " ")
+    thousands = [compute.parameters(model) / 1000 for model in models]
+    assert f"{vit / 1e6:.1f} MFLOPs a picture for the ViT and {resnet / 1e6:.1f} for the ResNet" in told
+    assert f"has {thousands[1]:.0f} thousand weights to the ViT's {thousands[0]:.0f}" in told
+
+
 def test_what_is_finished_is_not_done_again(whole, monkeypatch):
     records, out = whole
     monkeypatch.setattr(studies.running, "fit", None)
@@ -246,6 +311,31 @@ def test_what_is_damaged_is_named_and_done_again_once_it_is_deleted(whole, tmp_p
     assert timeless(run_study(SMALL, "digits", tmp_path, device="cpu")) == timeless(whole[0])
 
 
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    """The second is refused in a sentence; once the first has ended, it goes on where that stopped."""
+    wait = (
+        "import sys, pathlib; from vitlens.files import locked\n"
+        f"with locked(pathlib.Path({str(tmp_path)!r})): print('mine', flush=True); sys.stdin.read()"
+    )
+    command = ["study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path, "--max-minutes", 1e-9]
+    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"mine\n"
+        done = vitlens(*command, expect=2)
+        assert f"Another process is at work in {tmp_path}. Wait until it has ended" in done.stderr
+        assert not (tmp_path / "cells").exists()
+        other.kill()
+    assert "Stopped in ViT" in vitlens(*command, expect=1).stdout
+
+
+def test_a_bar_says_which_training_is_on(tmp_path):
+    done = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
+    assert "1 of 8: ViT, patch 2, 40 images, seed 0" in done.stderr and "48/48" in done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 8 and all("step/s" not in line for line in lines)
+    again = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
+    assert "48/48" in again.stderr and not again.stdout
+
+
 def test_time_is_up(tmp_path):
     said = []
     records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
@@ -256,7 +346,8 @@ def test_the_command_writes_the_table_and_goes_on(tmp_path):
     out, table = tmp_path / "out", tmp_path / "new" / "table.csv"
     arguments = ("study", "data-size-digits", "--data", "digits", "--out", out, "--tiny", "--device", "cpu")
     stopped = vitlens(*arguments, "--max-minutes", "1e-9", "--table", table, expect=1)
-    assert "the same command goes on" in stopped.stdout and not stopped.stderr and not table.exists()
+    assert "the same command goes on" in stopped.stdout and not table.exists()
+    assert all("step" in line for line in stopped.stderr.splitlines() if line.strip()), "the bar and nothing else"
     done = vitlens(*arguments, "--table", table)
     rows = read_table(table)
     assert len(rows) == 8 == len(done.stdout.splitlines())

@@ -9,7 +9,7 @@ import torch
 from timm_support import read_table, shrunk, survey
 
 from vitlens import attention
-from vitlens.capture import capture
+from vitlens.recorder import capture
 
 VERSION, TABLE = read_table()
 

@@ -45,10 +45,17 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def by_singular_values(update: torch.Tensor) -> torch.Tensor:
+    """What Muon's iteration does to a matrix, done to its singular values: five times the quintic, in float64."""
+    u, s, vt = torch.linalg.svd(update.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return ((u * s) @ vt).to(update.dtype)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
-    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon to compare with")
     r = replace(tiny(), optimizer=optimizer, average=0.0, weight_decay=0.1)
     ours = r.build()
     losses = [step.loss for _, step in zip(range(5), fit(ours, data, r, device="cpu"), strict=False)]
@@ -65,11 +72,9 @@ def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
         first_order = torch.optim.SGD(plain, momentum=r.momentum, fused=True)
     else:
         first_order = torch.optim.AdamW(plain, betas=r.betas, fused=True)
-    # q, k and v are three matrices: torch's Muon sees them as parameters of their own, on the same memory.
-    parts = [nn.Parameter(part) for p in groups["qkv"] for part in p.detach().chunk(3)]
-    muon = None
-    if optimizer == "muon":
-        muon = torch.optim.Muon(groups["matrices"] + parts, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    # q, k and v are three matrices, on the memory of one.
+    matrices = groups["matrices"] + [part for p in groups["qkv"] for part in p.detach().chunk(3)]
+    momenta = [torch.zeros_like(p) for p in matrices]
     order = torch.randperm(256, generator=generator("cpu", 0, 0))
     for i in range(5):
         rows = order[32 * i : 32 * i + 32]
@@ -88,15 +93,19 @@ def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
         assert loss.item() == pytest.approx(losses[i], rel=1e-6)
         for group in first_order.param_groups:
             group["lr"] = lr * r.lr
-        if muon:
-            muon.param_groups[0]["lr"] = lr * r.muon_lr
-            for part, grad in zip(parts, [g for p in groups["qkv"] for g in p.grad.chunk(3)], strict=True):
-                part.grad = grad
-            muon.step()
+        grads = [p.grad for p in groups["matrices"]] + [g for p in groups["qkv"] for g in p.grad.chunk(3)]
+        for p, momentum, grad in zip(matrices, momenta, grads, strict=True):
+            momentum.lerp_(grad, 1 - r.momentum)
+            update = by_singular_values(grad.lerp(momentum, r.momentum))
+            p.data.mul_(1 - lr * r.muon_lr * 0.1).sub_(lr * r.muon_lr * 0.2 * max(p.shape) ** 0.5 * update)
         first_order.step()
         model.zero_grad()
-    if optimizer == "muon":  # orthogonalised one by one instead of stacked: bf16 products in another order
-        torch.testing.assert_close(weights(model), weights(ours), atol=2e-5, rtol=1e-3)
+    if optimizer == "muon":  # orthogonalised in float64 and another way
+        theirs = dict(model.named_parameters())
+        for name, p in ours.named_parameters():
+            # A bias of all keys alike changes no softmax: its gradient is rounding, which AdamW makes steps of.
+            kept = slice(None) if "qkv.bias" not in name else torch.arange(144) // 48 != 1
+            torch.testing.assert_close(p[kept], theirs[name][kept], atol=1e-6, rtol=1e-5)
     else:
         assert torch.equal(weights(model), weights(ours))
 

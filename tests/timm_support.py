@@ -12,7 +12,7 @@ from pathlib import Path
 import timm
 import torch
 
-from vitlens.capture import capture
+from vitlens.recorder import capture
 from vitlens.support import UnsupportedModelError, attention_modules
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"

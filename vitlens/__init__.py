@@ -2,26 +2,31 @@
 
 Shapes everywhere: B batch, L layers, H heads, T tokens = R prefix + P patches (P = rows·cols), D width, K head width,
 C channels. Distances in input pixels. Layers and heads count from 0.
+
+Names are imported when they are first used: PyTorch and timm take seconds, which `vitlens --help` need not wait for.
 """
 
 import importlib
 
-from vitlens import attention, attribution, faithfulness, filters, positions
-from vitlens.capture import capture
-from vitlens.grid import TokenGrid
-from vitlens.images import ImageError, load_image
-from vitlens.models import load_model
-from vitlens.support import UnsupportedModelError
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "ImageError", "TokenGrid", "UnsupportedModelError", "attention", "attribution", "capture", "faithfulness",
-    "filters", "load_image", "load_model", "plot", "positions",
-]  # fmt: skip
+MODULES = ("attention", "attribution", "faithfulness", "filters", "plot", "positions", "tokens")
+NAMES = {
+    "ImageError": "images", "TokenGrid": "grid", "UnsupportedModelError": "support", "capture": "recorder",
+    "load_image": "images", "load_model": "models",
+}  # fmt: skip
+
+__all__ = [*NAMES, *MODULES]
 
 
 def __getattr__(name: str):
-    if name == "plot":  # matplotlib is imported when the first picture is asked for
-        return importlib.import_module("vitlens.plot")
-    raise AttributeError(f"module 'vitlens' has no attribute {name!r}")
+    if name in MODULES:
+        return importlib.import_module(f"vitlens.{name}")
+    if name not in NAMES:
+        raise AttributeError(f"module 'vitlens' has no attribute {name!r}")
+    globals()[name] = found = getattr(importlib.import_module(f"vitlens.{NAMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

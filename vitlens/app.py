@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 import webbrowser
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,12 +23,17 @@ from vitlens.widgets import explore
 explore(vitlens.load_model({model!r}){image})"""
 
 
-def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True) -> int:
-    """Serve the explorer of a model until interrupted; returns Voila's exit code.
+def serve(
+    model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True, sessions: int = 8,
+    linger: float = 30,
+) -> None:  # fmt: skip
+    """Serve the explorer of a model until interrupted.
 
-    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. The address is printed. It holds a
-    token; without that nothing is shown, and the server listens on the loopback interface only. Raises
-    ModuleNotFoundError without Voila, ValueError for what is no port and OSError for one that cannot be had.
+    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. sessions: how many pages may be open,
+    each with a kernel of its own. linger: seconds until a kernel ends that no page is connected to, unless a browser
+    has said that its page was closed. The address is printed. It holds a token; without that nothing is shown, and the
+    server listens on the loopback interface only. Raises ModuleNotFoundError without Voila, ValueError for what is no
+    port or number of sessions and OSError for a port that cannot be had.
     """
     if missing := [package for package in ("voila", "anywidget", "ipykernel") if find_spec(package) is None]:
         raise ModuleNotFoundError(
@@ -38,39 +42,47 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
         )
     if not 0 <= port <= 65535:
         raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            free.bind(("127.0.0.1", port))
-        except PermissionError as error:
-            raise OSError(f"Port {port} may not be used here; give another --port, above 1023.") from error
-        except OSError as error:
-            raise OSError(f"Port {port} is taken; give another --port, or none to use a free one.") from error
-        port = free.getsockname()[1]
-    token = secrets.token_urlsafe(24)
-    with tempfile.TemporaryDirectory() as folder:
+    if sessions < 1:
+        raise ValueError(f"At least one page has to be allowed, but sessions={sessions} came; give 1 or more.")
+    with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:
+        from vitlens.server import Server
+
         page = Path(folder, "explorer.ipynb")
         page.write_text(notebook(model, image), encoding="utf-8")
-        command = [
-            sys.executable, "-m", "voila", str(page), f"--port={port}", "--Voila.port_retries=0",
-            "--Voila.ip=127.0.0.1", "--Voila.auto_token=True", "--show_tracebacks=True", "--Voila.log_level=WARN",
-            "--no-browser",  # its own opening knows no token
-        ]  # fmt: skip
-        # In the environment, not among the arguments, which every user of the machine can read.
-        with _interruptible(), subprocess.Popen(command, env=os.environ | {"JUPYTER_TOKEN": token}) as server:
-            try:
-                while server.poll() is None and not _answers(port):
-                    time.sleep(0.1)
-                if server.poll() is None:
-                    address = f"http://127.0.0.1:{port}/?token={token}"
-                    print(address, flush=True)  # or a pipe would keep it
-                    if browser:
-                        _open(address, Path(folder, "explorer.html"))
-                return server.wait()
-            except KeyboardInterrupt:
-                server.terminate()
-                server.wait()
-                return 0
+        token = secrets.token_urlsafe(24)
+        server = Server(page, folder, token, linger=linger, sessions=sessions)
+        server.initialize()
+
+        def began() -> None:
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+            print(address, flush=True)  # or a pipe would keep it
+            if browser:  # which may take its time, and ask for the page meanwhile
+                threading.Thread(target=_open, args=(address, Path(folder, "explorer.html")), daemon=True).start()
+
+        with _interruptible(server.end):
+            asyncio.run(server.run(listening, began))
+
+
+def _listening(port: int) -> socket.socket:
+    """A socket that listens on a port of this machine alone."""
+    listening = socket.socket()
+    if os.name == "posix":
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen(128)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if isinstance(error, PermissionError):
+            raise OSError(f"Port {port} may not be used here; give another --port, above 1023.") from error
+        raise OSError(f"Port {port} is taken; give another --port, or none to use a free one.") from error
+    return listening
+
+
+def _short() -> str | None:
+    """Where a folder for sockets is made, whose paths have at most about a hundred bytes: the usual place, or /tmp."""
+    return "/tmp" if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 30 else None
 
 
 def _open(address: str, file: Path) -> None:
@@ -81,25 +93,24 @@ def _open(address: str, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _interruptible():
-    """A scheduler's SIGTERM ends the page as Ctrl-C does."""
+def _interruptible(end: Callable[[], None]):
+    """Ctrl-C, or a scheduler's SIGTERM, ends the page; another one on top of it changes nothing."""
+    signals = (signal.SIGINT, signal.SIGTERM)
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    def once(*_):
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        end()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {each: signal.signal(each, once) for each in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def notebook(model: str, image: str | os.PathLike | None) -> str:

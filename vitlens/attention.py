@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitlens import kernels
 from vitlens.arguments import require_images, taking
-from vitlens.capture import Attention, capture
 from vitlens.grid import TokenGrid
 from vitlens.layer import Layer, full_precision
+from vitlens.recorder import Attention, capture
 from vitlens.support import evaluating, float64, unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,8 +11,11 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlens import paper
+from vitlens.paper import Cost, exaflops
 from vitlens.preprocessing import built_size
 from vitlens.support import evaluating, model_name, unwrap
+
+__all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
 
 
 def parameters(model: nn.Module) -> int:
@@ -47,32 +49,6 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
             f"({' '.join(str(error).split()).rstrip('.')}); give a size that it takes, or build it for this one."
         ) from error
     return counter.get_total_flops()
-
-
-def exaflops(per_image: float, images: float, epochs: float) -> float:
-    """Exa (10¹⁸) FLOPs of a training: forward and backward are three forwards, each of `per_image` FLOPs.
-
-    The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 5 %, with
-    `flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
-    """
-    return 3 * per_image * images * epochs / 1e18
-
-
-class Cost(NamedTuple):
-    """Of a model of the paper with a head of 1,000 classes. flops: of one image of `image_size` pixels."""
-
-    parameters: int
-    flops: int
-    image_size: int
-    features: int
-    """How many numbers the head reads."""
-
-    def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
-        """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
-        if data not in paper.IMAGES:
-            raise ValueError(f"Pre-training is counted for {', '.join(paper.IMAGES)}, but {data!r} was asked for.")
-        head = 2 * self.features * (paper.CLASSES[data] - 1000)
-        return exaflops(self.flops + head, paper.IMAGES[data], epochs)
 
 
 def cost(model: str | paper.Model) -> Cost:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -12,14 +13,14 @@ import torch
 from pandas import DataFrame, Series, concat
 from torch import Tensor, nn
 
-from vitlens import attention, faithfulness
+from vitlens import attention, faithfulness, files
 from vitlens.attribution import METHODS
-from vitlens.capture import capture
-from vitlens.grid import TokenGrid
+from vitlens.attribution.forward import captured
+from vitlens.grid import TokenGrid, patch_embedding
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.support import architecture, evaluating, unwrap
+from vitlens.support import architecture, evaluating, model_name, transformer, unwrap
 from vitlens.target import SameClass, asked
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
@@ -62,34 +63,59 @@ def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
 
 def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
-    with torch.no_grad(), evaluating(model), capture(model) as attn:
-        model(images)
-    return attention.rollout(attn)
+    with torch.no_grad(), evaluating(model):
+        return attention.rollout(captured(unwrap(model), images)[0])
 
 
-def explain(
+@contextlib.contextmanager
+def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Raise ValueError, in this block, where what wraps a Vision Transformer shows it other images than it was given:
+    how pictures are prepared for the one inside is then not how they are prepared for the whole."""
+
+    def compare(_, args: tuple) -> None:
+        if args[0].shape != images.shape or not torch.equal(args[0], images):
+            raise ValueError(
+                f"{model_name(model)} changes images before the Vision Transformer in it sees them, so how pictures "
+                "are prepared for it is unknown. Say it as timm does (`model.pretrained_cfg = {'mean': …, 'std': …, "
+                "'input_size': …}`), or give prepared images to `vitlens.attribution`."
+            )
+
+    inner = transformer(model)
+    told = inner is model or hasattr(model, "pretrained_cfg")
+    with contextlib.nullcontext() if told else patch_embedding(inner).register_forward_pre_hook(compare):
+        yield
+
+
+def explanations(
     model: nn.Module,
     images: Iterable[tuple[str, object]],
     target: int | str | None = None,
     *,
     against: int | str | None = None,
-    names: Sequence[str] = QUICK,
+    names: Sequence[str] | None = None,
     baseline: str = "mean",
     step: int | None = None,
     score: str = "probability",
     on_error: Callable[[str], None] | None = None,
+    on_part: Callable[[str], None] = lambda _: None,
     **options,
-) -> list[Explanation]:
-    """Explain why a model gives a class to pictures, by several methods, each scored by insertion and deletion.
+) -> Iterator[Explanation]:
+    """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
-    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
-    on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
-    left out; without it that error is raised. baseline, step, score, options: those of `faithfulness.table` (orders,
-    seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
+    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods, by
+    default `QUICK`, of a wrapped model without legrad. on_error: called with a sentence for a picture that cannot be
+    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_part: called
+    with what was just done, once for each method and once for the scores of a picture. baseline, step, score, options:
+    those of `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+
+    A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants
+    them, unless the wrapper has a `pretrained_cfg` of its own. Raises what `vitlens.attribution` raises, and ImageError
+    if no picture is left.
     """
-    chosen, found, model = methods(names), [], unwrap(model)
-    known = label_names(model)
+    model, found = unwrap(model), 0
+    usual = [name for name in QUICK if name != "legrad" or transformer(model) is model]  # a wrapper has another head
+    chosen = methods(usual if names is None else names)
     for pair in images:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
@@ -101,8 +127,8 @@ def explain(
                 raise
             on_error(str(error))
             continue
-        with torch.no_grad(), evaluating(model), capture(model) as attn:
-            logits = model(x)
+        with torch.no_grad(), evaluating(model), _as_given(model, x):
+            attn, logits = captured(model, x)
         try:
             question = asked(model, logits, target, against)
         except SameClass as error:
@@ -111,28 +137,47 @@ def explain(
             on_error(f"{name} is left out. {error}")
             continue
         number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
-        maps = {label: method(model, x, number, against=other) for label, method in chosen.items()}
+        maps = {}
+        for label, method in chosen.items():
+            maps[label] = method(model, x, number, against=other)
+            on_part(f"{name}, {label}")
         asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
-        scores = faithfulness.table(model, x, maps, number, against=other, **asking, **options)
+        scores = faithfulness.table(model, x, maps, number, against=other, grid=attn.grid, **asking, **options)
         scores = scores.drop(columns="image").assign(**asking)
         share = logits.softmax(-1)[0, number].item()
+        known = label_names(model, logits.shape[-1])
         labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
         maps = {method: values[0].float().cpu() for method, values in maps.items()}
-        found.append(
-            Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
-        )
+        found += 1
+        on_part(f"{name}, scores")
+        yield Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
     if not found:
         raise ImageError("None of the images given is left, so there is nothing to explain.")
-    return found
 
 
-def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> list[Path]:
-    """Write a figure for each picture and `scores.csv` with all of them; returns the paths."""
+def explain(*args, **options) -> list[Explanation]:
+    """All of `explanations` in a list."""
+    return list(explanations(*args, **options))
+
+
+def write(
+    explanations: Iterable[Explanation],
+    model: nn.Module,
+    out: Path,
+    *,
+    on_written: Callable[[Path], None] = lambda _: None,
+) -> list[Path]:
+    """Write a figure for each picture and `scores.csv` with all of them, each as soon as it is there.
+
+    on_written: called with the path of each figure once it and its scores are on the disk. Returns all paths.
+    """
+    import matplotlib.pyplot as plt
+
     from vitlens import plot
 
-    out.mkdir(parents=True, exist_ok=True)
     written, tables = [], []
     for k, each in enumerate(explanations):
+        out.mkdir(parents=True, exist_ok=True)
         rows = each.scores.set_index("method")
         captions = {name: _caption(rows.loc[name]) for name in each.maps}
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
@@ -149,9 +194,11 @@ def write(explanations: Sequence[Explanation], model: nn.Module, out: Path) -> l
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
         figure.savefig(written[-1], dpi=130)
+        plt.close(figure)
         about = {"image": each.name, "target": each.target, "against": each.against}
         tables.append(DataFrame(about, each.scores.index).join(each.scores))
-    concat(tables).to_csv(out / "scores.csv", index=False, float_format="%.6g")
+        files.write(out / "scores.csv", concat(tables).to_csv(index=False, float_format="%.6g").encode())
+        on_written(written[-1])
     return [*written, out / "scores.csv"]
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def write(path: Path, content: bytes) -> None:
@@ -25,6 +29,22 @@ def write(path: Path, content: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a folder for this process until it ends. Raises ``ValueError`` if another process has it."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"Another process is at work in {folder}. Wait until it has ended, or give another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def writable(folder: Path, option: str) -> None:

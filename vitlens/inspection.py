@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
-from vitlens.capture import capture
 from vitlens.grid import TokenGrid
 from vitlens.images import ImageError, load_image
-from vitlens.models import top_classes
+from vitlens.models import class_count, top_classes
 from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder import capture
 from vitlens.support import architecture, attention_modules, float64, gated, unwrap
 
 SHOWN = 12  # pictures in rollout.png
@@ -118,14 +118,14 @@ def inspect(
             total, count = total + float64(distance).sum(0).cpu(), count + len(names)
             if shown:
                 pixels = restore(model, batch)
-                classed = model.num_classes and logits.dim() == 2
+                classed = class_count(model) != 0 and logits.dim() == 2
                 classes = top_classes(model, logits) if classed else [[]] * len(names)
                 pictures += [Picture(*each) for each in zip(names, pixels, classes, rollouts, strict=True)]
     if sum(picture.rollout is not None for picture in pictures) > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} pictures.")
     if grid is None:
         raise ImageError("None of the images given could be read, so there is nothing to inspect.")
-    if not model.num_classes:
+    if class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
         notes.append("The model pools nothing and gives classes for every token, so the pictures have none.")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlens import fused
+from vitlens.support import UnsupportedModelError
 
 
 @contextlib.contextmanager
@@ -169,3 +170,21 @@ class Layer:
         parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
         lse = None if self.lse is None else self.lse[chosen]
         return replace(self, q=self.q[chosen], k=self.k[chosen], lse=lse, **parts)
+
+
+def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
+    """Grouped-query attention (enable_gqa): each key head serves a group of query heads."""
+    groups = queries.shape[1] // keys.shape[1]
+    return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
+
+
+def joined(calls: list[Layer]) -> Layer:
+    """Parallel attentions of one block: one layer whose heads are those of all."""
+    first = calls[0]
+    if len(calls) == 1:
+        return first
+    if any(c.mask is not None or c.scale != first.scale for c in calls):
+        raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
+    cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
+    name = " + ".join(c.name for c in calls)
+    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient", "lse")))

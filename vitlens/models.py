@@ -11,7 +11,7 @@ import timm
 from torch import Tensor, nn
 
 from vitlens.hub import announce, reach
-from vitlens.support import unwrap
+from vitlens.support import model_name, unwrap, within
 
 
 def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:
@@ -145,14 +145,48 @@ def _is_hub_error(error: BaseException | None) -> bool:
     return False
 
 
-def label_names(model: nn.Module) -> list[str] | None:
-    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None.
+def class_count(model: nn.Module) -> int | None:
+    """How many classes the model's head tells apart, as the head itself says; 0 for a model whose output is features.
 
-    None also where the names are of another number of classes, those of a head that was replaced since.
+    A head may have been replaced, and the model's `num_classes` knows nothing of that; it is believed where the head
+    does not say. None where neither does.
     """
     model = unwrap(model)
-    names, count = getattr(model, "label_names", None), getattr(model, "num_classes", None)
-    if names is None and count == 1000:
+    said = getattr(model, "num_classes", None)
+    if not hasattr(model, "get_classifier"):
+        return said
+    heads = model.get_classifier()
+    layers = [layer for head in (heads if isinstance(heads, tuple | list) else [heads]) for layer in head.modules()]
+    if all(isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList) for layer in layers):
+        return 0
+    widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
+    return next((width for width in reversed(widths) if width), said)
+
+
+def require_classes(model: nn.Module) -> None:
+    """Raise ValueError for a model without a classifier, whose output looks like logits and is none."""
+    if class_count(model) == 0:
+        why = "its head is none" if getattr(unwrap(model), "num_classes", 0) else "num_classes=0"
+        raise ValueError(
+            f"A model with classes was wanted, but {model_name(unwrap(model))} has none ({why}): its output is "
+            "features. Open it with its classifier, or create it with num_classes=… and train one."
+        )
+
+
+def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
+    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None.
+
+    count: how many logits the model gave; by default as many as its head tells apart. None also where the names are of
+    another number of classes, those of a head that was replaced since.
+    """
+    model = unwrap(model)
+    names = getattr(model, "label_names", None)
+    if names is None and count is not None:
+        model = within(model)  # whose names are a wrapper's too, if there are as many
+        names = getattr(model, "label_names", None)
+    classes = class_count(model)
+    count = classes if count is None else count
+    if names is None and count == classes == 1000:
         from timm.data import ImageNetInfo
 
         info = ImageNetInfo()
@@ -163,11 +197,12 @@ def label_names(model: nn.Module) -> list[str] | None:
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
     """For each row of (B, classes) logits its k likeliest classes: (name or number, probability).
 
-    Raises ValueError for logits of another shape.
+    Raises ValueError for logits of another shape, and for a model without a classifier.
     """
+    require_classes(model)
     if logits.dim() != 2:
         raise ValueError(f"Logits of shape (B, classes) were wanted, but the shape {tuple(logits.shape)} came.")
-    names = label_names(model)
+    names = label_names(model, logits.shape[-1])
     probabilities, classes = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
     return [
         [(names[c] if names else str(c), p) for c, p in zip(cs, ps, strict=True)]

@@ -15,14 +15,15 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
-from vitlens.support import unwrap
+from vitlens.support import unwrap, within
 
 
 def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None, whole: bool = False) -> Tensor:
     """What `model` is shown for `images`, one picture or a list of them: float32 (B, C, H, W) on the CPU.
 
     This is timm's evaluation transform for the model's own `pretrained_cfg` (size, interpolation, crop, mean, standard
-    deviation). A model without one gets timm's defaults: 224 × 224, bicubic, the middle 0.875, ImageNet statistics.
+    deviation). A model without one gets that of the only Vision Transformer in it, or else timm's defaults: 224 × 224,
+    bicubic, the middle 0.875, ImageNet statistics.
     `size` = (H, W) in pixels replaces the configured size and nothing else: the picture is resized until it covers
     H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
     at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size`, such as
@@ -49,7 +50,7 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
 def built_size(model: nn.Module) -> tuple[int, int] | None:
     """(height, width) in pixels that the model was built for, which its configuration need not know; None of models
     that have no size of their own."""
-    model = unwrap(model)
+    model = within(model)
     embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
     size = getattr(embed, "img_size", None)
     return size and tuple(size)
@@ -93,6 +94,7 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 def _data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     """timm's preprocessing of `model`, with the channels that the model has and, if given, another size."""
     model = unwrap(model)
+    model = model if hasattr(model, "pretrained_cfg") else within(model)
     config = resolve_model_data_config(model)
     channels, height, width = config["input_size"]
     channels = getattr(model, "in_chans", channels)

@@ -57,7 +57,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     receives the reason. The training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
-    from vitlens.capture import capture
+    from vitlens.recorder import capture
 
     def principal() -> dict[str, Tensor]:
         components, variance = filters.components(model, COMPONENTS)

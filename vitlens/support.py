@@ -97,6 +97,45 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def transformers(model: nn.Module) -> dict[str, nn.Module]:
+    """The Vision Transformers of known classes in a model, by what Python calls each: "model.backbone", "model[1]"."""
+    if qualified_name(model) in MODELS:
+        return {"model": model}
+    return {_path(model, name): m for name, m in model.named_modules() if qualified_name(m) in MODELS}
+
+
+def _path(model: nn.Module, name: str) -> str:
+    """A module of `model`, as one writes it."""
+    path, parent = "model", model
+    for part in filter(None, name.split(".")):
+        if isinstance(parent, nn.Sequential | nn.ModuleList):
+            path += f"[{part}]"
+        elif isinstance(parent, nn.ModuleDict):
+            path += f'["{part}"]'
+        elif part.isidentifier():
+            path += f".{part}"
+        else:
+            return f'model.get_submodule("{name}")'
+        parent = parent.get_submodule(part)
+    return path
+
+
+def transformer(model: nn.Module) -> nn.Module:
+    """The Vision Transformer that is looked into: the model, or the only one inside of it, as in a normalization and a
+    ViT, or a ViT and a head. Raises UnsupportedModelError where there is none, or more than one."""
+    found = list(transformers(model).values())
+    if len(found) != 1:
+        raise refuse(model, REASONS.get(type(model).__name__) or _unknown(model))
+    return found[0]
+
+
+def within(model: nn.Module) -> nn.Module:
+    """The only Vision Transformer in a model, or the model itself where there is no such."""
+    model = unwrap(model)
+    found = list(transformers(model).values())
+    return found[0] if len(found) == 1 else model
+
+
 def float64(tensor: torch.Tensor) -> torch.Tensor:
     """In float64; on the CPU where the tensor's device has none (Apple's)."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
@@ -193,6 +232,18 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     return layers
 
 
+def refuse_chance(model: nn.Module) -> None:
+    """Raise where dropout, stochastic depth or patch dropout is at work: what ran is then not the model's own map."""
+    for name, module in model.named_modules():
+        rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
+        if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:
+            raise refuse(
+                model,
+                f"it is in training mode and {name} ({type(module).__name__}, {rate:g}) leaves things out at random, "
+                "so no map is what the whole model does; call model.eval() first",
+            )
+
+
 def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
     """True if attention outputs pass a learned gate (Eva, NaFlex), which maps of attention do not include."""
     return any(getattr(m, "gate", None) is not None for layer in modules for _, m in layer)
@@ -201,8 +252,11 @@ def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
 def _unknown(model: nn.Module) -> str:
     if any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
         return _MULTIHEAD
-    inner = next((name for name, m in model.named_modules() if name and qualified_name(m) in MODELS), None)
+    inner = list(transformers(model))
+    if len(inner) == 1:
+        return f"it wraps a Vision Transformer; capture that one instead (`capture({inner[0]})`)"
     if inner:
-        return f"it wraps a Vision Transformer; capture that one instead (`capture(model.{inner})`)"
+        named = ", ".join(f"`{path}`" for path in inner)
+        return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
     known = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS))
     return f"its class is not among those known to attend with a softmax over the patches of the image ({known})"

@@ -57,15 +57,6 @@ def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Se
     return Target(numbers, others)
 
 
-def require_classes(model: nn.Module) -> None:
-    """Raise ValueError for a model of timm's without a classifier, whose output looks like logits and is none."""
-    if getattr(model, "num_classes", None) == 0:
-        raise ValueError(
-            f"A model with classes was wanted, but {model_name(model)} has none (num_classes=0): its output is "
-            "features. Open it with its classifier, or create it with num_classes=… and train one."
-        )
-
-
 def class_logits(model: nn.Module, output: object) -> Tensor:
     """What a model gave, (B, classes). Raises ValueError for anything else, and for what leaves no probabilities."""
     if isinstance(output, Tensor) and output.dim() == 2:
@@ -123,7 +114,7 @@ def _by_number(model: nn.Module, target, total: int) -> int:
 
 
 def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
-    names = label_names(model) if names is None else names
+    names = label_names(model, total) if names is None else names
     if names is None and target.strip().isdecimal():
         return _by_number(model, int(target), total)
     if names is None:

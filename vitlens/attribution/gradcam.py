@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import checked, explaining, require_gradient, score
+from vitlens.attribution.forward import captured, checked, explaining, require_gradient, score
 from vitlens.attribution.rows import layer_number
-from vitlens.capture import capture
-from vitlens.support import attention_modules
+from vitlens.support import attention_modules, transformer
 from vitlens.target import asked
 
 
@@ -32,12 +31,13 @@ def grad_cam(
     layer: its number, −1 for the last. target, against, names: see `vitlens.attribution`.
     """
     model, images = checked(model, images)
-    layers = attention_modules(model)
+    inner = transformer(model)
+    layers = attention_modules(inner)
     number = layer_number(len(layers), layer)
     modules = [module for _, module in layers[number]]
     with explaining(model):
-        with capture(model) as attn, _inputs(model.blocks[number], modules) as found:
-            logits = model(images)
+        with _inputs(inner.blocks[number], modules) as found:
+            attn, logits = captured(model, images)
         chosen = asked(model, logits, target, against, names)
         gradients = torch.autograd.grad(score(logits, chosen), found)
     require_gradient(model, chosen, list(gradients))

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import checked, explaining, require_gradient, score
+from vitlens.attribution.forward import captured, checked, explaining, require_gradient, score
 from vitlens.attribution.rows import blocks, layer_number
-from vitlens.capture import capture
 from vitlens.layer import Layer
+from vitlens.support import model_name, transformer
 from vitlens.target import asked
 
 
@@ -31,12 +31,19 @@ def legrad(
     `vitlens.attribution`.
     """
     model, images = checked(model, images)
-    first = layer_number(len(model.blocks), first)
+    inner = transformer(model)
+    first = layer_number(len(inner.blocks), first)
     with explaining(model):
-        with capture(model, gradients=True) as attn, _tokens(model) as tokens:
-            logits = model(images)
+        with _tokens(inner) as tokens:
+            attn, logits = captured(model, images, gradients=True)
+        read = [inner.forward_head(inner.norm(z)) for z in tokens]
+        if inner is not model and not torch.equal(read[-1], logits):
+            raise ValueError(
+                f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} gives other "
+                "logits than the one in it. Use another method, such as relevance or grad_cam."
+            )
         chosen = asked(model, logits, target, against, names)
-        attn.differentiate([score(model.forward_head(model.norm(z)), chosen) for z in tokens])
+        attn.differentiate([score(logits, chosen) for logits in read])
         require_gradient(model, chosen, [layer.gradient for layer in attn[first:]])
     received = torch.stack([_received(layer) for layer in attn[first:]])
     return attn.grid.image_map(received.mean(0))
@@ -59,7 +66,7 @@ def _tokens(model: nn.Module) -> Iterator[list[Tensor]]:
         if threading.get_ident() != thread:
             return output
         tokens.append(output)
-        return output.detach()
+        return output.detach().requires_grad_()
 
     with contextlib.ExitStack() as hooks:
         for block in model.blocks:

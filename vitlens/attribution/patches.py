@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.arguments import fitted
-from vitlens.attribution.forward import checked, explaining
-from vitlens.capture import capture
+from vitlens.attribution.forward import captured, checked, explaining
 from vitlens.grid import TokenGrid
 from vitlens.target import asked
 
@@ -40,21 +39,23 @@ def per_image(
     names: Sequence[str] | None,
     baseline: float | Tensor,
     attribute: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, int, TokenGrid], Tensor],
+    *,
+    gradients: bool = False,
 ) -> Tensor:
     """(B, rows, cols): attribute(forward, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image.
 
     forward: images → (B, classes) logits, less that of the class against which another is explained. Images, logits and
     gradients are in float32 or wider, because captum adds them up; the model itself runs in its own precision.
+    gradients: whether `attribute` differentiates the model.
     """
-    model, images = checked(model, images)
+    model, images = checked(model, images, gradients=gradients)
     wide = torch.promote_types(images.dtype, torch.float32)
     blanks = fitted(baseline, images)
     captum()
     with explaining(model):
         with torch.no_grad():
             one, *others = images.split(1)
-            with capture(model) as attn:
-                logits = model(one)
+            attn, logits = captured(model, one)
             logits = torch.cat([logits, *map(model, others)])
         chosen = asked(model, logits, target, against, names)
         numbers = chosen.numbers.tolist()

@@ -38,7 +38,7 @@ def integrated_gradients(
         values = method.attribute(image, blank, number, n_steps=n_steps, internal_batch_size=internal_batch_size)
         return patch_sums(values, grid)
 
-    return per_image(model, images, target, against, names, baseline, attribute)
+    return per_image(model, images, target, against, names, baseline, attribute, gradients=True)
 
 
 def gradient_shap(
@@ -74,7 +74,7 @@ def gradient_shap(
                 total = total + count * method.attribute(image, blank, count, stdevs, number)
         return patch_sums(total / n_samples, grid)
 
-    return per_image(model, images, target, against, names, baseline, attribute)
+    return per_image(model, images, target, against, names, baseline, attribute, gradients=True)
 
 
 def input_x_gradient(
@@ -88,4 +88,4 @@ def input_x_gradient(
     def attribute(forward, image, blank, number, grid):
         return patch_sums(captum().InputXGradient(forward).attribute(image.clone().requires_grad_(), number), grid)
 
-    return per_image(model, images, target, against, names, 0.0, attribute)
+    return per_image(model, images, target, against, names, 0.0, attribute, gradients=True)

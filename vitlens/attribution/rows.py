@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitlens.arguments import whole
 from vitlens.attention import BLOCK
-from vitlens.capture import Attention
 from vitlens.layer import Layer
+from vitlens.recorder import Attention
 
 
 def blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:
@@ -44,9 +44,9 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
         read[:, grid.position(query)] = 1.0
     elif grid.readout is None:
         raise ValueError(
-            f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, or returns all "
-            "tokens), so this map has no row to start from. Give one (`query=(row, column)`), or use another method, "
-            "such as legrad or grad_cam."
+            f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all "
+            "tokens, or is done by what wraps it), so this map has no row to start from. Give one "
+            "(`query=(row, column)`), or use another method, such as legrad or grad_cam."
         )
     elif attn.pool is None:
         read += grid.readout.to(read)

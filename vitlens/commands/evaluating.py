@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device, require_file
+from vitlens.commands.shared import checked_device, require_file, say
 
 
 def evaluate(
@@ -56,7 +56,7 @@ def evaluate(
     question = Question(
         model, data, protocol, counts, seeds, neighbours, tuple(t.strip() for t in tasks.split(",") if t.strip()),
         recipe, tuple(settings or ()), runs, root, workers, device, command_of(sys.argv[1:]),
-        lambda text: print(f"Note: {text}", file=sys.stderr),
+        lambda text: say(f"Note: {text}"),
     )  # fmt: skip
     found = []
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device, complaints, counted, photographs
+from vitlens.commands.shared import checked_device, complaints, counted, photographs, say
 from vitlens.files import writable
 
 # Spelled out, since looking them up would load PyTorch for a page of help.
@@ -60,6 +62,8 @@ def explain(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
 ) -> None:
     """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
+    from tqdm import tqdm
+
     from vitlens import explanation
     from vitlens.models import load_model
 
@@ -68,12 +72,29 @@ def explain(
     writable(out, "--out")
     names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
     vit = load_model(model).to(checked_device(device))
-    found = explanation.explain(
-        vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
-        on_error=complain if len(pictures) > 1 else None,
-    )  # fmt: skip
-    for path in explanation.write(found, vit, out):
-        print(path)
+    done: list[Path] = []
+    with tqdm(total=len(pictures) * (len(names) + 1), unit="map", delay=1) as bar:
+
+        def advance(part: str) -> None:
+            bar.set_description(part, refresh=False)
+            bar.update()
+
+        def written(path: Path) -> None:
+            done.append(path)
+            say(str(path), sys.stdout)
+
+        found = explanation.explanations(
+            vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
+            on_error=complain if len(pictures) > 1 else None, on_part=advance,
+        )  # fmt: skip
+        try:
+            paths = explanation.write(found, vit, out, on_written=written)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            say(f"vitlens: stopped after {len(done)} of {len(pictures)} pictures, which are in {out}.")
+            raise SystemExit(130) from None
+    print(paths[-1])
     if failures:
         raise SystemExit(1)
 
@@ -83,6 +104,7 @@ def explorer(
     image: Annotated[Path | None, typer.Argument(help="A photograph; more can be uploaded.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    sessions: Annotated[int, typer.Option(help="How many pages may be open; each holds the model in memory.")] = 8,
 ) -> None:
     """Serve the explorer as a web page, on this machine alone and behind a token, until Ctrl-C."""
     from vitlens.app import serve
@@ -93,4 +115,5 @@ def explorer(
     attention_modules(load_model(model))  # refuses here what the page would refuse
     if image is not None:
         load_image(image)
-    raise SystemExit(serve(model, image, port=port, browser=browser))
+    serve(model, image, port=port, browser=browser, sessions=sessions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: one more Ctrl-C has nothing to say

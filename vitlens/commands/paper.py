@@ -13,8 +13,7 @@ def models(
     weights: Annotated[bool, typer.Option("--weights", help="Name the nearest public weights and their data.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
-    from vitlens import compute
-    from vitlens.paper import MODELS, TABLE_6, matching
+    from vitlens.paper import COSTS, MODELS, TABLE_6, matching
 
     chosen = matching(only)
     if not chosen:
@@ -22,7 +21,7 @@ def models(
     line = "{:<15} {:>10} {:>8}  {:<30} {}"
     print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
     for model in chosen:
-        cost = compute.cost(model)
+        cost = COSTS[model.name]
         printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
         spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
         names = [each.timm for each in model.weights]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from vitlens.files import writable
 
@@ -15,9 +16,16 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
 
     def complain(sentence: str) -> None:
         failures.append(sentence)
-        print(f"vitlens: {sentence}", file=sys.stderr)
+        say(f"vitlens: {sentence}")
 
     return failures, complain
+
+
+def say(sentence: str, file: TextIO | None = None) -> None:
+    """Print a line, to stderr unless told otherwise, above whatever progress bar is on."""
+    from tqdm import tqdm
+
+    tqdm.write(sentence, file=file or sys.stderr)
 
 
 def photographs(images: list[Path] | None) -> list[tuple[str, object]]:

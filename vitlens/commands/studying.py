@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.commands.shared import checked_device, require_file
+from vitlens.commands.shared import checked_device, require_file, say
 
 
 def study(
@@ -50,7 +50,7 @@ def study(
     records = studies.run_study(
         chosen, data, out, root=root, device=device, max_minutes=max_minutes,
         on_damaged="skip" if skip_damaged else "raise", command=command_of(sys.argv[1:]),
-        say=lambda text: print(text, flush=True),
+        say=lambda text: say(text, sys.stdout), progress=True,
     )  # fmt: skip
     if table is not None and records:
         studies.write_table(table, records)

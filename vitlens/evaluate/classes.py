@@ -6,7 +6,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
-from vitlens.models import label_names
+from vitlens.models import class_count, label_names
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
@@ -19,7 +19,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
     Raises ValueError where that leaves a class without a number, or where two become one.
     """
-    count = model.num_classes
+    count = class_count(model)
     if not count:
         raise ValueError(
             "Accuracy needs a model with a classifier, but this one has none; fine-tune it, or choose a protocol that "
@@ -46,7 +46,7 @@ def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
     """Whether `names` are numbers of the model's classes; not where its own classes are called by numbers."""
     if any(name.isdecimal() for name in label_names(model) or []):
         return False  # folders 0 … 11 come as 0, 1, 10, 11, 2 …, and so do the names of what was trained on them
-    return all(name.isdecimal() for name in names) and max(map(int, names)) < model.num_classes
+    return all(name.isdecimal() for name in names) and max(map(int, names)) < class_count(model)
 
 
 def imagenet_numbers(model: nn.Module) -> Tensor | None:
@@ -66,7 +66,8 @@ def _plain(name: str) -> str:
 
 def _names(model: nn.Module) -> list[list[str]]:
     """What each class of the model is called, the name that is most its own first; nothing if they have no names."""
-    subset = None if hasattr(model, "label_names") else infer_imagenet_subset(model)
+    own = hasattr(model, "label_names") or class_count(model) != model.num_classes  # another head has other classes
+    subset = None if own else infer_imagenet_subset(model)
     if not subset:
         return [[_plain(name)] for name in label_names(model) or []]
     return _imagenet(subset)

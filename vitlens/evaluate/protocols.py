@@ -23,7 +23,7 @@ from vitlens.evaluate.knn import nearest
 from vitlens.evaluate.probe import linear_probe
 from vitlens.evaluate.reading import Reading, before_the_head, named_classes, opened, read
 from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
-from vitlens.models import load_model
+from vitlens.models import class_count, load_model
 from vitlens.records import Record
 from vitlens.runs import versions
 from vitlens.train import World, join
@@ -193,7 +193,7 @@ def _top1(q: Question) -> Iterator[Record]:
     if not real_alone:
         labels = numbers[said.labels]
         yield q.record(q.data, "top1", top_k(said.values, labels, 1), len(labels), said.damaged)
-        if q.network.num_classes > 5:
+        if class_count(q.network) > 5:
             yield q.record(q.data, "top5", top_k(said.values, labels, 5), len(labels), said.damaged)
     files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
     if real_alone or known is not None and (files >= 0).all():

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from vitlens.arguments import require_count, require_images, taking
 from vitlens.faithfulness.baselines import blank
 from vitlens.grid import TokenGrid, token_grid
+from vitlens.models import require_classes
 from vitlens.support import MODELS, evaluating, model_name, qualified_name, unwrap
-from vitlens.target import Target, asked, class_logits, require_classes
+from vitlens.target import Target, asked, class_logits
 
 SCORES = ("probability", "logit")
 

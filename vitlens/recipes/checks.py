@@ -16,7 +16,7 @@ CHOICES = {
     "schedule": ("cosine", "linear"),
     "loss": ("softmax", "sigmoid"),
     "head": ("linear", "mlp"),
-    "precision": ("bf16", "fp32"),
+    "precision": ("auto", "bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
 }
 AT_LEAST_ONE = "image_size patch_size width depth heads batch_size accumulate num_classes evaluate_every log_every"

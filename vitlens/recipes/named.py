@@ -135,7 +135,8 @@ SMALL = (
         augment=Augment(scale=(0.65, 1.4), ratio=(3 / 4, 4 / 3), rotate=15),
         average=0.99,  # ~5 epochs
         mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),  # pixels in [−1, 1]
-        evaluate_every=5, log_every=22, precision="fp32",
+        evaluate_every=5, log_every=22,
+        precision="fp32",  # nearly as fast as bf16 in a model this narrow, and the same on every processor
     ),
 )
 # fmt: on

@@ -134,8 +134,9 @@ class Recipe:
     """Steps between readings of the loss: each makes the host wait for the device."""
     save_every: float = 60.0
     """Seconds between checkpoints."""
-    precision: str = "bf16"
-    """"bf16": autocast, with weights and optimiser in fp32; faster on recent CPUs too. "fp32": everything."""
+    precision: str = "auto"
+    """"bf16": autocast and Muon's products, with weights and moments in fp32. "fp32": everything. "auto": bf16 where
+    the device multiplies it in hardware, else fp32; a run keeps what was chosen when it began."""
     compile: str = "default"
     """Mode of torch.compile on CUDA: "default" (under a minute), "max-autotune-no-cudagraphs" (many), or "off"."""
     compile_cpu: bool = False

@@ -124,16 +124,6 @@ def fitted(
     return replace(plan, epochs=epochs, steps=0)
 
 
-def computes_bf16(device: torch.device) -> bool:
-    """Whether a CPU or an NVIDIA GPU has matrix products in bf16; without, PyTorch makes them of conversions."""
-    if device.type != "cpu":
-        return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
-    try:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    except (AttributeError, RuntimeError):  # a PyTorch without oneDNN
-        return False
-
-
 def cost_of_determinism(model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, world: World) -> float:
     """Extra time of a step under deterministic algorithms, as a share; both uncompiled, by a short trial."""
     trial = replace(_endless(plan), compile="off")

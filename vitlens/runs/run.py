@@ -16,11 +16,12 @@ from tqdm.auto import tqdm
 from vitlens import snapshots
 from vitlens.files import write
 from vitlens.runs.account import command_of, finish, finished_before, seconds_before
-from vitlens.runs.plan import computes_bf16, cost_of_determinism, fitted, planned, refuse
+from vitlens.runs.plan import cost_of_determinism, fitted, planned, refuse
 from vitlens.runs.sources import Source, note
 from vitlens.runs.watching import Board, Progress, Stop
 from vitlens.train import checkpoint, compiled, fit, join
 from vitlens.train.guards import check
+from vitlens.train.precision import said_of, settled
 
 AGREE = 10  # steps after which several processes ask each other whether to stop: each time the host waits
 
@@ -70,7 +71,7 @@ def run(
     refuse(out, world.device, resume, max_minutes, fit_minutes, watch)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
-    plan = planned(recipe_name, model, out, resume, overrides, seed, tiny)
+    plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
     quiet = quiet or world.rank > 0
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
 
@@ -108,9 +109,8 @@ def run(
         cost = cost_of_determinism(network, (train, valid), plan, world)
         say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
     check((train, valid), plan, out, resume, world)
-    if plan.precision == "bf16" and not computes_bf16(world.device):
-        chip = "CPU" if world.device.type == "cpu" else "GPU"
-        say(f"This {chip} computes bf16 slowly; --set precision=fp32 is likely to be faster.")
+    if told := said_of(plan, world.device, not fresh):
+        say(told)
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     if fresh and world.rank == 0:

@@ -10,26 +10,30 @@ import datetime
 import hashlib
 import json
 import shutil
+import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from vitlens import compute, datasets
 from vitlens.datasets import ImageSet
 from vitlens.evaluate import features, few_shot, proportion
 from vitlens.evaluate.fewshot import support
-from vitlens.files import writable, write
+from vitlens.files import locked, writable, write
 from vitlens.recipes import Recipe
 from vitlens.runs import hardware, versions
 from vitlens.runs.watching import Stop
 from vitlens.studies import weights
 from vitlens.studies.study import Cell, Study
-from vitlens.train import World, compiled, fit, join
+from vitlens.train import Step, World, compiled, fit, join
+from vitlens.train.precision import said_of, settled
 
 SHOTS, DRAWS = 5, 3
 
@@ -45,20 +49,23 @@ def run_study(
     on_damaged: str = "raise",
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
 ) -> list[dict]:
     """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
 
     data: what `datasets.load` reads, `root` and `on_damaged` what it is told. out: a folder; one that holds part of the
     same study is gone on with. Each record has the model's name, kind, parameters and FLOPs of one image; images, seed,
-    steps and epochs; `top1`, after the last step, with the 95 % interval `low` to `high` that the validation images
-    leave; `best`, the best top-1 seen on the way, which is what early stopping would give; `five_shot`, least squares
-    on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training, without
-    the patches that it drops, and its seconds, both without validation; `device`, `date`, versions and `command`.
-    Accuracies in per cent. After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and
-    returns what there is.
+    steps, epochs and precision; `top1`, after the last step, with the 95 % interval `low` to `high` that the validation
+    images leave; `best`, the best top-1 seen on the way, which is what early stopping would give; `five_shot`, least
+    squares on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training,
+    without the patches that it drops, and its seconds, both without validation; `device` with the number of threads,
+    `date`, versions and `command`. Accuracies in per cent. A precision that the recipe leaves open, and the number of
+    CPU threads, stay those that the study was begun with, on other machines too: both move a result as much as a seed.
+    After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and returns what there is.
+    say: called with a sentence for each training. progress: show a bar.
 
-    Raises ValueError for data that does not have what the study wants, a folder of another study and `out` that cannot
-    be written to, and what `fit` raises.
+    Raises ValueError for data that does not have what the study wants, a folder of another study or one that another
+    process works in, and `out` that cannot be written to; and what `fit` raises.
     """
     start, world, out = time.monotonic(), join(device), Path(out)
     if world.size > 1:
@@ -71,19 +78,29 @@ def run_study(
         say(f"Left out: {name}.")
     splits = [_chosen(split, study, data) for split in found]
     _check(study, splits, data)
-    _same(out / "study.json", study, splits)
+    resumed = (out / "study.json").exists()
+    study, threads = _same(out / "study.json", study, splits, world)
+    if told := said_of(study.recipe, world.device, resumed):
+        say(told)
     train, valid = (split.to(world.device) for split in splits)
     trial, records = Trial(valid, world, out), []
-    with Stop() as stop:
-        for cell in study.cells():
-            kept = out / "cells" / f"{cell.name}.json"
+    cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
+    steps = study.recipe.steps
+    before = steps * sum(kept.exists() for _, kept in cells)
+    with locked(out), Stop() as stop, _threads(threads), tqdm(
+        total=steps * len(cells), initial=before, unit="step", disable=not progress,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+    ) as bar:  # fmt: skip
+        for number, (cell, kept) in enumerate(cells, 1):
             if not kept.exists():
+                bar.set_description(f"{number} of {len(cells)}: {cell}")
+
+                def go_on(step: Step, trained: int = bar.n) -> bool:
+                    bar.update(trained + step.step - bar.n)
+                    return not (stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes))
+
                 rows, plan = subset(splits[0].labels, cell.images, study.classes, cell.seed), study.plan(cell)
-                ended = trial.trained(
-                    cell, plan, train.chosen(rows),
-                    lambda: stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes),
-                )  # fmt: skip
-                if not ended:
+                if not trial.trained(cell, plan, train.chosen(rows), go_on):
                     say(f"Stopped in {cell.name} with a checkpoint; the same command goes on.")
                     break
                 record = trial.record(study, cell, plan, command)
@@ -110,8 +127,8 @@ class Trial:
         """What was trained last of the cell's network."""
         return self.models[cell.network.name][0]
 
-    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, stop: Callable[[], object]) -> bool:
-        """Whether the training came to its end, and was not stopped before."""
+    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, go_on: Callable[[Step], bool]) -> bool:
+        """Whether the training came to its end, and was not stopped before: `go_on` is asked after each step."""
         fresh = cell.network.build(plan).to(self.world.device)
         if cell.network.name not in self.models:
             self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
@@ -122,7 +139,7 @@ class Trial:
                 world=self.world)
         ) as training:  # fmt: skip
             for step in training:
-                if step.step < step.steps and stop():
+                if not go_on(step) and step.step < step.steps:
                     return False
         return True
 
@@ -140,6 +157,7 @@ class Trial:
             "study": study.name, "model": network.name, "kind": network.kind,
             "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,
             "classes": study.classes, "seed": cell.seed, "steps": plan.steps, "epochs": round(seen / cell.images, 2),
+            "precision": plan.precision,
             **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
             "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
             "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
@@ -202,25 +220,42 @@ def _check(study: Study, splits: list[ImageSet], data: str) -> None:
             )
 
 
-def _same(path: Path, study: Study, splits: list[ImageSet]) -> None:
+def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tuple[Study, int]:
     """Note what the study is and what it is made on; refuse a folder in which something else is noted.
 
-    Sizes and seeds may become more or fewer: each training stands for itself.
+    Returns the study with the precision, and the number of threads, that it was begun with. Sizes and seeds may become
+    more or fewer: each training stands for itself.
     """
+    before = _read(path) if path.exists() else {}
+    if study.recipe.precision == "auto" and "precision" in before.get("recipe", ()):
+        study = replace(study, recipe=replace(study.recipe, precision=before["recipe"]["precision"]))
+    study = replace(study, recipe=settled(study.recipe, world))
+    threads = before.get("threads", torch.get_num_threads())
     digest = hashlib.sha256("\0".join(splits[0].class_names).encode())
     for split in splits:
         digest.update(split.labels.numpy().tobytes())
         digest.update(split.images[:: max(1, len(split) // 100)].contiguous().numpy().tobytes())
-    now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16]}))
-    if path.exists():
-        before = _read(path)
-        other = [key for key in now if key not in ("sizes", "seeds") and before.get(key) != now[key]]
+    now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16], "threads": threads}))
+    if before:
+        other = [key for key in now if key not in ("sizes", "seeds", "threads") and before.get(key) != now[key]]
         if other:
             raise ValueError(
                 f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
                 "--out, or go on with the same command."
             )
     write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
+    return study, threads
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """PyTorch with so many threads, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _read(path: Path) -> dict:

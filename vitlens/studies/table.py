@@ -19,7 +19,8 @@ def write_table(path: Path | str, records: Sequence[dict]) -> None:
         raise ValueError("A table needs at least one training that came to its end, but there is none yet.")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        table = csv.DictWriter(file := io.StringIO(newline=""), list(records[0]), lineterminator="\n")
+        columns = dict.fromkeys(name for record in records for name in record)  # older ones have fewer
+        table = csv.DictWriter(file := io.StringIO(newline=""), list(columns), lineterminator="\n")
         table.writeheader()
         table.writerows(records)
         write(Path(path), file.getvalue().encode())

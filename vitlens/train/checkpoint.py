@@ -14,6 +14,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from vitlens.files import write
 
@@ -65,7 +66,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
         try:
             return load(marker)
         except Damaged as problem:
-            print(f"The checkpoint {marker.stem} is damaged and passed over: {problem}.", flush=True)
+            tqdm.write(f"The checkpoint {marker.stem} is damaged and passed over: {problem}.")
     if markers:
         raise ValueError(
             f"Every checkpoint in {folder} is damaged. Start again in another folder, or in this one once they are "

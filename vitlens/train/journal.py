@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from vitlens.datasets import ImageSet
 from vitlens.files import write
@@ -107,7 +108,7 @@ class Journal:
                     f"{what.format(self.facts[key])}. Resume it as it was, or train into another folder."
                 )
         if self.writes and (said := self._differences(scalars)):
-            print(f"Resumed with {' and '.join(said)}: from here on not to the bit as if never stopped.", flush=True)
+            tqdm.write(f"Resumed with {' and '.join(said)}: from here on not to the bit as if never stopped.")
         self.seconds_before = scalars.get("seconds", 0.0)
         checkpoint.restore(tensors, *self.state)
         log = self.folder / "log.jsonl"

@@ -25,6 +25,7 @@ from vitlens.train.guards import check, finite, settings
 from vitlens.train.journal import Journal, facts_of
 from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
+from vitlens.train.precision import settled
 from vitlens.train.processes import World
 from vitlens.train.validation import validation
 
@@ -76,6 +77,7 @@ def fit(
     ``MemoryError`` when memory runs out and ``ConnectionError`` when another process of the run is gone.
     """
     world = world or (World() if device is None else World(device=torch.device(device)))
+    recipe = settled(recipe, world)
     check(data, recipe, out, resume, world)
     train, valid = (split.to(world.device) for split in data)
     per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))

@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.augment import Targets
 from vitlens.recipes import Recipe
+from vitlens.train.precision import settled
+from vitlens.train.processes import World
 
 
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
@@ -62,6 +64,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
     Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
     """
     device = torch.device(device)
+    recipe = settled(recipe, World(device=device))
     bf16, loss, smoothing = recipe.precision == "bf16", LOSSES[recipe.loss], recipe.label_smoothing
     few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
     attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext

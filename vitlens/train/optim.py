@@ -46,7 +46,8 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         fused=True,
     )
     groups = [{"params": hidden, "parts": 1}, {"params": stacked, "parts": 3}]
-    return [Muon(groups, recipe.muon_lr, recipe.momentum, recipe.weight_decay), adamw]
+    products = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    return [Muon(groups, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products), adamw]
 
 
 def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -82,13 +83,18 @@ class Muon(torch.optim.Optimizer):
     (Liu et al. 2025, arXiv 2502.16982). Equal to ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but matrices of
     one shape are orthogonalised together: some 30 launches a step for a whole ViT rather than more than a thousand.
 
-    A group with ``parts`` = 3 holds matrices that are three stacked along their rows (q, k and v).
+    A group with ``parts`` = 3 holds matrices that are three stacked along their rows (q, k and v). ``products`` is the
+    precision of the iteration.
     """
 
-    def __init__(self, params: Iterable, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
+    def __init__(
+        self, params: Iterable, lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
+        products: torch.dtype = torch.bfloat16,
+    ):  # fmt: skip
         super().__init__(
             params, {"lr": lr, "peak_lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         )
+        self.products = products
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -110,17 +116,16 @@ class Muon(torch.optim.Optimizer):
                     stacks[pair[0].shape].append(pair)
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
-                orthogonal = orthogonalised(torch.stack(updates)).to(targets[0].dtype)
+                orthogonal = orthogonalised(torch.stack(updates).to(self.products)).to(targets[0].dtype)
                 scale = 0.2 * math.sqrt(max(shape))
                 torch._foreach_add_(list(targets), list(orthogonal.unbind()), alpha=-group["lr"] * scale)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Approximately U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns): bf16, singular values in about 0.7…1.2."""
+    """Approximately U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns): singular values in about 0.7…1.2."""
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT

@@ -9,6 +9,7 @@ from vitlens.augment import normalised
 from vitlens.datasets import ImageSet
 from vitlens.recipes import Recipe
 from vitlens.support import evaluating
+from vitlens.train.precision import settled
 from vitlens.train.processes import World
 
 
@@ -26,6 +27,7 @@ def accuracy(
     each module is left as found.
     """
     world = world or World(device=next(model.parameters()).device)
+    recipe = settled(recipe, world)
     at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
     mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
     right = torch.zeros(len(data), dtype=torch.bool, device=world.device)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from vitlens.models import require_classes
 from vitlens.support import attention_modules, unwrap
-from vitlens.target import classes, require_classes
+from vitlens.target import classes
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import PAINT, Pictured
 from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
@@ -107,7 +108,7 @@ class Explorer(Pictured):
         model = unwrap(self.model)
         require_classes(model)
         try:
-            return classes(model, torch.zeros(1, model.num_classes), [asked])[0].item()
+            return classes(model, torch.zeros(1, self.subject.classes), [asked])[0].item()
         except TypeError as error:
             raise ValueError(str(error)) from error
 

@@ -402,6 +402,60 @@ function save(names, buffers) {
   });
 }
 
+// ---------------------------------------------------------------- the kernel
+
+const PATIENCE = 1500; // milliseconds for a connection to come back, and for an idle kernel to stir when something is sent
+const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // also if another takes its place: it knows no model
+
+// Calls tell("ended") when the kernel of a model is gone, tell("silent") while it cannot be reached, tell("") when it
+// can again. A kernel that runs a cell may take as long as it likes. Front ends that hide their kernel tell nothing.
+function watch(model, tell) {
+  const kernel = model.widget_manager?.kernel;
+  if (!kernel?.statusChanged?.connect) return { sent() {}, stop() {} };
+  let state, silence, parted;
+  const say = (next) => {
+    if (state === "ended" || next === state) return;
+    tell((state = next));
+  };
+  const silent = () => say("silent");
+  const slots = {
+    statusChanged: (_, status) => GONE.includes(status) && say("ended"),
+    disposed: () => say("ended"),
+    connectionStatusChanged: (_, status) => {
+      clearTimeout(parted);
+      if (status !== "connected") parted = setTimeout(silent, status === "disconnected" ? 0 : PATIENCE);
+      else say("");
+    },
+    anyMessage: (_, { direction }) => {
+      if (direction !== "recv") return;
+      clearTimeout(silence);
+      silence = 0;
+      say("");
+    },
+  };
+  for (const [signal, slot] of Object.entries(slots)) kernel[signal]?.connect(slot);
+  if (kernel.isDisposed) say("ended");
+  return {
+    sent: () => (silence ||= kernel.status === "idle" ? setTimeout(silent, PATIENCE) : 0),
+    stop: () => {
+      [silence, parted].forEach(clearTimeout);
+      for (const [signal, slot] of Object.entries(slots)) kernel[signal]?.disconnect(slot);
+    },
+  };
+}
+
+// What a person is told then, and what to do: in a notebook, and in the app.
+const TOLD = {
+  ended: [
+    "The kernel that drew this has ended or was restarted. Run the cell again, after those that it needs.",
+    "The kernel behind this page has ended. Reload the page to begin anew.",
+  ],
+  silent: [
+    "The kernel does not answer. Wait a moment; if this stays, restart the kernel and run the notebook again.",
+    "The program behind this page does not answer. Wait a moment; if this stays, reload the page, or start the app again.",
+  ],
+};
+
 // ---------------------------------------------------------------- the page
 
 function render({ model, el }) {
@@ -423,13 +477,21 @@ function render({ model, el }) {
   let uploads = 0;
   let reading = false;
   let complaint = ""; // of this page about a file, which Python never saw
+  let gone = ""; // what is said while there is no kernel
+  const kernel = watch(model, (state) => {
+    gone = state && TOLD[state][document.body.dataset.voila ? 1 : 0];
+    alert.textContent = gone || complaint || model.get("frame").message;
+    body.inert = Boolean(gone);
+    if (gone) busy.textContent = "";
+  });
   const aim = { at: null };
 
   const waiting = () => sent > model.get("frame").answers;
   const send = (content, buffers = []) => {
     root.dataset.sent = sent = number += 1;
     complaint = "";
-    setTimeout(() => waiting() && (busy.textContent = "working …"), 150);
+    setTimeout(() => waiting() && !gone && (busy.textContent = "working …"), 150);
+    kernel.sent();
     model.send({ ...content, number: sent }, undefined, buffers);
   };
   const upload = async (file) => {
@@ -526,7 +588,7 @@ function render({ model, el }) {
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later one was quicker
-    alert.textContent = complaint || frame.message;
+    alert.textContent = gone || complaint || frame.message;
     if (!waiting()) busy.textContent = reading ? "reading …" : "";
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
@@ -537,6 +599,7 @@ function render({ model, el }) {
   el.append(root);
   draw();
   return () => {
+    kernel.stop();
     model.off("change:frame", draw);
     model.off("msg:custom", custom);
   };

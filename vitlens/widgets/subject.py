@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.arguments import taking
-from vitlens.capture import Attention, capture
 from vitlens.grid import patch_embedding, prefix_names
 from vitlens.layer import Layer
-from vitlens.models import label_names
+from vitlens.models import class_count, label_names
 from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder import Attention, capture
 from vitlens.support import architecture, evaluating, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
@@ -63,8 +63,8 @@ class Photograph:
 
 class Subject:
     """batch: (1, C, H, W), what the model was given; pixels: (H, W, 3) uint8, the same as a picture. tokens: one
-    (1, T, D) per layer. likeliest: numbers of the likeliest classes. number: no other subject has it. small: tensors
-    that were made of it, by what they are."""
+    (1, T, D) per layer. classes: how many the model tells apart, 0 without a classifier. likeliest: numbers of the
+    likeliest of them. number: no other subject has it. small: tensors that were made of it, by what they are."""
 
     numbers = itertools.count()
 
@@ -81,9 +81,10 @@ class Subject:
             )
         self.attn, self.grid = attn, attn.grid
         self._model = weakref.ref(model)  # what is kept here goes with its model
-        self._names, self._shares = label_names(model), logits[0].float().softmax(-1).cpu()
-        classes = logits.shape[-1] if model.num_classes and logits.dim() == 2 else 0  # without pooling, one for a token
-        self.likeliest = self._shares.topk(min(LIKELIEST, classes)).indices.tolist() if classes else []
+        classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
+        self.classes = logits.shape[-1] if classed else 0
+        self._names, self._shares = label_names(model, logits.shape[-1]), logits[0].float().softmax(-1).cpu()
+        self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
         self.prefix = prefix_names(model)
         self.name = architecture(model)
         self.number = next(self.numbers)

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens import fused
+from vitlens.graph import Graph, require_gradients, tensors_of
 from vitlens.grid import TokenGrid, patch_embedding, token_grid
-from vitlens.layer import Layer
-from vitlens.support import UnsupportedModelError, attention_modules, gated, model_name, refuse, unwrap
+from vitlens.layer import Layer, all_heads, joined
+from vitlens.support import UnsupportedModelError, attention_modules, gated, model_name, refuse, refuse_chance, unwrap
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
 
@@ -56,7 +57,7 @@ class Attention(Sequence):
             )
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return _join(self._calls[index])
+        return joined(self._calls[index])
 
     def differentiate(self, score: Tensor | Sequence[Tensor]) -> None:
         """Give every layer, and an attention pool, its `gradient`: ∂score/∂output. Nobody's `.grad` is touched.
@@ -100,27 +101,39 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
 
     values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
     graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
-    first of the outputs. Raises UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (see
-    `vitlens.support`), and for a second forward in the same block. Compiled models run uncompiled meanwhile, in all
-    threads. Works in several threads at once, each with its own block. Kept are q and k, so memory is linear in the
-    tokens, except for models with dense attention biases (BEiT, relative positions): their biases are as large as the
-    maps, and are kept too.
+    first of the outputs, and a graph that is cut inside of the model is refused (`vitlens.graph`). Raises
+    UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (see `vitlens.support`), and for a
+    second forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads
+    at once, each with its own block. Kept are q and k, so memory is linear in the tokens, except for models with dense
+    attention biases (BEiT, relative positions): their biases are as large as the maps, and are kept too.
     """
     model = unwrap(model)
     modules = attention_modules(model)
     attn = Attention(model, modules)
-    _refuse_chance(model)
-    with _uncompiled(), _Recorder(model, modules, attn, values, gradients):
+    refuse_chance(model)
+    if gradients:
+        require_gradients(model)
+    threads = set()
+    with (
+        modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
+        _uncompiled(),
+        _Recorder(model, modules, attn, values, gradients),
+    ):
         yield attn
     if not attn.complete:
-        fused = all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer)
-        raise refuse(
-            model,
-            "it was not run to its last block inside the `with` block, or not with its own parameters "
-            "(functional_call, quantised layers)"
-            if fused
-            else "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew",
-        )
+        if not all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer):
+            reason = "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
+        elif threads - {threading.get_ident()}:
+            reason = (
+                "it was run in another thread, and a capture sees the thread that opened it alone; open the `with` "
+                "block in the function that runs the model"
+            )
+        else:
+            reason = (
+                "it was not run to its last block inside the `with` block, or not with its own parameters "
+                "(functional_call, quantized layers)"
+            )
+        raise refuse(model, reason)
 
 
 class _Recorder(TorchFunctionMode):
@@ -130,6 +143,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.model, self.attn, self.values, self.gradients = model, attn, values or gradients, gradients
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
+        self.held = list(model.parameters())  # or ids of those that are freed meanwhile would be others' soon
         self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
         self.owner |= {
             id(p): (i, j, name)
@@ -141,6 +155,7 @@ class _Recorder(TorchFunctionMode):
             for module in (model.norm, model.attn_pool):
                 self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
         embed = patch_embedding(model)
+        self.graph = Graph(model, embed) if gradients else None
         self.embed = {id(p) for p in embed.parameters()}
         self.pads = hasattr(embed, "backbone") or getattr(embed, "dynamic_img_pad", False)
         self.image: Tensor | None = None
@@ -151,15 +166,14 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        for a in args:
-            if isinstance(a, list | tuple):
-                tensors += [t for t in a if isinstance(t, Tensor)]
+        tensors = tensors_of(args, kwargs)
         for tensor in tensors:  # a parameter of another model, which runs in between, ends the layer
             self.layer = self.owner.get(id(tensor), None if isinstance(tensor, nn.Parameter) else self.layer)
         if not self.begun:
             self._look_for_image(tensors, args[0] if args else None)
         result = func(*args, **kwargs)
+        if self.graph is not None:
+            self.graph.look(func, tensors, result)
         if func is F.pad and self.pads and not self.begun:
             self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
         return result
@@ -180,21 +194,22 @@ class _Recorder(TorchFunctionMode):
         if where is None:  # somebody else's attention
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         index, call, name = where
-        self._check(index, call, query, key, dropout_p, is_causal)
+        self._check(index, call, query, key, attn_mask, dropout_p, is_causal)
         self.begun, self.image = True, None
         self.padded.clear()
         output, lse = fused.attend(func, query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
-        if self.gradients and not output.requires_grad:
+        if self.graph is not None:
+            self.graph.look(func, [query, key, value], output, name)
             output.requires_grad_()
         own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
         scale = kwargs.get("scale")
         layer = Layer(
             name,
             own(query),
-            own(_all_heads(key, query)),
+            own(all_heads(key, query)),
             query.shape[-1] ** -0.5 if scale is None else float(scale),
             None if attn_mask is None else attn_mask.detach(),
-            own(_all_heads(value, query)) if self.values else None,
+            own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
             lse=None if lse is None else lse.detach(),
         )
@@ -205,7 +220,7 @@ class _Recorder(TorchFunctionMode):
             self.attn._calls[index][call] = layer
         return output
 
-    def _check(self, index: int, call: int, query: Tensor, key: Tensor, dropout_p: float, is_causal: bool) -> None:
+    def _check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
         grid, where = self.attn.grid, "attention pool" if index == POOL else f"layer {index}"
         seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
         if seen is not None:
@@ -215,6 +230,12 @@ class _Recorder(TorchFunctionMode):
             )
         if len(query) == 0:
             raise refuse(self.model, "the batch holds no images")
+        if torch._C._functorch.is_functorch_wrapped_tensor(query):
+            raise refuse(
+                self.model,
+                "it runs inside of a transform of torch.func (vmap, grad, jacrev), which nothing can be kept of; give "
+                "it all images as one batch, and open the capture around autograd's own functions instead",
+            )
         if dropout_p > 0:
             raise refuse(
                 self.model,
@@ -223,6 +244,12 @@ class _Recorder(TorchFunctionMode):
             )
         if is_causal:
             raise refuse(self.model, f"{where} was called with a causal mask, so later patches are hidden")
+        if mask is not None and not mask.is_meta and _hides_all(mask):
+            raise refuse(
+                self.model,
+                f"the mask of {where} hides all tokens from one of them, whose attention is then no distribution; let "
+                "every token attend to one at least, itself for example",
+            )
         if grid is None:
             raise refuse(
                 self.model,
@@ -239,16 +266,10 @@ class _Recorder(TorchFunctionMode):
             )
 
 
-def _refuse_chance(model: nn.Module) -> None:
-    """Raise where dropout, stochastic depth or patch dropout is at work: what ran is then not the model's own map."""
-    for name, module in model.named_modules():
-        rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
-        if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:
-            raise refuse(
-                model,
-                f"it is in training mode and {name} ({type(module).__name__}, {rate:g}) leaves things out at random, "
-                "so no map is what the whole model does; call model.eval() first",
-            )
+def _hides_all(mask: Tensor) -> bool:
+    """Whether an attention mask leaves some query nothing to attend to."""
+    seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
+    return not seen.all()
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -257,24 +278,6 @@ def _own(tensor: Tensor) -> Tensor:
     if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _all_heads(keys: Tensor, queries: Tensor) -> Tensor:
-    """Grouped-query attention (enable_gqa): each key head serves a group of query heads."""
-    groups = queries.shape[1] // keys.shape[1]
-    return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
-
-
-def _join(calls: list[Layer]) -> Layer:
-    """Parallel attentions of one block: one layer whose heads are those of all."""
-    first = calls[0]
-    if len(calls) == 1:
-        return first
-    if any(c.mask is not None or c.scale != first.scale for c in calls):
-        raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
-    cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
-    name = " + ".join(c.name for c in calls)
-    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient", "lse")))
 
 
 def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | None:

@@ -1,0 +1,73 @@
+"""In which precision a model is trained: the one that the device multiplies matrices in fastest, unless it is told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import replace
+
+import torch
+
+from vitlens.recipes import RECIPES, Recipe
+from vitlens.train.processes import World
+
+NARROW = ("DEFAULT", "NO AVX", "AVX2")  # of PyTorch's names for what it uses of an x86 processor
+EMULATED = ("AVX512_CORE", "AVX512_CORE_VNNI")  # what oneDNN can be limited to, and then still takes bf16
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 in hardware; a CPU with AVX2 alone takes 25 times as long as for fp32.
+
+    On a CPU, oneDNN takes bf16 wherever there is AVX512, with or without instructions for it. What limits PyTorch or
+    oneDNN (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``) counts as if the processor had no more.
+    """
+    if device.type != "cpu":
+        return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        if platform.machine() not in ("x86_64", "AMD64"):
+            return True
+        limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in EMULATED
+        limited |= torch.backends.cpu.get_cpu_capability() in NARROW
+        return not limited and torch.cpu._is_avx512_bf16_supported()
+    except (AttributeError, RuntimeError):  # a PyTorch without oneDNN
+        return False
+
+
+def settled(recipe: Recipe, world: World) -> Recipe:
+    """The recipe with a precision: for "auto" bf16 if all processes of the run compute it in hardware, else fp32."""
+    if recipe.precision != "auto":
+        return recipe
+    everywhere = world.total(computes_bf16(world.device)) == world.size
+    return replace(recipe, precision="bf16" if everywhere else "fp32")
+
+
+def said_of(recipe: Recipe, device: torch.device, resumed: bool) -> str:
+    """A sentence on what the recipe's precision costs on this device, or nothing where it is the faster one, or was
+    asked for: fp32 is more exact, and comes by "auto" only in a run that was begun elsewhere."""
+    faster = "bf16" if computes_bf16(device) else "fp32"
+    elsewhere = resumed and recipe.name in RECIPES and RECIPES[recipe.name].precision == "auto"
+    if recipe.precision == faster or not (faster == "fp32" or elsewhere):
+        return ""
+    ratio = seconds(device, recipe.precision) / seconds(device, faster)
+    kept = "the run keeps to what it was begun in" if resumed else "--set precision=auto takes what is faster"
+    return (
+        f"This {'CPU' if device.type == 'cpu' else 'GPU'} takes {ratio:.1f} times as long for a product of matrices in "
+        f"{recipe.precision} as in {faster}; {kept}."
+    )
+
+
+def seconds(device: torch.device, precision: str) -> float:
+    """What a product of two square matrices takes, the least of five."""
+    n, synchronize = (256, int) if device.type == "cpu" else (4096, getattr(torch, device.type).synchronize)
+    a = torch.ones(n, n, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    taken = []
+    for _ in range(6):
+        synchronize()
+        start = time.perf_counter()
+        a @ a
+        synchronize()
+        taken.append(time.perf_counter() - start)
+    return min(taken[1:])
