@@ -348,6 +348,24 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert kept["epochs"] == 1, "trained anew, not gone on with"
 
 
+def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, small, monkeypatch):
+    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    more = ("--runs", tmp_path / "runs", "--set", "epochs=2", *SHORT)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            sys.modules["vitlens.runs.run"].Stop, "__enter__", lambda self: vars(self).update(signal=2) or self
+        )
+        patched.setattr(sys.modules["vitlens.runs.run"].Stop, "__exit__", lambda *_: None)
+        done = evaluate(small, folder, "finetune", out, *more, expect=130)
+    assert "Stopped as it was asked to, at step 1 of 6; the same command goes on." in done.stderr
+    assert "--resume" not in done.stderr and not out.exists()
+    assert "step-00000001" in str(list((tmp_path / "runs").rglob("*.safetensors")))
+    evaluate(small, folder, "finetune", out, *more)
+    assert json.loads(out.read_text())[0]["images"] == 15
+    (log,) = (tmp_path / "runs").rglob("log.jsonl")
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()][-1] == 6
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
 def test_resnets_and_efficientnets_are_tuned_too(tmp_path, name):
     """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""

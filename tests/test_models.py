@@ -191,3 +191,19 @@ def test_what_a_model_is_called_in_a_picture():
     assert architecture(small) == "vit_tiny_patch16_224, patch 8, 64 px"
     oblong = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(96, 160))
     assert architecture(oblong) == "vit_tiny_patch16_224, 96 × 160 px"
+
+
+def test_weights_that_are_fetched_are_said_with_their_place(monkeypatch, capsys):
+    from huggingface_hub import constants
+
+    create, cached = timm.create_model, []
+    monkeypatch.setattr("vitlens.models.reach", lambda: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: cached[0] if cached else None)
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **more: create("test_vit", **more))
+    load_model("vit_tiny_patch16_224")
+    said = f"Fetched the weights of vit_tiny_patch16_224 into {constants.HF_HUB_CACHE}, to be kept there.\n"
+    assert capsys.readouterr().err == said
+    cached.append("model.safetensors")
+    load_model("vit_tiny_patch16_224")
+    load_model("vit_tiny_patch16_224", pretrained=False)
+    assert not capsys.readouterr().err

@@ -5,9 +5,11 @@ import hashlib
 import io
 import json
 import pickle
+import shutil
 import struct
 import sys
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -536,6 +538,84 @@ def test_hugging_face_sets_as_timm_reads_them(tmp_path):
         load(name, root=cache)
     with pytest.raises(ValueError, match="hfds/.*nowhere is not in .* cannot be fetched"):
         load(f"hfds/{tmp_path / 'nowhere'}", root=cache)
+
+
+def test_without_a_network_hugging_face_sets_are_refused_at_once_and_read_from_the_cache(tmp_path, monkeypatch, capsys):
+    """Its library alone tries for half a minute."""
+    datasets = pytest.importorskip("datasets")
+
+    def no_network(*_, **__):
+        raise OSError("no route to host")
+
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    monkeypatch.setattr("httpx.Client.send", lambda *_, **__: asked.append(1) or no_network())
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="hfds/owner/set is not in .* cannot be fetched from here"):
+        load("hfds/owner/set", root=tmp_path / "cache")
+    assert not asked and time.monotonic() - start < 20, "nothing is asked of what cannot be reached"
+    assert not datasets.config.HF_HUB_OFFLINE, "what others load is not touched"
+
+    features = datasets.Features({"label": datasets.ClassLabel(names=["ant", "bee"]), "image": datasets.Image()})
+    rows = {"label": [0, 1], "image": [{"bytes": encoded(i), "path": None} for i in range(2)]}
+    (tmp_path / "set").mkdir()
+    datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "set" / "train-00000-of-00001.parquet")
+    expected = load(f"hfds/{tmp_path / 'set'}", root=tmp_path / "cache")
+    said = (
+        f"Put hfds/{tmp_path / 'set'}, as the package datasets reads it, into {tmp_path / 'cache'}, to be kept there."
+    )
+    assert capsys.readouterr().err.count(said) == 1
+    load(f"hfds/{tmp_path / 'set'}", root=tmp_path / "cache")
+    assert said not in capsys.readouterr().err, "what is there is not put there again"
+    (local,) = (path for path in (tmp_path / "cache").glob("*/*/*/*") if path.is_dir())
+    copy = tmp_path / "cache" / "owner___set" / "default" / "0.0.0" / local.name  # as one of the hub is kept
+    shutil.copytree(local, copy)
+    for path in copy.glob("parquet-*.arrow"):
+        path.rename(copy / path.name.replace("parquet", "set"))
+    for path in copy.glob("*-train.arrow"):
+        path.rename(copy / "set-train.arrow")
+    found = load("hfds/owner/set", root=tmp_path / "cache")
+    assert torch.equal(found.images, expected.images) and found.class_names == ("ant", "bee") and not asked
+
+
+def test_parquet_columns_of_other_names_are_read_where_they_can_only_be_these(tmp_path):
+    """CIFAR-100 has img, fine_label and coarse_label on the hub."""
+    datasets = pytest.importorskip("datasets")
+    classes = {"fine_label": datasets.ClassLabel(names=["ant", "bee", "cat"]),
+               "coarse_label": datasets.ClassLabel(names=["insect", "mammal"])}  # fmt: skip
+    rows = {"img": [{"bytes": encoded(i), "path": None} for i in range(6)],
+            "fine_label": [0, 1, 2, 0, 1, 2], "coarse_label": [0, 0, 1] * 2}  # fmt: skip
+    features = datasets.Features({"img": datasets.Image(), **classes})
+    for split in ("train", "test"):
+        (tmp_path / "cifar100").mkdir(exist_ok=True)
+        path = tmp_path / "cifar100" / f"{split}-00000-of-00001.parquet"
+        datasets.Dataset.from_dict(rows, features).to_parquet(path)
+    found = load(tmp_path / "cifar100", "test")
+    assert found.class_names == ("ant", "bee", "cat") and found.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert "img is taken for the images and fine_label for the labels" in found.note
+    np.testing.assert_array_equal(found.images[4].permute(1, 2, 0), Image.open(io.BytesIO(encoded(4))))
+    assert_streams(tmp_path / "cifar100", tmp_path / "cache")
+    table = pq.read_table(path).rename_columns(["img", "first", "second"])
+    pq.write_table(table.select(["img", "first"]), path)
+    assert load(tmp_path / "cifar100", "test").labels.tolist() == [0, 1, 2, 0, 1, 2]
+    for columns, sentence in (
+        (table, r"has img, first, second, and several .* \(first, second\). Give the column with a whole number"),
+        (table.select(["img"]), "it has img, and none of them is one. Give the column with a whole .* the name label"),
+        (table.select(["first"]), "it has first, and none of them is one. Give the column with encoded images"),
+    ):
+        pq.write_table(columns.replace_schema_metadata(), path)
+        with pytest.raises(ValueError, match=sentence):
+            load(tmp_path / "cifar100", "test")
+
+
+def test_what_is_put_into_the_cache_is_said_once(tmp_path, capsys):
+    table = pa.table({"image": [{"bytes": encoded(i), "path": None} for i in range(4)], "label": [0, 1, 0, 1]})
+    (tmp_path / "set").mkdir()
+    pq.write_table(table, tmp_path / "set" / "train-00000-of-00001.parquet")
+    for times in (1, 0):
+        load(tmp_path / "set", size=8, stream=True, workers=0, root=tmp_path / "cache")
+        said = f"to be read in any order, into {tmp_path / 'cache' / 'parquet'}, to be kept there.\n"
+        assert capsys.readouterr().err.count(said) == times
 
 
 def test_a_missing_package_is_named(monkeypatch):

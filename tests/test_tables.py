@@ -265,8 +265,34 @@ def test_models_lists_those_whose_name_matches():
     weights = vitlens("models", "R50x1", "--weights").stdout
     assert "    resnetv2_50x1_bit.goog_in21k: ImageNet-21k, BiT-M, as pre-trained\n" in weights
     assert "goog_in21k_ft_in1k: ImageNet-21k, BiT-M, ImageNet's classes\n" in weights
+    assert vitlens("models", "BiT-L").stdout.splitlines()[1].startswith("R152x4 ")
     told = vitlens("models", "swin", expect=2).stderr
     assert told.startswith("vitlens: No model of the paper has 'swin' in its name; there are ViT-B/16, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("BiT-L", ["R152x4"]),
+        ("bit-l r152x4", ["R152x4"]),
+        ("BiT-M R152x4", ["R152x4"]),
+        ("BiT R50x2", ["R50x2"]),
+        ("Noisy Student", ["EfficientNet-L2"]),
+        ("ViT-Huge", ["ViT-H/14"]),
+        ("ViT-Large/32", ["ViT-L/32", "R50+ViT-L/32"]),
+        ("vit_l_16", ["ViT-L/16", "R50+ViT-L/16"]),
+        ("ViT-H-14", ["ViT-H/14"]),
+        ("R50x1+ViT-B/32", ["R50+ViT-B/32"]),
+        ("ResNet152x2", ["R152x2"]),
+        ("hybrid", [name for name in MODELS if name.startswith("R50+")]),
+        ("", list(MODELS)),
+        ("swin", []),
+        ("/", [name for name in MODELS if "/" in name]),
+        ("?", []),
+    ],
+)
+def test_models_are_found_by_the_names_that_people_write(text, names):
+    assert [model.name for model in paper.matching(text)] == names
 
 
 def test_names_lead_to_models_and_weights():

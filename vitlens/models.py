@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import timm
 from torch import Tensor, nn
 
+from vitlens.hub import announce, reach
 from vitlens.support import model_name, unwrap, within
 
 
@@ -47,9 +45,10 @@ def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kw
         hint = f" Did you mean {', '.join(close)}?" if close else ""
         raise ValueError(f"timm {timm.__version__} has no model called {name}, and there is no such folder.{hint}")
     try:
-        if pretrained:
-            _require_hub(name)
+        place = _place_to_fetch_to(name) if pretrained else None
         model = timm.create_model(name, pretrained=pretrained, **kwargs)
+        if place:
+            announce(f"Fetched the weights of {name}", place)
     except Exception as error:
         raise _creation_error(name, pretrained, error) from error
     return model.eval()
@@ -98,19 +97,19 @@ def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
     return [str(name) for name in names]
 
 
-def _require_hub(name: str) -> None:
-    """Raise OSError soon if the weights are neither in the hub's cache nor within reach (the hub retries long)."""
+def _place_to_fetch_to(name: str) -> str | None:
+    """The hub's cache, if the weights are still to be fetched into it; raises OSError soon if it is out of reach."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     config = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     repository = (config.hf_hub_id or "") if config else ""
     if not repository or config.file:
-        return
+        return None
     repository = f"timm/{config.architecture}.{config.tag}" if repository == "timm/" else repository
     if isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
-        return
-    with contextlib.suppress(urllib.error.HTTPError):  # whatever it answers, it is there
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
+        return None
+    reach()
+    return constants.HF_HUB_CACHE
 
 
 def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:

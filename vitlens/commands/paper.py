@@ -13,13 +13,9 @@ def models(
     weights: Annotated[bool, typer.Option("--weights", help="Name the nearest public weights and their data.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
-    from vitlens.paper import COSTS, MODELS, TABLE_6
+    from vitlens.paper import COSTS, MODELS, TABLE_6, matching
 
-    chosen = [
-        model
-        for model in MODELS.values()
-        if any(only.lower() in name.lower() for name in (model.name, model.timm, *(w.timm for w in model.weights)))
-    ]
+    chosen = matching(only)
     if not chosen:
         raise ValueError(f"No model of the paper has {only!r} in its name; there are {', '.join(MODELS)}.")
     line = "{:<15} {:>10} {:>8}  {:<30} {}"

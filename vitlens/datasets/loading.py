@@ -67,7 +67,8 @@ def load(
       ``wds/OWNER/SET`` lies in ``root/OWNER/SET`` alone, and is fetched from the Hugging Face hub if it is missing;
     * a folder of Parquet shards in the Hugging Face layout: ``train-*.parquet`` and ``valid…-``, ``validation-``,
       ``val-`` or ``test-*.parquet`` (the first of these that is there) with columns ``image: {bytes, path}`` and
-      ``label``; class names from ``classes.json`` beside them, else from the shards' own metadata;
+      ``label``, or, under other names, the only ones that can be these (CIFAR-100's ``img`` and ``fine_label``); class
+      names from ``classes.json`` beside them, else from the shards' own metadata;
     * a folder ``train/`` and ``val/`` (or ``valid``, ``validation``, ``test``) of one folder of images per class;
     * a folder of one folder of images per class, not divided: of each class about a tenth, chosen by the names of its
       files, is the validation split, and ``note`` says so. A file stays on its side when others are added;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torchvision.datasets
 from PIL import Image
 from torch import Tensor
 
-from vitlens.datasets.hub import quiet
 from vitlens.datasets.samples import SPLITS, Listing, first_of, numbered
+from vitlens.hub import announce, quiet, reach
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
 # test where that is another.
@@ -144,7 +145,9 @@ def _opened(kind: type, root: str, options: dict):
         if kind is torchvision.datasets.ImageNet:  # which no program may fetch
             raise
         Path(root).mkdir(parents=True, exist_ok=True)
-        return kind(root, **options, download=True)
+        found = kind(root, **options, download=True)
+        announce(f"Fetched torchvision's {kind.__name__}", root)
+        return found
 
 
 def _labels(dataset) -> Sequence[int]:
@@ -166,8 +169,10 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
         raise ValueError(
             f"hfds/{name} is read by a package that is not installed, datasets. Install it: pip install datasets"
         ) from problem
+    cache = root or Path(datasets.config.HF_DATASETS_CACHE)
+    before = {*cache.glob("*/*/*/*")}
     try:
-        with quiet():
+        with quiet(), _reaching(name, datasets.config):
             splits = datasets.load_dataset(name, cache_dir=root and str(root))
     except Exception as problem:  # the network, the hub, the builder of the data set
         where = root or "the cache of Hugging Face"
@@ -175,6 +180,8 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
             f"hfds/{name} is not in {where} and cannot be fetched from here ({_in_a_line(problem)}). Check the name, "
             f"or run datasets.load_dataset({name!r}) where there is a network and copy its cache."
         ) from problem
+    if {*cache.glob("*/*/*/*")} - before:
+        announce(f"Put hfds/{name}, as the package datasets reads it,", cache)
     present = first_of(split, splits)
     if present is None:
         raise ValueError(
@@ -196,6 +203,25 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
         names = numbered(labels, _whole_numbers(splits["train"], label[0], name) if "train" in splits else ())
     encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
     return Listing(HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names))
+
+
+@contextmanager
+def _reaching(name: str, config) -> Iterator[None]:
+    """Where the hub cannot be reached, tell ``datasets`` so, which then looks into its cache alone: it would try for
+    half a minute. Folders need no hub."""
+    words = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # newer versions' word, and older ones'
+    before = {each: getattr(config, each) for each in words if hasattr(config, each)}
+    if not Path(name).exists():
+        try:
+            reach()
+        except OSError:
+            for each in before:
+                setattr(config, each, True)
+    try:
+        yield
+    finally:
+        for each, value in before.items():
+            setattr(config, each, value)
 
 
 def _whole_numbers(dataset, column: str, name: str) -> Sequence[int]:

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from vitlens.datasets.hub import quiet
 from vitlens.datasets.samples import (
     EVERY_SPLIT,
     SPLITS,
@@ -23,6 +22,7 @@ from vitlens.datasets.samples import (
     parsed,
 )
 from vitlens.datasets.tars import Members, members
+from vitlens.hub import announce, quiet
 
 
 class MissingShards(ValueError):
@@ -83,6 +83,7 @@ def fetched(name: str, folder: Path, split: str) -> None:
             f"have it, run `hf download {name} --repo-type dataset --local-dir {folder}` where there is a network, and "
             "put what that leaves there."
         ) from problem
+    announce(f"Fetched wds/{name}", folder)
 
 
 def _lines(folder: Path) -> tuple[str, ...] | None:

@@ -69,7 +69,7 @@ def fine_tuned(
         account = runs.run(
             recipe or named, data, folder, model=model, resume=folder.is_dir(), seed=seed, watch=0,
             overrides=[*forbidden, *overrides], device=str(world.device), root=root, workers=workers,
-            on_damaged="skip",
+            on_damaged="skip", goes_on="the same command goes on",
         )  # fmt: skip
         if not account["finished"]:
             raise KeyboardInterrupt

@@ -6,7 +6,7 @@ trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7` and 
 
 from vitlens.paper.costs import COSTS, Cost, exaflops
 from vitlens.paper.measured import row_of, table_2, table_5, table_9
-from vitlens.paper.models import MODELS, Model, Weights, build, find, origin
+from vitlens.paper.models import MODELS, Model, Weights, build, find, matching, origin
 from vitlens.paper.results import (
     BIT,
     BIT_M_VTAB,
@@ -27,6 +27,6 @@ from vitlens.paper.training import CLASSES, IMAGES, TABLE_1, TABLE_3, TABLE_4, F
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",
     "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
-    "Pretraining", "Published", "Variant", "Weights", "build", "exaflops", "find", "groups", "origin", "results",
-    "row_of", "table_2", "table_5", "table_9",
+    "Pretraining", "Published", "Variant", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
+    "results", "row_of", "table_2", "table_5", "table_9",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitlens.paper.models import origin
+from vitlens.paper.models import CALLED, origin
 from vitlens.paper.results import (
     CIFAR10,
     CIFAR100,
@@ -51,8 +51,6 @@ TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000
 TRANSFER = ("top1", "finetune", "vtab")
 """The protocols that measure what these tables do; few-shot, neighbours and a probe are something else."""
 
-NAMES = {"R152x4": "BiT-L R152x4", "EfficientNet-L2": "Noisy Student L2"}
-
 
 @dataclass
 class Column:
@@ -93,7 +91,8 @@ def table_2(records: Iterable[Record], systems: Mapping[str, Sequence[str]] | No
         "pixels. Measured: value [95 % interval]."
     )
     published = [
-        (NAMES.get(p.model, p.model), p.data, *(_printed(p, row) for row in rows), f"{p.core_days:,}") for p in TABLE_2
+        (CALLED.get(p.model, (p.model,))[0], p.data, *(_printed(p, row) for row in rows), f"{p.core_days:,}")
+        for p in TABLE_2
     ]
     measured = [("", *(_cell(column, row) for row in rows), "") for column in columns]
     text = _laid_out(title, ["", "", *rows, "TPUv3-core-days"], published, measured)

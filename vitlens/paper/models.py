@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,6 +121,12 @@ _ALL = (
 MODELS: dict[str, Model] = {model.name: model for model in _ALL}
 """By the paper's names: its ViTs, hybrids and ResNets, and the Noisy Student that Table 2 compares with."""
 
+CALLED = {
+    "R152x4": ("BiT-L R152x4", "BiT-M R152x4", "BiT-S R152x4"),  # one network, by the data of its pre-training
+    "EfficientNet-L2": ("Noisy Student L2",),
+}
+"""What others call a model; Table 2 says the first."""
+
 
 def origin(name: str) -> tuple[Model | None, Weights | None]:
     """The model, and the weights, that a name means: the paper's or timm's, with or without a tag; None for unknown."""
@@ -133,6 +140,30 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
         if name.replace("R50x1+", "R50+") == model.name or architecture in known:
             return model, None
     return None, None
+
+
+def matching(text: str) -> list[Model]:
+    """The models whose name has `text` in it: the paper's, timm's, or one that people write, whatever divides its parts
+    ("BiT-L", "ViT-Base", "vit_b_16", "ResNet50", "noisy student", "hybrid")."""
+    found = [
+        model
+        for model in MODELS.values()
+        if any(text.lower() in name.lower() for name in (model.name, model.timm, *(w.timm for w in model.weights)))
+    ]
+    wanted = _plain(text)
+    return found or [m for m in MODELS.values() if wanted and any(wanted in _plain(name) for name in _spoken(m))]
+
+
+def _spoken(model: Model) -> list[str]:
+    sizes = {"B/": "Base/", "L/": "Large/", "H/": "Huge/"}
+    long = next((model.name.replace(short, size) for short, size in sizes.items() if short in model.name), model.name)
+    names = [model.name, long, long.replace("R50+", "ResNet50 + "), model.name.replace("R50+", "R50x1+"), model.kind]
+    names += [f"ResNet{model.name[1:]}", f"BiT {model.name}", "BiT ResNet"] if model.kind == "ResNet" else []
+    return [*names, *CALLED.get(model.name, ()), *(weights.source for weights in model.weights)]
+
+
+def _plain(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
 
 
 def find(name: str) -> Model:

@@ -47,6 +47,7 @@ def run(
     workers: int | None = None,
     on_damaged: str = "raise",
     quiet: bool = False,
+    goes_on: str = "--resume goes on",
 ) -> dict:
     """Train by a recipe and return what ``training.json`` says about it.
 
@@ -59,7 +60,8 @@ def run(
     none. ``export`` writes ``model/`` also of a run that is stopped. Ctrl-C and SIGTERM end the run with a checkpoint
     after the step it is in, of several processes after ten steps at most.
 
-    ``root``, ``stream``, ``workers`` and ``on_damaged`` are told to ``datasets.load``.
+    ``root``, ``stream``, ``workers`` and ``on_damaged`` are told to ``datasets.load``. ``goes_on``: what to say of a
+    run that was stopped.
 
     Started by ``torchrun`` or ``accelerate launch`` the processes share each batch, and the first one writes.
 
@@ -139,7 +141,7 @@ def run(
     for name in sorted(damaged - known):  # a stream meets them on its way
         say(f"Replaced by the next one: {name}.")
     if stopped:
-        say(f"Stopped {stopped}, at step {last.step} of {steps}; --resume goes on.")
+        say(f"Stopped {stopped}, at step {last.step} of {steps}; {goes_on}.")
     seconds = before + time.monotonic() - start
     account = finish(
         out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged), seconds=seconds,

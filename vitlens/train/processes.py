@@ -35,7 +35,8 @@ class World:
         except RuntimeError as error:
             raise ConnectionError(
                 f"One of the {self.size} processes of this run has ended or cannot be reached, and the others cannot "
-                "go on without it. The last checkpoint is intact; start all of them again with --resume."
+                "go on without it. The last checkpoint is intact; start all of them again with --resume, or by the "
+                "same command where it has no such option."
             ) from error
         for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(whole.view_as(t))
