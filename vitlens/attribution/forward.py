@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.arguments import require_images, taking
 from vitlens.capture import Attention, capture
-from vitlens.support import attention_modules, evaluating, model_name, unwrap
+from vitlens.support import attention_modules, evaluating, model_name, switched_off, unwrap
 from vitlens.target import Target, asked, require_classes
 
 
@@ -33,15 +33,11 @@ def checked(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
 @contextlib.contextmanager
 def explaining(model: nn.Module) -> Iterator[None]:
     """Run and differentiate the model in this block; afterwards it is as it was."""
-    checkpointing = getattr(model, "grad_checkpointing", False)
-    with taking(model), evaluating(model), torch.inference_mode(False), torch.enable_grad(), _Constants(model):
-        if checkpointing:  # it would run the blocks again, in the threads of the backward pass
-            model.grad_checkpointing = False
-        try:
+    # Checkpointing would run the blocks again, in the threads of the backward pass.
+    checkpointing = switched_off([model] if hasattr(model, "grad_checkpointing") else [], "grad_checkpointing")
+    with taking(model), evaluating(model), checkpointing:
+        with torch.inference_mode(False), torch.enable_grad(), _Constants(model):
             yield
-        finally:
-            if checkpointing:
-                model.grad_checkpointing = checkpointing
 
 
 def differentiated(model: nn.Module, images: Tensor, target, against, names) -> Attention:

@@ -69,6 +69,7 @@ class Subject:
     numbers = itertools.count()
 
     def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
+        self.weights = weights(model)
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
@@ -134,12 +135,17 @@ class Subject:
         return key in self.small
 
     def once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
-        """A small tensor on the CPU in float32, made now or kept from before."""
+        """A small tensor on the CPU in float32, made now or kept from before. Raises Superseded where the model got
+        other weights while others had their turn."""
         if key not in self.small:
             if len(self.small) > 200:  # maps are small, but somebody may click all day
                 self.small.pop(next(k for k in self.small if k != ("distance",)))
+            turn = RUNNING.number
             with torch.inference_mode():
-                self.small[key] = make().float().cpu()
+                made = make().float().cpu()
+            if turn != RUNNING.number and weights(self.model) != self.weights:
+                raise Superseded
+            self.small[key] = made
         return self.small[key]
 
 
