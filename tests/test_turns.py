@@ -1,4 +1,4 @@
-"""Long work of one widget, and what everybody else may do meanwhile: counted in forwards of the model, not in seconds."""
+"""Long work of one widget, and what others may do meanwhile: counted in forwards of the model, not in seconds."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ class Long:
 
     def __init__(self, model, happens, view="kernel_shap"):
         self.explorer, self.view = widgets.explore(model, PICTURE), view
-        assert self.explorer.wait(PATIENCE)
+        until(lambda: not (worker._asked or worker._later or worker._busy))  # also what other tests left to be scored
         reasons.seconds(self.explorer.subject)
         self.happens, self.forwards, self.count = happens, 0, itertools.count(1)
         self.hook = model.register_forward_hook(self.ran)
@@ -32,8 +32,6 @@ class Long:
     def ran(self, *_):
         self.forwards = next(self.count)
         self.happens.pop(self.forwards, lambda: None)()
-
-        until(lambda: not (worker._asked or worker._later or worker._busy))  # also what other tests left to be scored
 
     def start(self):
         self.explorer._receive(self.explorer, {"set": {"view": self.view}}, [])
@@ -64,7 +62,6 @@ def test_a_click_on_another_widget_is_answered_between_two_forwards(vit, view):
     model, answered = vit(), []
     alone = undisturbed(model, view)
     other = widgets.explore(vit(seed=1), PICTURE)
-    assert other.wait(PATIENCE)
     click = lambda: other._receive(other, {"set": {"layer": 0}}, [])  # noqa: E731
     long = Long(model, {2: click}, view)
     other.observe(lambda change: answered.append(long.forwards), "frame")
@@ -85,7 +82,7 @@ def test_a_cell_has_its_turn_between_two_forwards(vit):
     long.start()
     assert held.wait(PATIENCE)
     other, when = vit(seed=1), []
-    other.register_forward_hook(lambda *_: when.append(long.forwards))
+    other.blocks[0].register_forward_hook(lambda *_: when.append(long.forwards))
     widgets.explore(other, PICTURE)  # as a cell does
     assert when == [3]
     assert np.array_equal(long.finish(), alone)
@@ -152,7 +149,7 @@ def test_random_numbers_of_a_cell_and_of_a_map_do_not_meet(vit):
     for view in ("kernel_shap", "gradient_shap"):
         alone = undisturbed(model, view)
         long = Long(model, {}, view)
-    
+
         def draw():
             drawn.append((torch.rand(3), np.random.rand(3)))
 
@@ -229,10 +226,8 @@ def test_scores_of_one_page_wait_for_nobody_and_nobody_for_them(vit):
 
 def test_a_widget_that_is_at_long_work_may_be_moved_by_another(vit):
     """From a callback: the thread that works waits for the other, which ends what is not wanted any more."""
-    model = vit()
-    long = Long(model, {})
     mover = widgets.explore(vit(seed=1), PICTURE)
-    assert mover.wait(PATIENCE)
+    long = Long(vit(), {})
     mover.observe(lambda change: long.explorer.set(view="norms"), "frame")
     long.happens[3] = lambda: mover._receive(mover, {"set": {"layer": 0}}, [])
     long.start()

@@ -78,6 +78,7 @@ def explain(
     step: int | None = None,
     score: str = "probability",
     on_error: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     **options,
 ) -> list[Explanation]:
     """Explain why a model gives a class to pictures, by several methods, each scored by insertion and deletion.
@@ -85,7 +86,8 @@ def explain(
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
     for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods.
     on_error: called with a sentence for a picture that cannot be read, or whose predicted class is `against`, which is
-    left out; without it that error is raised. baseline, step, score, options: those of `faithfulness.table` (orders,
+    left out; without it that error is raised. on_note: called with a sentence for a picture to which `load_image` has
+    done something. baseline, step, score, options: those of `faithfulness.table` (orders,
     seed). Raises what `vitlens.attribution` raises, and ImageError if no picture is left.
     """
     chosen, found, model = methods(names), [], unwrap(model)
@@ -95,7 +97,7 @@ def explain(
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
         name, source = pair
         try:
-            x = preprocess(model, source, size=built_size(model)).to(next(model.parameters()))
+            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
         except ImageError as error:
             if on_error is None:
                 raise

@@ -35,9 +35,9 @@ def explaining(model: nn.Module) -> Iterator[None]:
     """Run and differentiate the model in this block; afterwards it is as it was."""
     # Checkpointing would run the blocks again, in the threads of the backward pass.
     checkpointing = switched_off([model] if hasattr(model, "grad_checkpointing") else [], "grad_checkpointing")
-    with taking(model), evaluating(model), checkpointing:
-        with torch.inference_mode(False), torch.enable_grad(), _Constants(model):
-            yield
+    modes = torch.inference_mode(False), torch.enable_grad()
+    with taking(model), evaluating(model), checkpointing, modes[0], modes[1], _Constants(model):
+        yield
 
 
 def differentiated(model: nn.Module, images: Tensor, target, against, names) -> Attention:

@@ -70,7 +70,7 @@ def explain(
     vit = load_model(model).to(checked_device(device))
     found = explanation.explain(
         vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
-        on_error=complain if len(pictures) > 1 else None,
+        on_error=complain if len(pictures) > 1 else None, on_note=lambda note: print(f"Note: {note}"),
     )  # fmt: skip
     for path in explanation.write(found, vit, out):
         print(path)

@@ -12,7 +12,7 @@ from torch import nn
 from vitlens.support import attention_modules, unwrap
 from vitlens.target import classes, require_classes
 from vitlens.widgets.paint import scale_of
-from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
@@ -78,7 +78,8 @@ class Explorer(Pictured):
             ],
             "dots": None if reason else self._dots(),
             "score": self._score(),
-            "uploads": True,
+            "about": self.photograph.note,
+            "uploads": LARGEST,
             "saves": True,
         }
 

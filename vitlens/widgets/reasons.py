@@ -94,10 +94,10 @@ def _reason(name: str) -> Kind:
                     f"{begin} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
                     f"Choose a smaller size, or let `vitlens explain --methods {name}` make it."
                 )
-        with until(subject.model, wanted):
+        with until(model := subject.model, wanted):
             values = subject.once(
                 ("reason", name, target, against),
-                lambda: METHODS[name](subject.model, subject.batch, target, against=against, **_sliced(subject, name))[0],
+                lambda: METHODS[name](model, subject.batch, target, against=against, **_sliced(subject, name))[0],
             )
         words = f"{begin} for “{subject.label(target)}” ({percent(subject.share(target))})"
         words += (

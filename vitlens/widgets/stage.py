@@ -3,7 +3,8 @@ browser. What a person does comes back as a message; a worker takes them all, in
 drawing that is under way then is given up. What one widget takes long for, others need not wait for.
 
 The browser sends {"set": {name: value}}, {"pick": panel, "row": r, "col": c}, {"why": number} of a class, {"upload":
-name} with the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is here.
+name} with a part of the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is
+here.
 """
 
 from __future__ import annotations

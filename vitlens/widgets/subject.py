@@ -18,6 +18,7 @@ from vitlens import attention, tokens
 from vitlens.arguments import taking
 from vitlens.capture import Attention, capture
 from vitlens.grid import patch_embedding, prefix_names
+from vitlens.images import load_image
 from vitlens.layer import Layer
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
@@ -50,10 +51,16 @@ class Layers(Sequence):
 
 
 class Photograph:
-    """A picture to look at, and what it is known by."""
+    """A picture to look at, and what it is known by. note: what was done to it when it was read, in a sentence."""
 
-    def __init__(self, image: Image.Image):
-        self.image, self.size = image, image.size
+    def __init__(self, image: Image.Image, note: str = ""):
+        self.image, self.size, self.note = image, image.size, note
+
+    @classmethod
+    def read(cls, source) -> Photograph:
+        """What `load_image` makes of anything that it takes. Raises ImageError where it is no picture."""
+        notes: list[str] = []
+        return cls(load_image(source, on_note=notes.append), " ".join(notes))
 
     @functools.cached_property
     def key(self) -> tuple:

@@ -174,11 +174,16 @@ def _start() -> None:
     thread.start()
 
 
+def _awaited() -> bool:
+    """Whether a free thread has something to do, or has to go."""
+    return _over.is_set() or _free > 1 or _next(take=False) is not None
+
+
 def _work() -> None:
     global _free
     while True:
         with _something:
-            _something.wait_for(lambda: _over.is_set() or _free > 1 or _next(take=False))
+            _something.wait_for(_awaited)
             method = None if _over.is_set() else _next()
             _free -= 1
             if method is None:  # another thread is free, too: PyTorch keeps a pool of its own for each
