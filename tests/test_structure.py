@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vitlens"
 
 LEVELS = {
-    "files": -2, "support": -2, "hub": -2, "arguments": -1, "fused": -1, "graph": -1, "records": -1,
+    "files": -2, "profiles": -2, "support": -2, "hub": -2, "arguments": -1, "fused": -1, "graph": -1, "records": -1,
     "grid": 0, "images": 0, "layer": 0, "paper": 0,
     "kernels": 1, "models": 1, "preprocessing": 1, "positions": 1, "filters": 1, "datasets": 1,
     "recorder": 1, "plot": 1, "augment": 0, "changes": 1,

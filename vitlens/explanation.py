@@ -97,6 +97,7 @@ def explanations(
     step: int | None = None,
     score: str = "probability",
     on_error: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     on_part: Callable[[str], None] = lambda _: None,
     **options,
 ) -> Iterator[Explanation]:
@@ -105,9 +106,10 @@ def explanations(
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
     for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods, by
     default `QUICK`, of a wrapped model without legrad. on_error: called with a sentence for a picture that cannot be
-    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_part: called
-    with what was just done, once for each method and once for the scores of a picture. baseline, step, score, options:
-    those of `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_note: called
+    with a sentence for a picture to which `load_image` has done something. on_part: called with what was just done,
+    once for each method and once for the scores of a picture. baseline, step, score, options: those of
+    `faithfulness.table` (orders, seed), which scores by insertion and deletion.
 
     A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants
     them, unless the wrapper has a `pretrained_cfg` of its own. Raises what `vitlens.attribution` raises, and ImageError
@@ -121,7 +123,7 @@ def explanations(
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
         name, source = pair
         try:
-            x = preprocess(model, source, size=built_size(model)).to(next(model.parameters()))
+            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
         except ImageError as error:
             if on_error is None:
                 raise

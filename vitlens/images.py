@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,8 +78,8 @@ _SAMPLES = {
 _WARNINGS = threading.RLock()
 
 
-def load_image(source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture in `source` as a new, fully loaded RGB image: upright, opaque, without metadata.
+def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:
+    """The picture in `source` as a new, fully loaded RGB image: upright, opaque, in sRGB, without metadata.
 
     `source` is a path, the bytes of a file, a binary file object (read from its beginning, left open), a PIL image
     (left as it is), a numpy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
@@ -86,41 +87,52 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
     The EXIF orientation is applied (an EXIF block that makes no sense counts as upright). Transparency is laid over
     white. Grey of 16 bits (PIL modes `I;16` and `I`) is divided by 257 and floats (mode `F`) are multiplied by 255,
-    both rounded and never clipped. Of animations and multi-page files the first frame is taken, of a PIL image the
-    current one. Colour profiles are not applied, as timm does not apply them.
+    both rounded and never clipped or stretched. Of animations and multi-page files the first frame is taken, of a PIL
+    image the current one. Colors are converted from an embedded color profile to sRGB (`vitlens.profiles`). `on_note`
+    is called with a sentence about what was done to the picture, or is to be known of it, if there is anything.
 
     Raises `ImageError`, and nothing else, for everything that is not such a picture and for more than `max_pixels`
     pixels or Pillow's own limit; both are compared with the size in the header, before anything is decoded.
     """
     name, head = _name(source), None
+    notes: list[str] = []
     try:
         if isinstance(source, np.ndarray) or hasattr(source, "requires_grad"):
-            return rgb(_from_array(source, name, max_pixels), name)
-        if isinstance(source, Image.Image):
+            found = rgb(_from_array(source, name, max_pixels, notes), name, notes)
+        elif isinstance(source, Image.Image):
             _check_size(source.size, name, max_pixels)
             with _quiet():
-                return rgb(source, name)
-        with _opened(source, name) as file:
-            file, head = _rewound(file, name)
-            with _quiet(), Image.open(file) as image:
-                _check_size(image.size, name, max_pixels)
-                if image.format in _DRAWINGS:
-                    raise ImageError.about(name, f"is a drawing ({image.format}); export it as PNG")
-                return rgb(image, name)
+                found = rgb(source, name, notes, profiles=True)
+        else:
+            with _opened(source, name) as file:
+                file, head = _rewound(file, name)
+                with _quiet(), Image.open(file) as image:
+                    _check_size(image.size, name, max_pixels)
+                    if image.format in _DRAWINGS:
+                        raise ImageError.about(name, f"is a drawing ({image.format}); export it as PNG")
+                    _note_depth(image, notes)
+                    found = rgb(image, name, notes, profiles=True)
+                    with suppress(Exception):  # the picture is there, whatever else the file holds
+                        if on_note and image.format != "MPO" and image.n_frames > 1:  # telephones add previews
+                            notes.append(f"holds {image.n_frames} pictures; the first is shown")
     except ImageError:
         raise
     except Exception as error:  # decoders raise a dozen unrelated types on damaged files
         raise ImageError.about(name, _problem(error, head)) from error
+    if notes and on_note is not None:
+        on_note(f"{name[0].upper()}{name[1:]} {'; '.join(notes)}.")
+    return found
 
 
 def samples() -> dict[str, Image.Image]:
     """Six photographs by name, always in the same order, from the files that scikit-image and scikit-learn install.
 
-    Nothing is downloaded; one that an installed version does not ship is left out. `skimage.data` tells where the
+    Nothing is downloaded; one that an installed version does not ship is left out. Color profiles are not applied, as
+    those packages do not apply them. `skimage.data` tells where the
     first four come from, `sklearn.datasets.load_sample_images` where "china" and "flower" do.
     """
     files = {name: Path(find_spec(package).origin).parent / path for name, (package, path) in _SAMPLES.items()}
-    return {name: load_image(file) for name, file in files.items() if file.is_file()}
+    return {name: rgb(Image.open(file)) for name, file in files.items() if file.is_file()}
 
 
 def _name(source) -> str:
@@ -189,13 +201,15 @@ def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         raise ImageError.about(name, f"is {width} × {height}, {limit}; make it smaller or raise max_pixels")
 
 
-def _from_array(source, name: str, max_pixels: int) -> Image.Image:
+def _from_array(source, name: str, max_pixels: int, notes: list[str]) -> Image.Image:
     """An array or tensor as a PIL image of mode L, RGB or RGBA."""
     values = source if isinstance(source, np.ndarray) else _tensor_values(source, name)
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)):
         wanted = "give one picture of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
         raise ImageError.about(name, f"has shape {values.shape}; {wanted}")
     _check_size(values.shape[1::-1], name, max_pixels)
+    if values.dtype == np.uint16:
+        _note_dark(values, notes)
     return Image.fromarray(_eight_bits(values[..., 0] if values.shape[2:] == (1,) else values, name))
 
 
@@ -230,25 +244,69 @@ def _eight_bits(values: np.ndarray, name: str) -> np.ndarray:
     raise ImageError.about(name, problem)
 
 
-def rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
-    """Any PIL image as a new, upright RGB image over white, as `load_image` describes it."""
+def _note_depth(image: Image.Image, notes: list[str]) -> None:
+    """What is lost of the levels of a file that is open and not yet decoded."""
+    if any(";16" in str(tile) for tile in image.tile):
+        notes.append("was reduced from 16 to 8 bits a channel")
+        if not image.mode.startswith("I"):  # of which Pillow keeps all
+            _note_dark(np.asarray(image.convert("RGB")).astype(np.uint16) * 256 + 255, notes)
+
+
+def _note_dark(levels: np.ndarray, notes: list[str]) -> None:
+    """Levels of 16 bits that are as low as those of 8 to 14: what they mean nobody knows, so they stay as they are."""
+    brightest = int(levels.max())
+    bits = next((bits for bits in (8, 10, 12, 14) if brightest < 2**bits), 16)
+    if bits < 16 and brightest:
+        notes.append(
+            f"has levels up to {brightest:,} of 65,535, as {bits}-bit data in 16 bits have, and is as dark as that; "
+            f"if it should be brighter, multiply its levels by {2 ** (16 - bits)} first"
+        )
+
+
+def _with_alpha(image: Image.Image) -> Image.Image | None:
+    """As RGBA; None if all of it is opaque."""
+    if image.mode[-1] not in "Aa" and "transparency" not in image.info and getattr(image.palette, "mode", "") != "RGBA":
+        return None
+    own = image.convert("LA") if image.mode == "La" else image.copy()  # converting writes into a palette's alpha
+    return own.convert("RGBA")
+
+
+def rgb(
+    image: Image.Image, name: str = "the picture", notes: list[str] | None = None, *, profiles: bool = False
+) -> Image.Image:
+    """Any PIL image as a new, upright RGB image over white, as `load_image` describes it.
+
+    notes: what was done is added to them. profiles: whether to look at its color profile, which data sets do not, as
+    timm and torchvision read them.
+    """
+    notes = [] if notes is None else notes
     image.load()
-    if image.mode.startswith(("I", "F")):
-        plain = _from_deep_grey(image, name)
-    elif image.mode[-1] in "Aa" or "transparency" in image.info or getattr(image.palette, "mode", "") == "RGBA":
-        rgba = image.convert("LA") if image.mode == "La" else image.copy()  # converting writes into a palette's alpha
-        plain = Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba.convert("RGBA")).convert("RGB")
+    if profiles and "icc_profile" in image.info:
+        from vitlens.profiles import in_srgb
+
+        colors, note = in_srgb(image, _with_alpha(image))
+        notes += [note] if note else []
     else:
-        plain = image.convert("RGB")
+        colors = image
+    if colors.mode.startswith(("I", "F")):
+        plain = _from_deep_grey(colors, name, notes)
+    elif (rgba := _with_alpha(colors)) is not None:
+        plain = Image.alpha_composite(Image.new("RGBA", colors.size, "white"), rgba).convert("RGB")
+        if rgba.getchannel("A").getextrema()[0] < 255:
+            notes.append("was laid over white where it is transparent")
+    else:
+        plain = colors.convert("RGB")
     turn = None
     with suppress(Exception):  # whatever is wrong with the metadata, the picture itself is still one
         turn = _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))
-    plain = plain if turn is None else plain.transpose(turn)
+    if turn is not None:
+        plain = plain.transpose(turn)
+        notes.append("was turned upright, as its EXIF orientation says")
     plain.info.clear()
     return plain
 
 
-def _from_deep_grey(image: Image.Image, name: str) -> Image.Image:
+def _from_deep_grey(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
     """Grey of 16 bits or floats as RGB, a transparent level (PNG) as white."""
     values = np.asarray(image)
     if image.mode == "I" and (values.min() < 0 or values.max() > 65535):
@@ -256,6 +314,7 @@ def _from_deep_grey(image: Image.Image, name: str) -> Image.Image:
         raise ImageError.about(name, problem)
     if image.mode != "F":  # in the machine's own order of bytes: NumPy 2.1 crashes in comparing others with −1
         values = values.astype(np.uint16)
+        _note_dark(values, notes)
     levels = _eight_bits(values, name)
     levels[values == image.info.get("transparency", -1)] = 255
     return Image.fromarray(levels).convert("RGB")

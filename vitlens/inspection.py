@@ -101,7 +101,8 @@ def inspect(
     notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gate else []
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):
-        for names, batch in _batches(model, source, batch_size, on_error):
+        noted = notes.append if shown else None
+        for names, batch in _batches(model, source, batch_size, on_error, noted):
             with torch.inference_mode(), capture(model) as attn:
                 logits = model(batch)
             grid = attn.grid
@@ -180,13 +181,13 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
     return [(str(p.relative_to(folder)), p) for p in files]
 
 
-def _batches(model, images, batch_size, on_error) -> Iterator[tuple[list[str], Tensor]]:
+def _batches(model, images, batch_size, on_error, on_note) -> Iterator[tuple[list[str], Tensor]]:
     """Read and preprocess images, a batch at a time, leaving out those that cannot be read."""
     like = next(model.parameters())
     names, loaded = [], []
     for name, source in images:
         try:
-            loaded.append(_preprocessed(model, name, source))
+            loaded.append(_preprocessed(model, name, source, on_note))
             names.append(name)
         except ImageError as error:
             if on_error is None:
@@ -199,9 +200,9 @@ def _batches(model, images, batch_size, on_error) -> Iterator[tuple[list[str], T
         yield names, torch.stack(loaded).to(like)
 
 
-def _preprocessed(model: nn.Module, name: str, source) -> Tensor:
+def _preprocessed(model: nn.Module, name: str, source, on_note) -> Tensor:
     """(C, H, W) as the model is shown it. Raises ImageError, with the name in it."""
-    picture = load_image(source)
+    picture = load_image(source, on_note=on_note)
     try:
         return preprocess(model, picture, size=built_size(model))[0]
     except ImageError as error:

@@ -18,7 +18,14 @@ from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.support import unwrap, within
 
 
-def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None, whole: bool = False) -> Tensor:
+def preprocess(
+    model: nn.Module,
+    images,
+    *,
+    size: tuple[int, int] | None = None,
+    whole: bool = False,
+    on_note: Callable[[str], None] | None = None,
+) -> Tensor:
     """What `model` is shown for `images`, one picture or a list of them: float32 (B, C, H, W) on the CPU.
 
     This is timm's evaluation transform for the model's own `pretrained_cfg` (size, interpolation, crop, mean, standard
@@ -28,7 +35,8 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
     H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
     at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size`, such as
     `built_size(model)`. `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input
-    channel are shown grey, normalised by the averages of the configured means and deviations.
+    channel are shown grey, normalised by the averages of the configured means and deviations. `on_note` is called with
+    a sentence for each picture to which `load_image` has done something.
 
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
     wide as long), a `size` that is not two positive integers, and a model of neither one nor three channels.
@@ -38,7 +46,8 @@ def preprocess(model: nn.Module, images, *, size: tuple[int, int] | None = None,
         config.update(crop_mode="squash", crop_pct=1.0)
     transform = create_transform(**config, is_training=False)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
-    pictures = [load_image(image) for image in (images if isinstance(images, (list, tuple)) else [images])]
+    sources = images if isinstance(images, (list, tuple)) else [images]
+    pictures = [load_image(source, on_note=on_note) for source in sources]
     if not pictures:
         raise ImageError("At least one image was wanted, but the list is empty; give one or more.")
     for width, height in (picture.size for picture in pictures):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -147,30 +147,34 @@ def out_of_memory(error: Exception) -> bool:
 
 
 _SWITCHING = threading.Lock()
-_MODES: dict[nn.Module, list] = {}
-"""Of modules in eval mode meanwhile: the mode that they were in, and in how many blocks they are."""
+_SWITCHED: dict[tuple[nn.Module, str], list] = {}
+"""Of modules and attributes that are off meanwhile: what they were, and in how many blocks they are."""
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in.
+def switched_off(modules: Sequence[nn.Module], attribute: str) -> Iterator[None]:
+    """An attribute of modules is False for the length of a `with` block; afterwards it is as it was.
 
-    Where blocks of several threads overlap, the last one to end puts the modes back.
+    Where blocks of several threads overlap, the last one to end puts it back.
     """
-    modules = list(model.modules())
     with _SWITCHING:
         for module in modules:
-            _MODES.setdefault(module, [module.training, 0])[1] += 1
-        model.eval()
+            _SWITCHED.setdefault((module, attribute), [getattr(module, attribute), 0])[1] += 1
+            setattr(module, attribute, False)
     try:
         yield
     finally:
         with _SWITCHING:
             for module in modules:
-                mode = _MODES[module]
-                mode[1] -= 1
-                if not mode[1]:
-                    module.training = _MODES.pop(module)[0]
+                before = _SWITCHED[module, attribute]
+                before[1] -= 1
+                if not before[1]:
+                    setattr(module, attribute, _SWITCHED.pop((module, attribute))[0])
+
+
+def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in."""
+    return switched_off([*model.modules()], "training")
 
 
 def architecture(model: nn.Module) -> str:

@@ -31,8 +31,9 @@ PYTHON = """
     const state = { pictures: { picture: view(Uint8Array.from(atob("PNG"), (c) => c.charCodeAt(0))) } };
     const model = {
         get: (name) => state[name], on: (name, handler) => (handlers[name] = handler), off() {},
-        send: (content) => told.push(content),
+        send: (content, _, buffers) => (content.file ? parts.push([content, buffers[0]]) : told.push(content)),
     };
+    window.custom = (content) => handlers["msg:custom"](content, []);
     window.show = ({ rows = 14, cols = 14, ...frame }) => {
         state.frame = {
             panels: [panel(rows, cols)], controls: [], answers: 0, message: "", uploads: true, saves: true, bars: [],
@@ -147,3 +148,72 @@ def test_bars_made_anew_keep_the_keyboard(page):
     assert told(page) == [{"why": 1}]
     show(page, bars=[], answers=LATER)
     assert page.locator(".bars").is_hidden()
+
+
+ANSWERS = """() => {
+    window.parts = [];
+    window.confirm = (count) => {  // what Python says of the next parts
+        for (const [content, data] of parts.splice(0, count)) {
+            come.push(data);
+            const received = come.reduce((sum, each) => sum + each.byteLength, 0);
+            custom({ file: content.file, received });
+        }
+    };
+    window.come = [];
+}"""
+
+
+def upload(page, name, data):
+    page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "image/png", "buffer": data})
+
+
+def until(page, condition):
+    page.wait_for_function(f"() => {condition}", timeout=20_000)
+
+
+def test_a_file_is_sent_in_parts_of_which_four_are_under_way(page):
+    show(page, uploads=64 * 2**20)
+    page.evaluate(ANSWERS)
+    data = bytes(range(251)) * 12_000  # 3,012,000 bytes in six parts
+    upload(page, "large.png", data)
+    until(page, "parts.length === 4")
+    assert page.locator(".busy").inner_text() == "receiving 0.0 of 2.9 MB …"
+    page.evaluate("() => confirm(2)")
+    until(page, "parts.length === 4")
+    assert page.locator(".busy").inner_text() == "receiving 1.0 of 2.9 MB …"
+    sent = page.evaluate("() => parts.map(([content]) => content)")
+    assert [each["at"] for each in sent] == [k * 2**19 for k in (2, 3, 4, 5)]
+    assert {each["of"] for each in sent} == {len(data)} and ["number" in each for each in sent] == [False] * 3 + [True]
+    page.evaluate("() => confirm(4)")
+    whole = page.evaluate("async () => [...new Uint8Array(await new Blob(come).arrayBuffer())]")
+    assert bytes(whole) == data
+
+
+def test_a_new_upload_replaces_the_one_under_way(page):
+    show(page, uploads=64 * 2**20)
+    page.evaluate(ANSWERS)
+    upload(page, "first.png", bytes(4 * 2**20))
+    until(page, "parts.length === 4")
+    upload(page, "second.png", b"second")
+    until(page, "parts.length === 5")
+    page.evaluate("() => confirm(9)")
+    page.wait_for_timeout(200)
+    assert page.evaluate("() => parts.length") == 0, "nothing more of the first"
+
+
+def test_what_becomes_of_an_upload_is_said(page):
+    show(page, uploads=2**20)
+    assert page.locator("label.button").get_attribute("title") == "A picture of up to 1 MB, sent as it is"
+    page.evaluate(ANSWERS)
+    upload(page, "huge.png", bytes(2**20 + 1))
+    words = "A picture was wanted, but huge.png (1.0 MB) is larger than the 1 MB that can be uploaded; make it smaller."
+    assert page.locator(".alert").inner_text() == words and not page.evaluate("() => parts.length")
+    upload(page, "small.png", b"small")
+    until(page, "parts.length === 1")
+    assert page.locator(".alert").inner_text() == ""
+    page.evaluate("() => custom({ file: parts[0][0].file, problem: 'It was replaced.' })")
+    assert page.locator(".alert").inner_text() == "It was replaced." and page.locator(".busy").inner_text() == ""
+    upload(page, "late.png", b"late")
+    until(page, "document.querySelector('.busy').textContent.includes('Python is busy, or gone.')")
+    show(page, uploads=2**20, about="late.png was turned upright.", answers=LATER)
+    assert page.locator(".about").inner_text() == "late.png was turned upright."

@@ -20,7 +20,7 @@ from vitlens.graph import Graph, require_gradients, tensors_of
 from vitlens.grid import patch_embedding
 from vitlens.models import require_classes
 from vitlens.recorder import Attention, capture
-from vitlens.support import attention_modules, evaluating, model_name, transformer, unwrap
+from vitlens.support import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
 from vitlens.target import Target, asked
 
 
@@ -75,16 +75,12 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
 @contextlib.contextmanager
 def explaining(model: nn.Module) -> Iterator[None]:
     """Run and differentiate the model in this block; afterwards it is as it was."""
+    # Checkpointing would run the blocks again, in the threads of the backward pass.
     inner = transformer(model)
-    checkpointing = getattr(inner, "grad_checkpointing", False)
-    with taking(model), evaluating(model), torch.inference_mode(False), torch.enable_grad(), _Constants(model):
-        if checkpointing:  # it would run the blocks again, in the threads of the backward pass
-            inner.grad_checkpointing = False
-        try:
-            yield
-        finally:
-            if checkpointing:
-                inner.grad_checkpointing = checkpointing
+    checkpointing = switched_off([inner] if hasattr(inner, "grad_checkpointing") else [], "grad_checkpointing")
+    modes = torch.inference_mode(False), torch.enable_grad()
+    with taking(model), evaluating(model), checkpointing, modes[0], modes[1], _Constants(model):
+        yield
 
 
 def differentiated(model: nn.Module, images: Tensor, target, against, names) -> Attention:

@@ -6,8 +6,8 @@ of images in one forward.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -89,17 +89,56 @@ def patch_values(values: Tensor, grid: TokenGrid) -> Tensor:
     return values[:, 0, :: grid.patch[0], :: grid.patch[1]][:, : grid.rows, : grid.cols].flatten(1)
 
 
-@contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The global generators that captum draws from, begun at `seed`; afterwards they are where they were."""
-    state = np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(state)
+class Draws:
+    """The global generators that captum draws from, begun at `seed`, in `with` blocks, each of which goes on where the
+    last one ended. Outside, and while the model runs (`aside`), they are everybody's, as if nothing had been drawn; one
+    thread at a time has them."""
+
+    _turn = threading.Lock()
+
+    def __init__(self, seed: int, device: torch.device):
+        self.device, self._outer = device, None
+        with self:
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+
+    def __enter__(self) -> Draws:
+        self._turn.acquire()
+        self._outer = self._states()
+        if hasattr(self, "_own"):
+            self._begin(self._own)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._outer is not None:
+            self._own = self._states()
+            self._begin(self._outer)
+            self._outer = None
+            self._turn.release()
+
+    def aside(self, forward: Callable[[Tensor], Tensor], last: bool = False) -> Callable[[Tensor], Tensor]:
+        """A function of a model for what draws in a `with` block. last: nothing is drawn in it afterwards."""
+
+        def called(images: Tensor) -> Tensor:
+            self.__exit__()
+            try:
+                return forward(images)
+            finally:
+                if not last:
+                    self.__enter__()
+
+        return called
+
+    def _states(self) -> tuple:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return np.random.get_state(), torch.get_rng_state(), cuda
+
+    def _begin(self, states: tuple) -> None:
+        numpys, torchs, cuda = states
+        np.random.set_state(numpys)
+        torch.set_rng_state(torchs)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, self.device)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vitlens.arguments import require_count
-from vitlens.attribution.patches import captum, patch_sums, per_image, seeded
+from vitlens.attribution.patches import Draws, captum, patch_sums, per_image
 
 
 def integrated_gradients(
@@ -67,10 +67,11 @@ def gradient_shap(
         raise ValueError(f"stdevs is the standard deviation of the noise, a finite number from 0 up, not {stdevs!r}.")
 
     def attribute(forward, image, blank, number, grid):
-        method, total = captum().GradientShap(forward), 0
-        with seeded(seed, image.device):
-            for start in range(0, n_samples, internal_batch_size):
-                count = min(internal_batch_size, n_samples - start)
+        draws, total = Draws(seed, image.device), 0
+        method = captum().GradientShap(draws.aside(forward, last=True))
+        for start in range(0, n_samples, internal_batch_size):
+            count = min(internal_batch_size, n_samples - start)
+            with draws:
                 total = total + count * method.attribute(image, blank, count, stdevs, number)
         return patch_sums(total / n_samples, grid)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.arguments import require_count
-from vitlens.attribution.patches import captum, patch_values, per_image, seeded
+from vitlens.attribution.patches import Draws, captum, patch_values, per_image
 
 COVERS, LEAST = 16, 3
 """Of KernelSHAP, for each patch: what is tried unless told otherwise, and the fewest that are taken."""
@@ -102,9 +102,10 @@ def kernel_shap(
     require_count(internal_batch_size=internal_batch_size)
 
     def attribute(forward, image, blank, number, grid):
-        method, mask = captum().KernelShap(forward), grid.pixel_patches(image.device)[None, None]
-        method.perturb_func = _paired(method.perturb_func)
-        with seeded(seed, image.device):
+        draws = Draws(seed, image.device)
+        method = captum().KernelShap(draws.aside(forward))
+        method.perturb_func, mask = _paired(method.perturb_func), grid.pixel_patches(image.device)[None, None]
+        with draws:
             return method.attribute(
                 image,
                 blank,

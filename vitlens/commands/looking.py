@@ -86,6 +86,7 @@ def explain(
         found = explanation.explanations(
             vit, pictures, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
             on_error=complain if len(pictures) > 1 else None, on_part=advance,
+            on_note=lambda note: say(f"Note: {note}", sys.stdout),
         )  # fmt: skip
         try:
             paths = explanation.write(found, vit, out, on_written=written)

@@ -124,9 +124,16 @@ def run(
 
     average: dict = {}
     last, stopped, before = None, "", 0.0 if fresh else seconds_before(out)
-    with Stop() as stop, Progress(steps, quiet) as bar, board, closing(
-        fit(network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world)
-    ) as training:
+    with (
+        Stop() as stop,
+        Progress(steps, quiet) as bar,
+        board,
+        closing(
+            fit(
+                network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world
+            )
+        ) as training,
+    ):
         for last in training:
             bar.show(last)
             board.show(last)

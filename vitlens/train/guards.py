@@ -17,9 +17,7 @@ from vitlens.support import out_of_memory
 from vitlens.train.processes import World
 
 
-def check(
-    data: tuple[ImageSet, ImageSet], recipe: Recipe, out: Path | str | None, resume: bool, world: World
-) -> None:
+def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, out: Path | str | None, resume: bool, world: World) -> None:
     """Refuse data and recipes that do not fit together."""
     train, valid = data
     for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):

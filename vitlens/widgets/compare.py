@@ -6,7 +6,7 @@ from torch import nn
 
 from vitlens.support import attention_modules, unwrap
 from vitlens.widgets.explore import panel, view_control
-from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.subject import Subject, subject
 from vitlens.widgets.views import HAS_QUERY, MEAN, VIEWS, Choice
 
@@ -50,7 +50,12 @@ class Compare(Pictured):
             shown = VIEWS[view].make(each, choice, wanted)
             title = f"{side.capitalize()}: {each.name}, {each.grid.rows} × {each.grid.cols} patches"
             panels.append(panel(each, view, choice, shown, self.state, name=side, title=title))
-        return {"pictures": {side: each.png for side, each in subjects.items()}, "panels": panels, "uploads": True}
+        return {
+            "pictures": {side: each.png for side, each in subjects.items()},
+            "panels": panels,
+            "about": self.photograph.note,
+            "uploads": LARGEST,
+        }
 
     @property
     def subjects(self) -> dict[str, Subject]:

@@ -13,13 +13,13 @@ from vitlens.models import require_classes
 from vitlens.support import attention_modules, unwrap
 from vitlens.target import classes
 from vitlens.widgets.paint import scale_of
-from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, size_for, subject
 from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number, percent
-from vitlens.widgets.worker import RUNNING
+from vitlens.widgets.worker import RUNNING, pause
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
@@ -79,7 +79,8 @@ class Explorer(Pictured):
             ],
             "dots": None if reason else self._dots(),
             "score": self._score(),
-            "uploads": True,
+            "about": self.photograph.note,
+            "uploads": LARGEST,
             "saves": True,
         }
 
@@ -149,14 +150,14 @@ class Explorer(Pictured):
             None if against == NO_OTHER else against,
         )  # fmt: skip
 
-    def view(self, wanted: Callable[[], bool] = lambda: True) -> View:
+    def view(self, wanted: Callable[[], bool] = pause) -> View:
         """The map that is shown, with its words."""
         with RUNNING:
             shown = self.subject
             key = (shown.number, self.state["view"], self.choice)
-            if self._view is None or self._view[0] != key:
-                self._view = key, ALL[self.state["view"]].make(shown, self.choice, wanted)
-            return self._view[1]
+            if (kept := self._view) is None or kept[0] != key:
+                self._view = kept = key, ALL[key[1]].make(shown, key[2], wanted)
+            return kept[1]
 
     def _panel(self, shown: View) -> Panel:
         """A view with its words, and with one on pictures too long for their own shape."""

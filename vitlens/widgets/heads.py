@@ -8,7 +8,7 @@ from torch import nn
 from vitlens.support import attention_modules, unwrap
 from vitlens.widgets.explore import panel
 from vitlens.widgets.paint import mosaic, scale_of
-from vitlens.widgets.pictured import PAINT, Pictured
+from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subject import Subject, subject
 from vitlens.widgets.views import VIEWS, Choice, number, query_row, query_words
@@ -73,7 +73,8 @@ class Heads(Pictured):
                 "picture": self.subject.png,
             },
             "panels": [tiles, enlarged],
-            "uploads": True,
+            "about": self.photograph.note,
+            "uploads": LARGEST,
         }
 
     @property

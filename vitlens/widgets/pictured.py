@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from PIL import Image
 from torch import nn
 
-from vitlens.images import load_image, samples
+from vitlens.images import samples
 from vitlens.widgets.paint import MAPS
 from vitlens.widgets.stage import Control, Stage
 from vitlens.widgets.subject import Photograph, Subject, subject
@@ -16,7 +17,19 @@ from vitlens.widgets.views import HAS_HEAD, MAX, MEAN, READOUT, readout_words
 
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
+LARGEST = 64 * 2**20
+"""Bytes of a file that can be uploaded."""
 PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lines": False}
+
+
+@dataclass
+class Coming:
+    """A file that comes in parts. number: of the upload, greater for a later one; parts: by where they begin; answers:
+    the number of the message that ends it."""
+
+    number: int = 0
+    parts: dict[int, bytes] = field(default_factory=dict)
+    answers: int = 0
 
 
 class Pictured(Stage):
@@ -28,8 +41,9 @@ class Pictured(Stage):
 
     def __init__(self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None, **state):
         self.photographs = {name: Photograph(each) for name, each in samples().items()}
+        self._coming = Coming()
         if image is not None:
-            self.photographs = {GIVEN: Photograph(load_image(image)), **self.photographs}
+            self.photographs = {GIVEN: Photograph.read(image), **self.photographs}
         name = next(iter(self.photographs))
         grids = [subject(each, self.photographs[name], size=size).grid for each in (model, *others)]
         grid, query = grids[0], PATCH if any(each.readout is None for each in grids) else READOUT
@@ -39,6 +53,34 @@ class Pictured(Stage):
     def photograph(self) -> Photograph:
         """The one that is shown."""
         return self.photographs[self.state["photograph"]]
+
+    def _receive(self, page, content, buffers):
+        """Parts of a file {"upload": name, "file": number, "at": byte, "of": bytes} are put together before anything
+        else is done, and each is confirmed; the file is the message then. A later upload replaces an unfinished one."""
+        if "at" not in content:
+            return super()._receive(page, content, buffers)
+        number, size, data, problem = content["file"], content["of"], bytes(buffers[0]), ""
+        with self._turn:
+            if number > self._coming.number:
+                self._coming = Coming(number)
+            if number < self._coming.number:
+                problem = "was replaced by a later upload."
+            elif size > LARGEST:
+                problem = f"is larger than the {LARGEST >> 20} MB that can be uploaded; make it smaller."
+            else:
+                parts = self._coming.parts
+                parts[content["at"]] = data
+                self._coming.answers = max(self._coming.answers, content.get("number", 0))
+                come = sum(map(len, parts.values()))
+                if whole := come >= size:
+                    file = b"".join(parts[start] for start in sorted(parts))
+                    parts.clear()
+        if problem:
+            self.send({"file": number, "problem": f"A picture was wanted, but {content['upload']} {problem}"})
+            return None
+        self.send({"file": number, "received": come})
+        if whole:
+            super()._receive(page, {"upload": content["upload"], "number": self._coming.answers}, [file])
 
     def take(self, content, buffers):
         if "upload" in content:
@@ -52,7 +94,7 @@ class Pictured(Stage):
     def upload(self, name: str, data: bytes) -> str:
         """Show the picture in a file; returns what there is to say about it. Raises ImageError where it is none."""
         (file := io.BytesIO(data)).name = name
-        uploaded = Photograph(load_image(file))
+        uploaded = Photograph.read(file)
         frames = 1
         with suppress(Exception), Image.open(file) as opened:  # the picture is there, whatever else the file holds
             frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # telephones' previews

@@ -24,6 +24,8 @@ from vitlens.widgets.worker import Superseded
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST, LONGEST_MAP = 120.0, 20.0
 """Seconds that a score may take, and minutes that a map; beyond, the page says how long it would."""
+SLICE = 4 * 10**10
+"""Multiplications between two pauses, half a second or so."""
 FORWARDS = {"occlusion": 1, "feature_ablation": 1, "kernel_shap": COVERS}
 """Of methods that cover patches, for each patch."""
 
@@ -92,10 +94,10 @@ def _reason(name: str) -> Kind:
                     f"{begin} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
                     f"Choose a smaller size, or let `vitlens explain --methods {name}` make it."
                 )
-        with until(subject.model, wanted):
+        with until(model := subject.model, wanted):
             values = subject.once(
                 ("reason", name, target, against),
-                lambda: METHODS[name](subject.model, subject.batch, target, against=against)[0],
+                lambda: METHODS[name](model, subject.batch, target, against=against, **_sliced(subject, name))[0],
             )
         words = f"{begin} for “{subject.label(target)}” ({percent(subject.share(target))})"
         words += (
@@ -104,6 +106,19 @@ def _reason(name: str) -> Kind:
         return View(values.numpy(), words)
 
     return Kind(f"Why this class: {title}", make)
+
+
+def _sliced(subject: Subject, name: str) -> dict[str, int]:
+    """How many images a method that runs the model many times takes at once: on a CPU no more than do `SLICE`
+    multiplications, so that others need not wait long. One that draws different numbers for another count is left
+    alone."""
+    if "internal_batch_size" not in (known := inspect.signature(METHODS[name]).parameters) or "stdevs" in known:
+        return {}
+    usual = known["internal_batch_size"].default
+    if subject.batch.device.type != "cpu":
+        return {"internal_batch_size": usual}
+    work = sum(p.numel() for p in subject.model.parameters()) * subject.grid.tokens
+    return {"internal_batch_size": max(1, min(usual, SLICE // work))}
 
 
 REASONS = {name: _reason(name) for name in TITLES}
@@ -126,13 +141,14 @@ def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> floa
     """What a forward takes. Not the first one, which is slow."""
 
     def measured() -> Tensor:
+        if not wanted():
+            raise Superseded
         start = time.perf_counter()
         with evaluating(subject.model):
             subject.model(subject.batch).cpu()
         return torch.tensor(time.perf_counter() - start)
 
-    with until(subject.model, wanted):
-        return subject.once(("seconds",), measured).item()
+    return subject.once(("seconds",), measured).item()
 
 
 def long(subject: Subject, choice: Choice) -> float:
@@ -174,7 +190,8 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
 
 @contextlib.contextmanager
 def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this block and thread, a forward of the model is the end of what is no longer wanted."""
+    """In this block and thread, before each forward of the model others have their turn, and what is not wanted any
+    more ends."""
     thread = threading.get_ident()
 
     def ask(module, args) -> None:

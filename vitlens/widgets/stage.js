@@ -1,8 +1,7 @@
 // Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colours.
 
-const RAW = 700_000; // bytes of a file that are sent as they are: every front end lets such messages pass
-const SIDE = 2048; // pixels along the longer side of what larger files are reduced to
-const MOST = 200e6; // pixels that a browser is asked to decode
+const PART = 2 ** 19; // bytes of a file in one message: every front end lets such messages pass
+const AHEAD = 4; // parts of a file that are under way at once
 let number = Date.now(); // of messages, over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
@@ -347,48 +346,7 @@ function dots(described, send, aim) {
   return [make("h3", {}, title), make("div", focus, plot), note];
 }
 
-// ---------------------------------------------------------------- uploads
-
-async function reduced(file) {
-  if (file.size <= RAW) return file;
-  const size = `${(file.size / 2 ** 20).toFixed(1)} MB`;
-  const refuse = (why) => {
-    throw new Error(`A picture was wanted, but ${file.name} (${size}) ${why}`);
-  };
-  const rest = new Uint8Array(await file.slice(2 ** 17).arrayBuffer()); // behind the preview that some files begin with
-  const has = (...code) => {
-    let i = rest.lastIndexOf(code[0]);
-    while (i >= 0 && !code.every((byte, k) => rest[i + k] === byte)) i = i ? rest.lastIndexOf(code[0], i - 1) : -1;
-    return i >= 0;
-  };
-  const complete = { "image/jpeg": [0xff, 0xd9], "image/png": [0x49, 0x45, 0x4e, 0x44] }[file.type];
-  if (complete && !has(...complete)) refuse("is incomplete; download or export it again.");
-  const address = URL.createObjectURL(file);
-  try {
-    const image = new Image();
-    image.src = file.type === "image/svg+xml" ? "" : address;
-    await new Promise((loaded, failed) => Object.assign(image, { onload: loaded, onerror: failed })).catch(() =>
-      refuse("cannot be opened by this browser; save it as JPEG or PNG and upload that."),
-    );
-    const [width, height] = [image.naturalWidth, image.naturalHeight];
-    if (width * height > MOST) refuse(`has ${width} × ${height} pixels, which is too many; make it smaller.`);
-    await image.decode().catch(() => refuse("is damaged; download or export it again."));
-    for (let side = Math.min(SIDE, Math.max(width, height)); ; side *= 0.8) {
-      const factor = side / Math.max(width, height);
-      const canvas = make("canvas", { width: Math.max(1, Math.round(width * factor)), height: Math.max(1, Math.round(height * factor)) });
-      const context = canvas.getContext("2d");
-      context.fillStyle = "white"; // what is transparent lies over white
-      context.fillRect(0, 0, canvas.width, canvas.height);
-      context.imageSmoothingQuality = "high";
-      context.drawImage(image, 0, 0, canvas.width, canvas.height);
-      const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
-      if (blob && blob.size <= RAW) return blob;
-      if (side < 16) refuse("cannot be reduced by this browser; make it smaller.");
-    }
-  } finally {
-    URL.revokeObjectURL(address);
-  }
-}
+// ---------------------------------------------------------------- downloads
 
 function save(names, buffers) {
   names.forEach(async (name, i) => {
@@ -464,18 +422,18 @@ function render({ model, el }) {
   const tools = make("div", { class: "tools" });
   const panels = make("div", { class: "panels" });
   const controls = make("form", { class: "controls", "aria-label": "Controls", onsubmit: (event) => event.preventDefault() });
+  const about = make("p", { class: "note about", "aria-live": "polite" });
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
   const trust = make("section", { class: "dots score", "aria-live": "polite" });
   const depth = make("section", { class: "dots" });
-  const side = make("div", { class: "side" }, tools, controls, list, trust, depth);
+  const side = make("div", { class: "side" }, tools, about, controls, list, trust, depth);
   const body = make("div", { class: "body" }, panels, side);
   const root = make("div", { class: "vitlens" }, alert, body);
   const made = { controls: new Map(), panels: new Map() };
   let sent = 0;
   let saving = 0;
   let turns = 0;
-  let uploads = 0;
-  let reading = false;
+  let coming = null; // the upload that is under way
   let complaint = ""; // of this page about a file, which Python never saw
   let gone = ""; // what is said while there is no kernel
   const kernel = watch(model, (state) => {
@@ -490,26 +448,65 @@ function render({ model, el }) {
   const send = (content, buffers = []) => {
     root.dataset.sent = sent = number += 1;
     complaint = "";
-    setTimeout(() => waiting() && !gone && (busy.textContent = "working …"), 150);
+    setTimeout(() => waiting() && status(), 150);
     kernel.sent();
     model.send({ ...content, number: sent }, undefined, buffers);
   };
+  const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
+  const status = () => {
+    const progress = () => `receiving ${megabytes(coming.received)} of ${megabytes(coming.size)} MB …`;
+    const late = coming?.late ? " Python is busy, or gone." : "";
+    busy.textContent = gone ? "" : coming ? progress() + late : waiting() ? "working …" : "";
+  };
+  const complain = (problem) => {
+    coming = null;
+    status();
+    alert.textContent = complaint = problem;
+  };
+  // The file's own bytes, in parts, of which Python confirms each; one that is chosen meanwhile replaces it.
   const upload = async (file) => {
     if (!file) return;
-    const turn = (uploads += 1);
-    reading = true;
-    busy.textContent = "reading …";
-    let data, problem;
-    try {
-      data = await (await reduced(file)).arrayBuffer();
-    } catch (error) {
-      problem = error.message;
+    const mine = (coming = { id: (number += 1), received: 0, size: file.size, late: false, more() {} });
+    const most = model.get("frame").uploads;
+    if (file.size > most) {
+      const limit = `is larger than the ${most / 2 ** 20} MB that can be uploaded; make it smaller`;
+      return complain(`A picture was wanted, but ${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     }
-    if (turn !== uploads) return; // another was chosen meanwhile
-    reading = false;
-    if (data) return send({ upload: file.name }, [data]);
-    busy.textContent = waiting() ? "working …" : "";
-    alert.textContent = complaint = problem;
+    alert.textContent = complaint = "";
+    const room = async (until) => {
+      while (coming === mine && !until()) {
+        status();
+        const patience = setTimeout(() => (mine.late = true) && status(), 5000);
+        await new Promise((done) => (mine.more = done));
+        clearTimeout(patience);
+      }
+    };
+    for (let at = 0; at === 0 || at < file.size; at += PART) {
+      await room(() => at < mine.received + AHEAD * PART);
+      const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
+      if (coming !== mine) return;
+      if (data instanceof Error)
+        return complain(`A picture was wanted, but ${file.name} could not be read by this browser (${data.message}).`);
+      const part = { upload: file.name, file: mine.id, at, of: file.size };
+      if (at + PART >= file.size) {
+        send(part, [data]);
+        mine.sent = sent;
+      } else model.send(part, undefined, [data]);
+    }
+    await room(() => mine.received >= file.size);
+    if (coming !== mine) return;
+    coming = null;
+    status();
+  };
+  const confirmed = ({ file, received, problem }) => {
+    if (file !== coming?.id) return;
+    if (problem) {
+      if (sent === coming.sent) root.dataset.sent = sent = model.get("frame").answers; // it will have none
+      return complain(problem);
+    }
+    coming.received = Math.max(coming.received, received);
+    coming.late = false;
+    coming.more();
   };
 
   const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a picture", onchange: () => {
@@ -585,15 +582,20 @@ function render({ model, el }) {
     renew(trust, frame.score || null, curves);
     renew(depth, frame.dots || null, (each) => dots(each, send, aim));
     uploader.hidden = !frame.uploads;
+    uploader.title = frame.uploads ? `A picture of up to ${frame.uploads / 2 ** 20} MB, sent as it is` : "";
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
     if (turn !== turns) return; // a later one was quicker
     alert.textContent = gone || complaint || frame.message;
-    if (!waiting()) busy.textContent = reading ? "reading …" : "";
+    if (!waiting()) status();
+    about.textContent = frame.about || "";
     root.dataset.answers = frame.answers;
     root.dataset.sent = sent;
   };
-  const custom = (content, buffers) => content.download && content.asked === saving && save(content.download, buffers);
+  const custom = (content, buffers) => {
+    if (content.file) confirmed(content);
+    else if (content.download && content.asked === saving) save(content.download, buffers);
+  };
   model.on("change:frame", draw);
   model.on("msg:custom", custom);
   el.append(root);

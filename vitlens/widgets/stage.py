@@ -1,14 +1,17 @@
 """The page that all widgets share: controls, clickable pictures and sentences, described by Python and drawn by the
-browser. What a person does comes back as a message; one worker takes them all, in order, and draws after the last: a
-drawing that is under way then is given up.
+browser. What a person does comes back as a message; a worker takes them all, in order, and draws after the last: a
+drawing that is under way then is given up. What one widget takes long for, others need not wait for.
 
 The browser sends {"set": {name: value}}, {"pick": panel, "row": r, "col": c}, {"why": number} of a class, {"upload":
-name} with the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is here.
+name} with a part of the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is
+here.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -20,7 +23,7 @@ import traitlets
 
 from vitlens.support import out_of_memory
 from vitlens.widgets.paint import Scale
-from vitlens.widgets.worker import RUNNING, Superseded, ask, idle, working
+from vitlens.widgets.worker import RUNNING, Superseded, ask, now, pause, working
 
 HERE = Path(__file__).parent
 
@@ -122,8 +125,8 @@ class Stage(anywidget.AnyWidget):
         ask(self._finish, later=True)
 
     def draw(self, wanted: Callable[[], bool]) -> dict:
-        """panels, pictures and whatever else the page has, of the present state. Long work asks `wanted()` now and then
-        and raises Superseded."""
+        """panels, pictures and whatever else the page has, of the present state. Long work asks `wanted()` between its
+        slices, which lets others in, and raises Superseded where it is not wanted any more."""
         raise NotImplementedError
 
     def controls(self) -> list[Control]:
@@ -131,7 +134,7 @@ class Stage(anywidget.AnyWidget):
         raise NotImplementedError
 
     def afterwards(self, wanted: Callable[[], bool]) -> bool:
-        """The next of the slower parts of the page, made while nothing else is wanted; True if there was one."""
+        """The next of the slower parts of the page, made once nothing else is asked for; True if there was one."""
         return False
 
     def take(self, content: dict, buffers: list) -> str:
@@ -165,11 +168,11 @@ class Stage(anywidget.AnyWidget):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until everything asked for is drawn; False if that took longer than `timeout` seconds."""
-        if working():  # a callback of a widget: nobody else will answer
-            self._answer()
+        asked, last = self._asked, math.inf if timeout is None else time.monotonic() + timeout
+        while working() and self._answered < asked and time.monotonic() < last:  # a callback of a widget
+            now(self._answer)
         with self._turn:
-            asked = self._asked
-            return self._turn.wait_for(lambda: self._answered >= asked, timeout)
+            return self._turn.wait_for(lambda: self._answered >= asked, timeout and max(0, last - time.monotonic()))
 
     def _receive(self, _, content: dict, buffers: list) -> None:
         self._post(content, buffers)
@@ -196,13 +199,15 @@ class Stage(anywidget.AnyWidget):
                 self._said.append(ticket.error)
         if self._attempt(lambda: self._stale):
             ask(self._finish, later=True)
+        else:
+            ask(self._answer)
 
     def _finish(self) -> None:
         """Make the slower parts of the page, unless somebody asks for something meanwhile."""
         more = []
 
         def needed() -> bool:
-            more.append(self.afterwards(idle))
+            more.append(self.afterwards(self._wanted))
             return more[0]
 
         if not self._attempt(needed) or any(more):
@@ -213,7 +218,7 @@ class Stage(anywidget.AnyWidget):
         error = ""
         try:
             if needed():
-                self._show(lambda: not self._inbox)
+                self._show(self._wanted)
         except Superseded:
             return False
         except Exception as problem:  # a worker has nobody else to tell
@@ -232,6 +237,10 @@ class Stage(anywidget.AnyWidget):
                 self._open = []
                 self._turn.notify_all()
         return True
+
+    def _wanted(self) -> bool:
+        """Whether what is being made is still wanted, once others have had their turn."""
+        return pause() and not self._inbox
 
     def _show(self, wanted: Callable[[], bool]) -> None:
         drawn = self.draw(wanted)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitlens import attention, tokens
 from vitlens.arguments import taking
 from vitlens.grid import patch_embedding, prefix_names
+from vitlens.images import load_image
 from vitlens.layer import Layer
 from vitlens.models import class_count, label_names
 from vitlens.preprocessing import built_size, preprocess, restore
@@ -50,10 +51,16 @@ class Layers(Sequence):
 
 
 class Photograph:
-    """A picture to look at, and what it is known by."""
+    """A picture to look at, and what it is known by. note: what was done to it when it was read, in a sentence."""
 
-    def __init__(self, image: Image.Image):
-        self.image, self.size = image, image.size
+    def __init__(self, image: Image.Image, note: str = ""):
+        self.image, self.size, self.note = image, image.size, note
+
+    @classmethod
+    def read(cls, source) -> Photograph:
+        """What `load_image` makes of anything that it takes. Raises ImageError where it is no picture."""
+        notes: list[str] = []
+        return cls(load_image(source, on_note=notes.append), " ".join(notes))
 
     @functools.cached_property
     def key(self) -> tuple:
@@ -69,6 +76,7 @@ class Subject:
     numbers = itertools.count()
 
     def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
+        self.weights = weights(model)
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
@@ -135,12 +143,17 @@ class Subject:
         return key in self.small
 
     def once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
-        """A small tensor on the CPU in float32, made now or kept from before."""
+        """A small tensor on the CPU in float32, made now or kept from before. Raises Superseded where the model got
+        other weights while others had their turn."""
         if key not in self.small:
             if len(self.small) > 200:  # maps are small, but somebody may click all day
                 self.small.pop(next(k for k in self.small if k != ("distance",)))
+            turn = RUNNING.number
             with torch.inference_mode():
-                self.small[key] = make().float().cpu()
+                made = make().float().cpu()
+            if turn != RUNNING.number and weights(self.model) != self.weights:
+                raise Superseded
+            self.small[key] = made
         return self.small[key]
 
 

@@ -1,46 +1,98 @@
-"""One thread that works for all widgets: models are never run by two callbacks at once, PyTorch keeps one pool of
-threads, and what was asked for comes before what can wait."""
+"""The threads that work for widgets, one at a time, so that models are never run by two callbacks at once.
+
+Long work comes in slices. Between two of them, mostly between two forwards of a model, it calls `pause`: whoever waits
+then has a turn (a cell of the notebook, other work that stands still), and what was asked for of other widgets is taken
+up by another thread. This is safe ground for one reason: work that stands still keeps its thread. Captures, modes of
+autograd and functions that replace others count in their own thread only; hooks on modules, which all threads share,
+look which thread it is; so nobody sees what another has set up. No forward is under way at a pause, and nothing random
+is begun: the global generators are everybody's again. Whoever goes on after a pause takes nothing for granted that
+others may change, such as the weights of a model; and no widget is worked on by two threads.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Turn:
-    """A lock that one thread may take several times; others who wait for it are known. number: of the turn that is on,
-    however often it was taken within."""
+    """A lock that one thread may take several times, and that goes to others in the order in which they came. waiting:
+    those others. number: of the turn that is on, however often it was taken within."""
 
     def __init__(self):
-        self.lock, self.waiting = threading.RLock(), deque()
+        self._changed, self.waiting = threading.Condition(), deque()
         self.number = self._depth = 0
+        self._holder: int | None = None
 
     def __enter__(self) -> None:
-        self.waiting.append(None)  # in one go, unlike a number's increment
-        try:
-            self.lock.acquire()
-        finally:  # a cell that waits may be interrupted
-            self.waiting.pop()
-        self._depth += 1
-        self.number += self._depth == 1
+        if self.mine:
+            self._depth += 1
+        else:
+            self._take(self.line_up())
 
     def __exit__(self, *_) -> None:
-        self._depth -= 1
-        self.lock.release()
+        if self.mine:  # not after an interrupt while it was another's turn
+            self._depth -= 1
+            if not self._depth:
+                self._let_go()
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._holder == threading.get_ident()
+
+    def line_up(self) -> object:
+        """A place behind all that wait."""
+        self.waiting.append(place := object())
+        return place
+
+    @contextlib.contextmanager
+    def at(self, place: object) -> Iterator[None]:
+        """Have it in this block, when it is a place's turn."""
+        self._take(place)
+        try:
+            yield
+        finally:
+            self.__exit__()
+
+    def _take(self, place: object, depth: int = 1) -> None:
+        with self._changed:
+            try:
+                self._changed.wait_for(lambda: self._holder is None and self.waiting[0] is place)
+            finally:  # a cell that waits may be interrupted
+                self.waiting.remove(place)
+                self._changed.notify_all()
+            self.number, self._depth, self._holder = self.number + 1, depth, threading.get_ident()
+
+    def give_way(self) -> None:
+        """Let those who wait have it first, if it is this thread's."""
+        if self.waiting and self.mine:
+            place, depth = self.line_up(), self._depth
+            self._let_go()
+            self._take(place, depth)
+
+    def _let_go(self) -> None:
+        with self._changed:
+            self._holder = None
+            self._changed.notify_all()
 
 
 RUNNING = Turn()
 """Held while a widget works."""
 
-_asked: deque[Callable] = deque()
-_later: deque[Callable] = deque()
+_asked: deque[weakref.WeakMethod] = deque()
+_later: deque[weakref.WeakMethod] = deque()
 _something = threading.Condition()
 _over = threading.Event()
-_thread: threading.Thread | None = None
+_threads: set[threading.Thread] = set()
+_free = 0  # threads that have nothing to do
+_busy: dict[int, int] = {}  # by the id of an object, the thread that works on it
 
 
 class Superseded(Exception):
@@ -49,13 +101,11 @@ class Superseded(Exception):
 
 def ask(method: Callable[[], None], *, later: bool = False) -> None:
     """Have a bound method called. later: when nothing else is asked for. Its object may be forgotten meanwhile."""
-    global _thread
     with _something:
         (_later if later else _asked).append(weakref.WeakMethod(method))
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_work, name="vitlens widgets", daemon=True)
-            _thread.start()
-        _something.notify()
+        if not any(thread.is_alive() for thread in _threads):
+            _start()
+        _something.notify_all()
 
 
 def idle() -> bool:
@@ -63,25 +113,93 @@ def idle() -> bool:
     return not _asked and not RUNNING.waiting and not _over.is_set()
 
 
+def pause() -> bool:
+    """Let others have their turn, between two slices of long work. False where the interpreter is about to end."""
+    if RUNNING.mine:
+        with _something:
+            if not _free and _next(take=False):
+                _start()
+            _something.wait_for(lambda: _over.is_set() or not (_free and _next(take=False)))  # until it has a place
+        RUNNING.give_way()
+    return not _over.is_set()
+
+
 def working() -> bool:
-    """Whether this is the thread that works."""
-    return threading.current_thread() is _thread
+    """Whether this is a thread that works."""
+    return threading.current_thread() in _threads
+
+
+def now(method: Callable[[], None]) -> None:
+    """Call a bound method from work that needs it done; where another thread works on its object, let that go on."""
+    thing, me = id(method.__self__), threading.get_ident()
+    with _something:
+        before = _busy.get(thing)
+        _busy.setdefault(thing, me)
+    if before not in (None, me):
+        pause()
+        return
+    try:
+        method()
+    finally:
+        if before is None:
+            _done(thing)
+
+
+def _next(take: bool = True) -> Callable[[], None] | None:
+    """What is to be called next, of an object that no thread works on. The caller holds `_something`."""
+    for queue in (_asked, _later):
+        for reference in [*queue]:
+            if (method := reference()) is None:
+                queue.remove(reference)
+            elif id(method.__self__) not in _busy:
+                if take:
+                    queue.remove(reference)
+                    _busy[id(method.__self__)] = threading.get_ident()
+                return method
+    return None
+
+
+def _done(thing: int) -> None:
+    with _something:
+        del _busy[thing]
+        _something.notify_all()
+
+
+def _start() -> None:
+    """One more thread. The caller holds `_something`."""
+    global _free
+    thread = threading.Thread(target=_work, name="vitlens widgets", daemon=True)
+    _threads.add(thread)
+    _free += 1
+    thread.start()
+
+
+def _awaited() -> bool:
+    """Whether a free thread has something to do, or has to go."""
+    return _over.is_set() or _free > 1 or _next(take=False) is not None
 
 
 def _work() -> None:
+    global _free
     while True:
         with _something:
-            _something.wait_for(lambda: _asked or _later or _over.is_set())
-            if _over.is_set():
+            _something.wait_for(_awaited)
+            method = None if _over.is_set() else _next()
+            _free -= 1
+            if method is None:  # another thread is free, too: PyTorch keeps a pool of its own for each
+                _threads.discard(threading.current_thread())
                 return
-            reference = (_asked or _later).popleft()
-        if (method := reference()) is not None:
-            try:
-                with RUNNING:
-                    method()
-            except Exception:  # of a callback of the user's: the other widgets go on
-                logging.getLogger(__name__).exception("A callback of a widget failed.")
+            thing, place = id(method.__self__), RUNNING.line_up()
+            _something.notify_all()
+        try:
+            with RUNNING.at(place):
+                method()
+        except Exception:  # of a callback of the user's: the other widgets go on
+            logging.getLogger(__name__).exception("A callback of a widget failed.")
+        _done(thing)
         method = None  # nothing is kept alive by waiting
+        with _something:
+            _free += 1
 
 
 @atexit.register
@@ -89,6 +207,8 @@ def _end() -> None:
     """Let the work at hand end before the interpreter does: a thread killed inside PyTorch aborts the process."""
     with _something:
         _over.set()
-        _something.notify()
-    if _thread is not None:
-        _thread.join(10)  # seconds
+        _something.notify_all()
+        threads = [*_threads]
+    last = time.monotonic() + 10  # seconds
+    for thread in threads:
+        thread.join(max(0, last - time.monotonic()))
