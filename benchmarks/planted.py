@@ -1,7 +1,7 @@
 """A planted truth: how often each method points at the one patch that decides the class.
 
     python benchmarks/planted.py --out data/results/planted.csv
-    python benchmarks/planted.py --weights data/checkpoints/planted     # the first seed's model, for the tests
+    python benchmarks/planted.py --weights data/checkpoints/planted     # the model of seed 1, for the tests
 
 For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the colour of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
@@ -41,13 +41,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--out", type=Path, help="CSV to write")
-    wanted.add_argument("--weights", type=Path, help="folder to write the model of seed 0 to, and no table")
+    wanted.add_argument("--weights", type=Path, help="folder to write the model of seed 1 to, and no table")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=100)
     options = parser.parse_args()
     train, valid = planted(4000, 0), planted(400, 1)
     if options.weights:
-        export(trained(0, train, valid), options.weights, RECIPE, train.data.class_names)
+        export(trained(1, train, valid), options.weights, RECIPE, train.data.class_names)
         return
     one, two = planted(options.images, 2), planted(options.images, 3, marks=2)
     cases = {"one": [(one, 0, None)], "two": [(two, 0, None), (two, 1, None)], "contrast": [(two, 0, 1)]}

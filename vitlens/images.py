@@ -128,8 +128,8 @@ def samples() -> dict[str, Image.Image]:
     """Six photographs by name, always in the same order, from the files that scikit-image and scikit-learn install.
 
     Nothing is downloaded; one that an installed version does not ship is left out. Color profiles are not applied, as
-    those packages do not apply them. `skimage.data` tells where the
-    first four come from, `sklearn.datasets.load_sample_images` where "china" and "flower" do.
+    those packages do not apply them. `skimage.data` tells where the first four come from,
+    `sklearn.datasets.load_sample_images` where "china" and "flower" do.
     """
     files = {name: Path(find_spec(package).origin).parent / path for name, (package, path) in _SAMPLES.items()}
     return {name: rgb(Image.open(file)) for name, file in files.items() if file.is_file()}
