@@ -64,7 +64,7 @@ def serve(
 
 
 def _listening(port: int) -> socket.socket:
-    """A socket that listens on a port of this machine alone."""
+    """A socket that listens on a port of the loopback interface."""
     listening = socket.socket()
     if os.name == "posix":
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +81,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _short() -> str | None:
-    """Where a folder for sockets is made, whose paths have at most about a hundred bytes: the usual place, or /tmp."""
+    """A place for the sockets' folder. Socket paths have about 100 bytes at most, so a long one becomes /tmp."""
     return "/tmp" if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 30 else None
 
 
@@ -94,7 +94,7 @@ def _open(address: str, file: Path) -> None:
 
 @contextlib.contextmanager
 def _interruptible(end: Callable[[], None]):
-    """Ctrl-C, or a scheduler's SIGTERM, ends the page; another one on top of it changes nothing."""
+    """Call `end` at the first Ctrl-C or SIGTERM, and ignore all later ones."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def once(*_):

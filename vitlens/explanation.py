@@ -158,7 +158,7 @@ def explanations(
 
 
 def explain(*args, **options) -> list[Explanation]:
-    """All of `explanations` in a list."""
+    """The list of all `explanations`; same arguments."""
     return list(explanations(*args, **options))
 
 

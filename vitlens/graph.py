@@ -13,11 +13,11 @@ VALUELESS = {
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
     Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor,
 }  # fmt: skip
-"""What takes nothing but the shape of a tensor."""
+"""Functions that use only the shape of the tensor they are given."""
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
-    """The tensors that a torch function is given, those in lists too."""
+    """All tensors among the arguments of a torch function, including those in lists."""
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     for a in args:
         if isinstance(a, list | tuple):
@@ -26,7 +26,7 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Raise UnsupportedModelError for a model with a layer that passes no gradients on, whatever it is given."""
+    """Raise UnsupportedModelError if a layer of the model cannot pass gradients on (quantized layers cannot)."""
     for name, module in model.named_modules():
         if ".quantized" in type(module).__module__:
             raise refuse(

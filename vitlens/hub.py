@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, without its chatter; and a word on what is put on the disk."""
+"""The Hugging Face hub: a quick check that it can be reached, and messages about what is stored on the disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 def reach() -> None:
-    """Raise OSError soon if the hub cannot be reached, which its own libraries try for half a minute."""
+    """Raise OSError at once if the hub cannot be reached. Its own libraries retry for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -20,7 +20,7 @@ def reach() -> None:
 
 
 def announce(what: str, where: object) -> None:
-    """Say what was put where on the disk and stays there, as in "Fetched torch/cifar10"."""
+    """Print what was stored and where, as in "Fetched torch/cifar10"."""
     print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
 
 

@@ -245,7 +245,7 @@ def _eight_bits(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def _note_depth(image: Image.Image, notes: list[str]) -> None:
-    """What is lost of the levels of a file that is open and not yet decoded."""
+    """Add a note if opening this file reduces it from 16 to 8 bits. The image must not be decoded yet."""
     if any(";16" in str(tile) for tile in image.tile):
         notes.append("was reduced from 16 to 8 bits a channel")
         if not image.mode.startswith("I"):  # of which Pillow keeps all
@@ -253,7 +253,7 @@ def _note_depth(image: Image.Image, notes: list[str]) -> None:
 
 
 def _note_dark(levels: np.ndarray, notes: list[str]) -> None:
-    """Levels of 16 bits that are as low as those of 8 to 14: what they mean nobody knows, so they stay as they are."""
+    """Add a note if 16-bit levels look like 8- to 14-bit data. They are never stretched, since their scale is unknown."""
     brightest = int(levels.max())
     bits = next((bits for bits in (8, 10, 12, 14) if brightest < 2**bits), 16)
     if bits < 16 and brightest:
@@ -264,7 +264,7 @@ def _note_dark(levels: np.ndarray, notes: list[str]) -> None:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image | None:
-    """As RGBA; None if all of it is opaque."""
+    """The picture as RGBA, or None if it is fully opaque."""
     if image.mode[-1] not in "Aa" and "transparency" not in image.info and getattr(image.palette, "mode", "") != "RGBA":
         return None
     own = image.convert("LA") if image.mode == "La" else image.copy()  # converting writes into a palette's alpha

@@ -1,4 +1,4 @@
-"""Color profiles (ICC) that files bring along: what their colors are in sRGB."""
+"""Conversion from embedded color profiles (ICC) to sRGB."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def in_srgb(image: Image.Image, alpha: Image.Image | None) -> tuple[Image.Image,
 
 
 def _changes_nothing(convert: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether a conversion moves no color by more than two levels."""
+    """Whether a conversion changes every color by two levels (of 255) at most."""
     steps = np.linspace(0, 255, 256 if mode == "L" else 18).round().astype(np.uint8)
     colors = steps[None] if mode == "L" else np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, -1, 3)
     found = np.asarray(ImageCms.applyTransform(Image.fromarray(colors), convert)).astype(int)

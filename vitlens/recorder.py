@@ -267,7 +267,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _hides_all(mask: Tensor) -> bool:
-    """Whether an attention mask leaves some query nothing to attend to."""
+    """Whether the attention mask hides every key from some query."""
     seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
     return not seen.all()
 

@@ -46,7 +46,7 @@ class Record:
     recipe: str | None = None
     """Of fine-tuning: the recipe and what was changed in it, where it is not simply the data's own."""
     note: str | None = None
-    """What a reader of the number must know: how classes were matched, which were lost, what the interval is of."""
+    """Caveats of the number: how classes were matched, which classes are missing, what the interval covers."""
 
     @property
     def key(self) -> tuple:
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def manner(self) -> str:
-        """The protocol with what was chosen in it, as in "fewshot, 5 shots"."""
+        """The protocol and its settings, such as "fewshot, 5 shots"."""
         parts = [self.protocol]
         parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
         parts += [f"{self.neighbours} neighbour{'s' * (self.neighbours > 1)}"] if self.neighbours else []
@@ -90,7 +90,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records as lines of text: data, protocol, metric, value with its interval, images; below them their notes."""
+    """The records as a text table (data, protocol, metric, value with interval, images), followed by their notes."""
     rows = [("data", "protocol", "metric", "value [95 %]", "images")]
     for r in records:
         count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")

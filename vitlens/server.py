@@ -1,4 +1,4 @@
-"""The server behind the page of the explorer: Voila for one notebook, closed to everybody else on the machine.
+"""The web server of `vitlens app`: Voila for one notebook, closed to all other users of the machine.
 
 Each open page has a kernel of its own, which ends with the page: at once when a browser says that the page was closed,
 else once nobody has been connected for a while. Nothing is asked of any other machine, and a browser is told so.
@@ -35,14 +35,14 @@ from voila.tornado.handler import TornadoVoilaHandler
 from voila.tornado.kernel_websocket_handler import VoilaKernelWebsocketHandler
 
 MESSAGE, BODY = 4 * 2**20, 2**20
-"""Bytes of a message over a websocket, and of the body of any other request."""
+"""Largest websocket message and largest request body, in bytes."""
 OUTSIDE = re.compile(r"<(link|script)\b[^>]*\b(href|src)=\"https?://[^>]*>(</script>)?")
-"""What a template of Voila's would fetch from elsewhere: fonts of symbols that the explorer does not use."""
+"""Tags in Voila's templates that load icon fonts from a CDN. The explorer does not use them."""
 POLICY = (
     "default-src 'self' blob: data: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' blob: data: ws://{host}; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What a browser may load for the page: nothing but from this server."""
+"""Content-Security-Policy: the browser may load from this server only."""
 SENTENCES = {
     403: "This page is for whoever started it. Open the address that <code>vitlens app</code> printed.",
     404: 'There is nothing here. <a href="/">The explorer</a> is one page.',
@@ -69,20 +69,20 @@ class Kernels(AsyncMappingKernelManager):
         self._held, self._met, self._left, self._ends = Counter(), set(), set(), {}
 
     def room(self) -> bool:
-        """Whether one more page may be opened. What has lost its connection makes way for it."""
+        """Whether one more page may be opened. Kernels without a connection are ended to make room."""
         if len(self._held) + len(self._ends) >= self.most:
             for kernel_id in self._met & self._ends.keys():
                 self._end(kernel_id)
         return len(self._held.keys() - self._left) + len(self._ends) < self.most
 
     def hold(self, kernel_id: str) -> None:
-        """Somebody looks at it, or is about to."""
+        """Count one more page that uses the kernel."""
         if kernel_id in self._ends:
             self._ends.pop(kernel_id).cancel()
         self._held[kernel_id] += 1
 
     def release(self, kernel_id: str, after: float | None = None) -> None:
-        """One looks at it no more. after: seconds until the kernel ends where that was the last one."""
+        """Count one page less. If it was the last, the kernel ends after `after` seconds (`linger` by default)."""
         self._held[kernel_id] -= 1
         if self._held[kernel_id] <= 0:
             del self._held[kernel_id]
@@ -90,7 +90,7 @@ class Kernels(AsyncMappingKernelManager):
             self._ends[kernel_id] = asyncio.get_running_loop().call_later(after, self._end, kernel_id)
 
     def leave(self, kernel_id: str) -> None:
-        """A browser closes the page: nobody is to be waited for."""
+        """The browser said that the page was closed, so the kernel ends without waiting for a reconnection."""
         if kernel_id in self._ends:
             self._end(kernel_id)
         elif kernel_id in self._held:
@@ -124,7 +124,7 @@ class Kernels(AsyncMappingKernelManager):
 
 
 class Plain:
-    """Says what went wrong in a sentence, and nowhere else."""
+    """Error pages of one plain sentence, without a traceback."""
 
     def write_error(self, status_code: int, **_) -> None:
         sentence = SENTENCES.get(status_code, SENTENCES[404 if status_code < 500 else 500])
@@ -137,7 +137,7 @@ class Plain:
 
 
 class File(Plain):
-    """A file of Voila's or of JupyterLab's; what is none, or lies elsewhere, is not found."""
+    """Static files of Voila and JupyterLab. Any other path gives 404."""
 
     async def prepare(self) -> None:
         path = self.path_args[0]
@@ -155,7 +155,7 @@ class File(Plain):
 
 
 class Page(Plain, VoilaHandler):
-    """The explorer, with a kernel of its own, for whoever has the token or the cookie that is got for it."""
+    """The explorer page. It needs the token or the cookie, and starts a kernel of its own."""
 
     kernel_id, holds, gone = "", False, False
 
@@ -203,7 +203,7 @@ class Page(Plain, VoilaHandler):
 
 
 class Channels(Plain, VoilaKernelWebsocketHandler):
-    """What a page and its kernel say to each other."""
+    """The websocket between a page and its kernel."""
 
     async def get(self, kernel_id: str):
         if kernel_id not in self.kernel_manager:
@@ -230,12 +230,12 @@ class Goodbye(Plain, VoilaShutdownKernelHandler):
 
 
 def plain(handler: type) -> type:
-    """A handler that speaks plainly."""
+    """The handler with plain error pages."""
     return type(handler.__name__, (File if issubclass(handler, web.StaticFileHandler) else Plain, handler), {})
 
 
 class Server(Voila):
-    """Voila for one notebook, with what is above in place of its own. folder: a short path for the kernels' sockets."""
+    """Voila for one notebook, with the handlers above. folder: a short path for the kernels' sockets."""
 
     _loop = None
 
@@ -255,13 +255,13 @@ class Server(Voila):
         logging.getLogger("tornado").setLevel(logging.ERROR)
 
     def initialize(self, argv=None) -> None:
-        """As Voila's own, but with nothing from files of settings, and no signals."""
+        """Like Voila's own, but without configuration files and signal handlers."""
         self._init_asyncio_patch()
         self.voila_configuration = VoilaConfiguration(parent=self)
         self.setup_template_dirs()
 
     def application(self, host: str) -> web.Application:
-        """What answers requests to `host`, an address with its port."""
+        """The tornado application for `host`, an address with a port."""
         port = host.split(":")[1]
         settings = self.init_settings() | {
             "allow_remote_access": False,  # under another name, which might be anybody's
@@ -284,7 +284,7 @@ class Server(Voila):
         return application
 
     async def run(self, listening: socket.socket, began: Callable[[], None]) -> None:
-        """Answer whoever connects to a socket, until `end` is called."""
+        """Serve on a listening socket until `end` is called."""
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         server = httpserver.HTTPServer(self.application("{}:{}".format(*listening.getsockname())), max_body_size=BODY)
         server.add_socket(listening)
@@ -295,7 +295,7 @@ class Server(Voila):
         await self.kernel_manager.shutdown_all(now=True)
 
     def end(self) -> None:
-        """End `run`; from a handler of signals."""
+        """Make `run` return. Safe to call from a signal handler."""
         if self._loop is None:  # not begun
             raise KeyboardInterrupt
         self._loop.call_soon_threadsafe(self._over.set)

@@ -98,14 +98,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def transformers(model: nn.Module) -> dict[str, nn.Module]:
-    """The Vision Transformers of known classes in a model, by what Python calls each: "model.backbone", "model[1]"."""
+    """The known Vision Transformers inside a model, by Python expression ("model.backbone", "model[1]")."""
     if qualified_name(model) in MODELS:
         return {"model": model}
     return {_path(model, name): m for name, m in model.named_modules() if qualified_name(m) in MODELS}
 
 
 def _path(model: nn.Module, name: str) -> str:
-    """A module of `model`, as one writes it."""
+    """The Python expression for a submodule of `model`."""
     path, parent = "model", model
     for part in filter(None, name.split(".")):
         if isinstance(parent, nn.Sequential | nn.ModuleList):
@@ -130,7 +130,7 @@ def transformer(model: nn.Module) -> nn.Module:
 
 
 def within(model: nn.Module) -> nn.Module:
-    """The only Vision Transformer in a model, or the model itself where there is no such."""
+    """The only Vision Transformer inside a model, or the model itself if there is none or more than one."""
     model = unwrap(model)
     found = list(transformers(model).values())
     return found[0] if len(found) == 1 else model
@@ -148,7 +148,7 @@ def out_of_memory(error: Exception) -> bool:
 
 _SWITCHING = threading.Lock()
 _SWITCHED: dict[tuple[nn.Module, str], list] = {}
-"""Of modules and attributes that are off meanwhile: what they were, and in how many blocks they are."""
+"""For each module and attribute that is switched off: its former value, and how many blocks hold it off."""
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
 
 
 def refuse_chance(model: nn.Module) -> None:
-    """Raise where dropout, stochastic depth or patch dropout is at work: what ran is then not the model's own map."""
+    """Raise if dropout, stochastic depth or patch dropout is active, because the captured map would be random."""
     for name, module in model.named_modules():
         rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
         if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:

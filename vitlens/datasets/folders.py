@@ -52,7 +52,7 @@ def in_folder(folder: Path, split: str) -> Listing:
 
 
 def has_imagenet(folder: Path, split: str) -> bool:
-    """Whether a split of ImageNet lies in ``folder`` as folders of classes, or its validation files side by side."""
+    """Whether ``folder`` holds a split of ImageNet: folders of classes, or the validation files in one folder."""
     classes = any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
     return classes or folder.is_dir() and split != "train" and validation_files(folder) is not None
 

@@ -81,7 +81,7 @@ class Rows:
 
 
 def _target(shard: Path, folder: Path) -> Path:
-    """Where a shard is unpacked to, by its place, size and date."""
+    """The folder that a shard is unpacked to, named by its path, size and date."""
     state = shard.stat()
     mark = hashlib.blake2b(f"{shard.resolve()} {state.st_size} {state.st_mtime_ns}".encode(), digest_size=8).hexdigest()
     return folder / f"{shard.stem}-{mark}.arrow"
@@ -147,7 +147,7 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
 
 
 def _columns(shard: Path) -> tuple[str, str]:
-    """The column of images and that of labels: those so called, else the only ones that can be.
+    """The columns of images and labels: by name, else the only ones of a fitting type.
 
     ``fine_label``, as CIFAR-100 has it beside ``coarse_label``, is its label. Raises ``ValueError`` with the columns.
     """

@@ -1,4 +1,4 @@
-"""ImageNet's validation images as they are published: side by side in one folder, their labels in a file elsewhere."""
+"""ImageNet's validation images as published: all in one folder, with the labels in a separate file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitlens.datasets.samples import VALIDATION, parsed
 FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
 COUNT = 50_000
 UNLABELLED = ("without a label",)
-"""The class of images whose labels are not at hand; they can still be scored by ReaL's, which go by file name."""
+"""The one class of images without labels. ReaL can still score them, because its labels go by file name."""
 
 KIT = "ILSVRC2012_devkit_t12"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -25,7 +25,7 @@ WANTED = (
 
 
 def validation_files(folder: Path) -> tuple[Path, list[str]] | None:
-    """Where ImageNet's validation files lie side by side, ``folder`` or one for validation in it, and their names."""
+    """The folder that holds ImageNet's validation files (``folder`` or its ``val``), and their names."""
     for each in (folder, *(folder / name for name in VALIDATION)):
         if each.is_dir() and any(FILE.fullmatch(path.name) for path in each.iterdir()):
             return each, sorted(path.name for path in each.iterdir() if FILE.fullmatch(path.name))

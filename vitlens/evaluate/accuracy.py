@@ -13,7 +13,7 @@ from vitlens.evaluate.intervals import Score, proportion
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 FILES = 50_000
 REMATCHED = 4096
-"""Classes of a model, up to which another order of the data's is looked for; the work grows with their cube."""
+"""Most classes for which another order is searched; the cost grows with their cube."""
 
 
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:

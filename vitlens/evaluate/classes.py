@@ -52,7 +52,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
 
 def matched(model: nn.Module, names: tuple[str, ...]) -> str:
-    """A sentence about how `class_numbers` finds the classes of a data set, where it is not by name; else ""."""
+    """A sentence that says how `class_numbers` matched the classes, or "" if it was by name."""
     if by_number(model, names):
         return "The classes of the data have no names, so each number is taken to be that of the model's class."
     return "" if _names(model) else "The classes are matched by position: the model names no classes."

@@ -97,7 +97,7 @@ class Question:
 
     @cached_property
     def failures(self) -> list[str]:
-        """What was found wrong with the data, though there are numbers: classes of which no image could be read."""
+        """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
         return []
 
     def read(self, images, say: Callable, what: str) -> Reading:
@@ -106,7 +106,7 @@ class Question:
         return found
 
     def whole(self, images: ImageStream, found: Reading) -> str:
-        """A sentence about classes that were lost whole, or ""; it is said, and remembered as a failure."""
+        """Report classes of which every image is damaged. Returns the sentence, or "" if there are none."""
         return self.fail(lost_classes(images, found))
 
     def fail(self, sentence: str) -> str:

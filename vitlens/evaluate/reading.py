@@ -61,7 +61,7 @@ def opened(
 
 
 def lost_classes(images: ImageStream, found: Reading) -> str:
-    """A sentence about the classes of which no image could be read; "" where each class has one that could."""
+    """A sentence that names the classes of which every image is damaged, or ""."""
     count = len(images.class_names)
     had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, found.labels))
     gone = ((had > 0) & (left == 0)).nonzero()[:, 0].tolist()

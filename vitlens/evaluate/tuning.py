@@ -27,7 +27,7 @@ class Tuned(NamedTuple):
     note: str = ""
     """What is to be said of the test images."""
     lost: str = ""
-    """What is to be said of classes of which no test image could be read."""
+    """The sentence about classes of which every test image is damaged, or ""."""
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:

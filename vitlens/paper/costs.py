@@ -1,4 +1,4 @@
-"""What the paper's models cost, counted once by `vitlens.compute.cost`, so that listing them needs no PyTorch."""
+"""What the paper's models cost, counted once by `vitlens.compute.cost` so that `vitlens models` needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cost(NamedTuple):
     image_size: int
     """Side in pixels at pre-training."""
     features: int
-    """How many numbers the head reads."""
+    """Input features of the head."""
 
     def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
         """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
@@ -55,4 +55,4 @@ COSTS: dict[str, Cost] = {
     "R200x3": Cost(568_633_000, 268_693_929_984, 224, 6_144),
     "EfficientNet-L2": Cost(480_309_308, 951_407_306_560, 800, 5_504),
 }
-"""By the names of `MODELS`."""
+"""Costs by model name, with the names of `MODELS`."""

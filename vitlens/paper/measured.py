@@ -41,7 +41,7 @@ TASKS = {
         "smallnorb-azimuth", "smallnorb-elevation",
     ),
 }  # fmt: skip
-"""Of VTAB-1k, as `vitlens evaluate` calls them, in the order of Table 9."""
+"""The tasks of VTAB-1k as `vitlens evaluate` calls them, in the order of Table 9."""
 VTAB_ROWS = {"vtab": "VTAB"}
 for _group, _tasks in TASKS.items():
     VTAB_ROWS[f"vtab {_group.lower()}"] = f"VTAB {_group}"
@@ -57,7 +57,7 @@ class Column:
     """What was measured of one system: the latest record of each row."""
 
     name: str
-    """That the user gave it; "" of a model by itself."""
+    """The name given with `--as`, or "" for a single model."""
     found: dict[str, Record] = field(default_factory=dict)
 
 
@@ -159,7 +159,7 @@ def _cell(column: Column, row: str) -> str:
 def _laid_out(
     title: str, labels: Sequence[str], published: Sequence[Sequence[str]], measured: Sequence[Sequence[str]]
 ) -> list[str]:
-    """The columns beside each other, and those that find no room there below, with the labels again.
+    """The columns side by side; those that do not fit follow below, with the row labels repeated.
 
     Above the columns stands what they are; measured ones get numbers, for the notes.
     """
@@ -199,7 +199,7 @@ def _told(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _columns(
     records: Iterable[Record], rows: Iterable[str], systems: Mapping[str, Sequence[str]] | None
 ) -> tuple[list[Column], list[Record]]:
-    """A column for each system, or several where it was measured in several manners; and what is in no table.
+    """One column per system (several if it was measured in several ways), and the records that fit in no table.
 
     All results of one manner (model, weights, protocol, recipe) stand in one column.
     """

@@ -125,7 +125,7 @@ CALLED = {
     "R152x4": ("BiT-L R152x4", "BiT-M R152x4", "BiT-S R152x4"),  # one network, by the data of its pre-training
     "EfficientNet-L2": ("Noisy Student L2",),
 }
-"""What others call a model; Table 2 says the first."""
+"""Other names of a model. The first is the one in Table 2."""
 
 
 def origin(name: str) -> tuple[Model | None, Weights | None]:

@@ -71,7 +71,7 @@ FIRST_SUBMISSION = (
     Published("ViT-L/16", "JFT-300M", {IMAGENET: 87.61, REAL: 90.24, "VTAB": 75.91},
               {IMAGENET: 0.03, REAL: 0.03, "VTAB": 0.18}),
 )  # fmt: skip
-"""What Table 2 had in the first version of the paper (October 2020), where it differs; superseded by `TABLE_2`."""
+"""Table 2 of the first submission (October 2020), where it differs from the final `TABLE_2`."""
 
 
 def _table_5(data: str, rows: Mapping[str, tuple[float, ...]]) -> tuple[Published, ...]:

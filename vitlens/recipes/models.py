@@ -128,7 +128,7 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
 
 
 def _has_size(model: nn.Module) -> bool:
-    """Whether timm builds such a model for images of one size, as transformers are, and convolutions are not."""
+    """Whether timm builds this model for one image size (`img_size`), as it does transformers but not ConvNets."""
     return any("img_size" in inspect.signature(each.__init__).parameters for each in type(model).__mro__[:-1])
 
 

@@ -249,7 +249,7 @@ def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tup
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """PyTorch with so many threads, and afterwards with as many as before."""
+    """Use `count` PyTorch threads in this block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -14,7 +14,7 @@ from vitlens.files import write
 from vitlens.recipes import Recipe, model_args, pixels
 
 STATISTICS = ("running_mean", "running_var")
-"""What batch normalization keeps of the images that it has seen, by the end of its name."""
+"""Name endings of batch normalization's running statistics."""
 
 
 def export(

@@ -1,4 +1,4 @@
-"""In which precision a model is trained: the one that the device multiplies matrices in fastest, unless it is told."""
+"""Precision of training: bf16 where the device multiplies it in hardware, else fp32, unless the recipe says."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def said_of(recipe: Recipe, device: torch.device, resumed: bool) -> str:
 
 
 def seconds(device: torch.device, precision: str) -> float:
-    """What a product of two square matrices takes, the least of five."""
+    """Seconds for one matrix product in a precision, the fastest of five."""
     n, synchronize = (256, int) if device.type == "cpu" else (4096, getattr(torch, device.type).synchronize)
     a = torch.ones(n, n, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     taken = []

@@ -18,7 +18,7 @@ from vitlens.widgets.views import HAS_HEAD, MAX, MEAN, READOUT, readout_words
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
 LARGEST = 64 * 2**20
-"""Bytes of a file that can be uploaded."""
+"""Largest upload, in bytes."""
 PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lines": False}
 
 

@@ -51,14 +51,14 @@ class Layers(Sequence):
 
 
 class Photograph:
-    """A picture to look at, and what it is known by. note: what was done to it when it was read, in a sentence."""
+    """A picture and its name. note: what `load_image` did to it, in a sentence, or ""."""
 
     def __init__(self, image: Image.Image, note: str = ""):
         self.image, self.size, self.note = image, image.size, note
 
     @classmethod
     def read(cls, source) -> Photograph:
-        """What `load_image` makes of anything that it takes. Raises ImageError where it is no picture."""
+        """Read a picture with `load_image`. Raises ImageError if it is none."""
         notes: list[str] = []
         return cls(load_image(source, on_note=notes.append), " ".join(notes))
 

@@ -44,17 +44,17 @@ class Turn:
 
     @property
     def mine(self) -> bool:
-        """Whether this thread has it."""
+        """Whether this thread holds the lock."""
         return self._holder == threading.get_ident()
 
     def line_up(self) -> object:
-        """A place behind all that wait."""
+        """Queue up, and return the place in the queue."""
         self.waiting.append(place := object())
         return place
 
     @contextlib.contextmanager
     def at(self, place: object) -> Iterator[None]:
-        """Have it in this block, when it is a place's turn."""
+        """Wait until it is this place's turn, and hold the lock in this block."""
         self._take(place)
         try:
             yield
@@ -71,7 +71,7 @@ class Turn:
             self.number, self._depth, self._holder = self.number + 1, depth, threading.get_ident()
 
     def give_way(self) -> None:
-        """Let those who wait have it first, if it is this thread's."""
+        """If this thread holds the lock, let all who wait have it first."""
         if self.waiting and self.mine:
             place, depth = self.line_up(), self._depth
             self._let_go()
@@ -125,7 +125,7 @@ def pause() -> bool:
 
 
 def working() -> bool:
-    """Whether this is a thread that works."""
+    """Whether this is one of the working threads."""
     return threading.current_thread() in _threads
 
 
@@ -146,7 +146,7 @@ def now(method: Callable[[], None]) -> None:
 
 
 def _next(take: bool = True) -> Callable[[], None] | None:
-    """What is to be called next, of an object that no thread works on. The caller holds `_something`."""
+    """The next method to call, of an object that no thread is working on. The caller holds `_something`."""
     for queue in (_asked, _later):
         for reference in [*queue]:
             if (method := reference()) is None:
@@ -166,7 +166,7 @@ def _done(thing: int) -> None:
 
 
 def _start() -> None:
-    """One more thread. The caller holds `_something`."""
+    """Start one more thread. The caller holds `_something`."""
     global _free
     thread = threading.Thread(target=_work, name="vitlens widgets", daemon=True)
     _threads.add(thread)
@@ -175,7 +175,7 @@ def _start() -> None:
 
 
 def _awaited() -> bool:
-    """Whether a free thread has something to do, or has to go."""
+    """Whether a free thread should wake up, to work or to end."""
     return _over.is_set() or _free > 1 or _next(take=False) is not None
 
 
