@@ -37,12 +37,12 @@ def require_gradients(model: nn.Module) -> None:
 
 
 class Graph:
-    """Follows what is cut off autograd's graph, as a mode sees one torch function after the other.
+    """Finds where a forward pass leaves autograd's graph, from the torch functions that a mode sees one by one.
 
-    A value is cut where something that requires gradients goes in and what comes out does not require them, or is made
-    of what was cut. That is nobody's concern (a probability that is looked at) until the model's weights or attention
-    take it in, or do the cutting themselves. What is made a leaf that requires gradients anew was cut on purpose; where
-    a forward begins with autograd off, there is nothing to cut. embed: where the image enters.
+    A value is cut if an input required gradients and the value does not, or if it was computed from a cut value. That
+    is harmless (somebody looks at a probability) until the model's weights or attention use the cut value, or are what
+    cuts it: then it is refused. Exceptions: a cut value that was made a new leaf with gradients was cut on purpose, and
+    a forward that starts with autograd off has no graph to cut. embed: the module that the image enters.
     """
 
     def __init__(self, model: nn.Module, embed: nn.Module):

@@ -253,7 +253,7 @@ def _note_depth(image: Image.Image, notes: list[str]) -> None:
 
 
 def _note_dark(levels: np.ndarray, notes: list[str]) -> None:
-    """Add a note if 16-bit levels look like 8- to 14-bit data. They are never stretched, since their scale is unknown."""
+    """Add a note if 16-bit levels look like 8- to 14-bit data. They are never stretched: their scale is unknown."""
     brightest = int(levels.max())
     bits = next((bits for bits in (8, 10, 12, 14) if brightest < 2**bits), 16)
     if bits < 16 and brightest:

@@ -54,13 +54,12 @@ PLAIN = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>vitlens</
 <style>body {{ font: 18px/1.5 system-ui, sans-serif; max-width: 36em; margin: 15vh auto; padding: 0 1em }}</style>
 <p role="alert">{sentence}</p></html>"""
 CLEAN = '<!DOCTYPE html><title>vitlens</title><script>location.replace("/")</script><a href="/">The explorer</a>'
-"""After this a browser has its cookie, and an address without the token. No redirection: what came from a file, as a
-browser is opened, would arrive without a cookie for this site alone."""
+"""The answer to an address with the token: it sets the cookie and loads the address without the token. A redirection
+would not do, because a browser opened from a file does not send a SameSite=Strict cookie along with it."""
 
 
 class Kernels(AsyncMappingKernelManager):
-    """The kernels, each held by a page that is being made or by a connection. `linger` seconds after nobody holds it a
-    kernel ends, `most` may be there."""
+    """The kernels of the open pages, `most` at a time. A kernel ends `linger` seconds after its last connection did."""
 
     linger, most = Float(30, config=True), Integer(8, config=True)
 
@@ -217,8 +216,8 @@ class Channels(Plain, VoilaKernelWebsocketHandler):
 
 
 class Goodbye(Plain, VoilaShutdownKernelHandler):
-    """What a browser says as it closes a page. It cannot add a header to that, so the cookie, which no other site can
-    make it send, is all there is to check."""
+    """The beacon that a browser sends when it closes a page. A beacon has no XSRF header, so the cookie alone is
+    checked; being SameSite=Strict, no other site can make the browser send it."""
 
     def check_xsrf_cookie(self) -> None:
         pass

@@ -121,8 +121,8 @@ def _path(model: nn.Module, name: str) -> str:
 
 
 def transformer(model: nn.Module) -> nn.Module:
-    """The Vision Transformer that is looked into: the model, or the only one inside of it, as in a normalization and a
-    ViT, or a ViT and a head. Raises UnsupportedModelError where there is none, or more than one."""
+    """The Vision Transformer to look into: the model itself, or the only one inside a wrapper (normalization + ViT,
+    backbone + head). Raises UnsupportedModelError if there is none, or more than one."""
     found = list(transformers(model).values())
     if len(found) != 1:
         raise refuse(model, REASONS.get(type(model).__name__) or _unknown(model))
@@ -153,9 +153,9 @@ _SWITCHED: dict[tuple[nn.Module, str], list] = {}
 
 @contextlib.contextmanager
 def switched_off(modules: Sequence[nn.Module], attribute: str) -> Iterator[None]:
-    """An attribute of modules is False for the length of a `with` block; afterwards it is as it was.
+    """Set a boolean attribute of modules to False in this block, and restore it afterwards.
 
-    Where blocks of several threads overlap, the last one to end puts it back.
+    If blocks of several threads overlap, the last one to end restores it.
     """
     with _SWITCHING:
         for module in modules:

@@ -90,9 +90,11 @@ def patch_values(values: Tensor, grid: TokenGrid) -> Tensor:
 
 
 class Draws:
-    """The global generators that captum draws from, begun at `seed`, in `with` blocks, each of which goes on where the
-    last one ended. Outside, and while the model runs (`aside`), they are everybody's, as if nothing had been drawn; one
-    thread at a time has them."""
+    """Random numbers for captum, which draws from the global generators.
+
+    Inside a `with` block the global generators run from `seed`, each block continuing the last one. Outside, and while
+    the model runs (`aside`), they are as if nothing had been drawn. Only one thread at a time is inside a block.
+    """
 
     _turn = threading.Lock()
 
@@ -120,7 +122,7 @@ class Draws:
             self._turn.release()
 
     def aside(self, forward: Callable[[Tensor], Tensor], last: bool = False) -> Callable[[Tensor], Tensor]:
-        """A function of a model for what draws in a `with` block. last: nothing is drawn in it afterwards."""
+        """Wrap `forward` so that it runs outside the `with` block that calls it. last: the block draws no more."""
 
         def called(images: Tensor) -> Tensor:
             self.__exit__()

@@ -22,11 +22,11 @@ def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
 
 
 def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
-    """Top-1 if each class of the data were the one of the model's `count` classes that it is best taken for.
+    """Top-1 under the best one-to-one matching of the data's classes with the model's `count` classes.
 
-    named, labels: (N,) the class that the model gives and the one that is right. Which class is taken for which is
-    learned from every other image of each class, as the assignment that makes most of them right, and measured on the
-    rest, and the other way round: so classes that are named at random gain nothing by it.
+    named, labels: (N,) predicted and true classes. The matching (`scipy.optimize.linear_sum_assignment` on the
+    confusion matrix) is found on half of each class and measured on the other half, and vice versa, so that random
+    predictions gain nothing.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -44,8 +44,10 @@ def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
 
 
 def another_order(named: Tensor, labels: Tensor, count: int) -> str:
-    """A sentence where the data's classes are likely in another order than the model's: far more images are right if
-    they are `rematched`. "" otherwise, and for more than `REMATCHED` classes."""
+    """A warning if the data's classes seem to be in another order than the model's, or "".
+
+    They do if far more images are right once the classes are `rematched`. Not tried for more than `REMATCHED` classes.
+    """
     right = proportion(int((named == labels).sum()), len(labels))
     other = rematched(named, labels, count) if count <= REMATCHED else right
     if other.low <= 2 * right.high:

@@ -45,8 +45,11 @@ def settled(recipe: Recipe, world: World) -> Recipe:
 
 
 def said_of(recipe: Recipe, device: torch.device, resumed: bool) -> str:
-    """A sentence on what the recipe's precision costs on this device, or nothing where it is the faster one, or was
-    asked for: fp32 is more exact, and comes by "auto" only in a run that was begun elsewhere."""
+    """A sentence on what the recipe's precision costs on this device, or "" if there is nothing to say.
+
+    bf16 is reported wherever it is the slower one. fp32 is the more exact one, so it is reported only in a resumed run
+    whose recipe left the choice open: then the run was begun on a device without bf16.
+    """
     faster = "bf16" if computes_bf16(device) else "fp32"
     elsewhere = resumed and recipe.name in RECIPES and RECIPES[recipe.name].precision == "auto"
     if recipe.precision == faster or not (faster == "fp32" or elsewhere):

@@ -24,8 +24,8 @@ PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lin
 
 @dataclass
 class Coming:
-    """A file that comes in parts. number: of the upload, greater for a later one; parts: by where they begin; answers:
-    the number of the message that ends it."""
+    """An upload that arrives in parts. number: of the upload, later ones are greater. parts: bytes by their offset.
+    answers: the number of the message that completes it."""
 
     number: int = 0
     parts: dict[int, bytes] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class Pictured(Stage):
         return self.photographs[self.state["photograph"]]
 
     def _receive(self, page, content, buffers):
-        """Parts of a file {"upload": name, "file": number, "at": byte, "of": bytes} are put together before anything
-        else is done, and each is confirmed; the file is the message then. A later upload replaces an unfinished one."""
+        """Collect the parts of an upload, messages {"upload": name, "file": number, "at": offset, "of": size}, and
+        confirm each. The complete file is then handled as one message. A later upload replaces an unfinished one."""
         if "at" not in content:
             return super()._receive(page, content, buffers)
         number, size, data, problem = content["file"], content["of"], bytes(buffers[0]), ""
