@@ -193,9 +193,9 @@ def test_what_would_take_too_long_says_so(vit, monkeypatch):
 
 def test_a_map_that_would_take_too_long_is_no_map(vit):
     explorer = widgets.explore(vit(), PICTURE)
+    explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
     page = explorer.frame["panels"]
-    explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     message = r"KernelSHAP takes 256 forwards, here about 256 minutes\. .* `vitlens explain --methods kernel_shap`"
     with pytest.raises(ValueError, match=message):
         explorer.set(view="kernel_shap")

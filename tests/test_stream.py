@@ -168,6 +168,9 @@ def test_the_global_generator_is_left_alone(folder):
     assert torch.equal(before, torch.get_rng_state())
 
 
+IN_BYTES = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")  # else torchvision resizes by way of floats
+
+
 def test_the_crop_is_torchvisions_for_the_box_that_was_drawn(folder):
     stream = streamed(folder)
     images, _ = joined(stream, [torch.arange(100)], CROP, (5, 6))
@@ -175,7 +178,8 @@ def test_the_crop_is_torchvisions_for_the_box_that_was_drawn(folder):
         path = folder / stream.samples.name(i)
         image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)
         box = random_box(*image.shape[1:], CROP.scale, CROP.ratio, generator("cpu", 5, 6, i))
-        assert torch.equal(images[i], TF2.resized_crop(image, *box, [SIZE, SIZE], antialias=True))
+        theirs = TF2.resized_crop(image, *box, [SIZE, SIZE], antialias=True).int()
+        assert (images[i].int() - theirs).abs().max() <= (0 if IN_BYTES else 1)
         in_floats = TF.resized_crop(image.float(), *box, [SIZE, SIZE], antialias=True)
         assert (images[i].float() - in_floats).abs().max() < 1.01
 
