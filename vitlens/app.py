@@ -59,8 +59,12 @@ def serve(
             if browser:  # which may take its time, and ask for the page meanwhile
                 threading.Thread(target=_open, args=(address, Path(folder, "explorer.html")), daemon=True).start()
 
-        with _interruptible(server.end):
-            asyncio.run(server.run(listening, began))
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for pages that are still being made
+        try:
+            with _interruptible(server.end):
+                loop.run_until_complete(server.run(listening, began))
+        finally:
+            loop.close()
 
 
 def _listening(port: int) -> socket.socket:

@@ -292,6 +292,11 @@ class Server(Voila):
         await self._over.wait()
         server.stop()
         await self.kernel_manager.shutdown_all(now=True)
+        if pages := asyncio.all_tasks() - {asyncio.current_task()}:  # that are being made; some do not heed it
+            for page in pages:
+                page.cancel()
+            await asyncio.wait(pages, timeout=2)
+            await self.kernel_manager.shutdown_all(now=True)  # what they had begun to start
 
     def end(self) -> None:
         """Make `run` return. Safe to call from a signal handler."""
