@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
 from test_cli import saved, vitlens
-from test_sources import encoded, tar, write
+from test_sources import encoded, in_memory, tar, write
 from test_tasks import HUB, clip_benchmark, imagenet
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
@@ -223,15 +222,9 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path):
     ids = "".join(f"{order[truth[n]] + 1}\n" for n in range(1, 50_001)).encode()
     data = "ILSVRC2012_devkit_t12/data/"
     kit = {f"{data}ILSVRC2012_validation_ground_truth.txt": ids, f"{data}meta.mat": meta.getvalue()}
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as file:
-        for name, content in kit.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            file.addfile(info, io.BytesIO(content))
     forms = {
         "kit": kit,
-        "archive": {"ILSVRC2012_devkit_t12.tar.gz": archive.getvalue()},
+        "archive": {"ILSVRC2012_devkit_t12.tar.gz": in_memory(kit, "w:gz")},
         "caffe": {"val.txt": "".join(f"ILSVRC2012_val_{n:08d}.JPEG {truth[n]}\n" for n in truth).encode()},
         "wnids": {"imagenet_2012_validation_synset_labels.txt": "\n".join(wnids[truth[n]] for n in truth).encode()},
         "kaggle": {"LOC_val_solution.csv": "ImageId,PredictionString\n" + "".join(

@@ -62,9 +62,9 @@ def tar(path: Path, content: dict[str, bytes]) -> Path:
     return path
 
 
-def in_memory(content: dict[str, bytes]) -> bytes:
+def in_memory(content: dict[str, bytes], mode: str = "w") -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
         for name, data in content.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)

@@ -43,7 +43,7 @@ def serve(
     if not 0 <= port <= 65535:
         raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
     if sessions < 1:
-        raise ValueError(f"At least one page has to be allowed, but sessions={sessions} came; give 1 or more.")
+        raise ValueError(f"sessions is how many pages may be open, and {sessions} is too few. Give 1 or more.")
     with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:
         from vitlens.server import Server
 

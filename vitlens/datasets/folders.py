@@ -58,7 +58,7 @@ def has_imagenet(folder: Path, split: str) -> bool:
 
 
 def _side_by_side(folder: Path, names: list[str], split: str) -> Listing:
-    """ImageNet's validation files, with the labels that are at hand; as a whole also without."""
+    """ImageNet's validation files with their labels. Only the split "whole" may do without labels."""
     found = validation_labels(folder, names)
     if found:
         labels, wnids, place = found

@@ -207,8 +207,8 @@ def from_hugging_face(name: str, split: str, root: Path | None) -> Listing:
 
 @contextmanager
 def _reaching(name: str, config) -> Iterator[None]:
-    """Where the hub cannot be reached, tell ``datasets`` so, which then looks into its cache alone: it would try for
-    half a minute. Folders need no hub."""
+    """If the hub cannot be reached, make ``datasets`` use only its cache in this block, instead of retrying for half a
+    minute. Folders need no hub, so nothing is checked for them."""
     words = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # newer versions' word, and older ones'
     before = {each: getattr(config, each) for each in words if hasattr(config, each)}
     if not Path(name).exists():

@@ -138,11 +138,8 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
             with suppress(ValueError):  # damaged, they are not what was asked for
                 training = _labels(by_split.get("train", []), image, label)[0]
         names = numbered(labels, training)
-    note = (
-        ""
-        if (image, label) == ("image", "label")
-        else (f"Of the columns of {folder}, {image} is taken for the images and {label} for the labels.")
-    )
+    note = f"Of the columns of {folder}, {image} is taken for the images and {label} for the labels."
+    note = "" if (image, label) == ("image", "label") else note
     return Listing(Rows(shards, counts, image), labels, names, note)
 
 

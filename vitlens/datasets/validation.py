@@ -27,16 +27,16 @@ WANTED = (
 def validation_files(folder: Path) -> tuple[Path, list[str]] | None:
     """The folder that holds ImageNet's validation files (``folder`` or its ``val``), and their names."""
     for each in (folder, *(folder / name for name in VALIDATION)):
-        if each.is_dir() and any(FILE.fullmatch(path.name) for path in each.iterdir()):
-            return each, sorted(path.name for path in each.iterdir() if FILE.fullmatch(path.name))
+        if each.is_dir() and (names := sorted(path.name for path in each.iterdir() if FILE.fullmatch(path.name))):
+            return each, names
     return None
 
 
 def validation_labels(folder: Path, names: list[str]) -> tuple[list[int], tuple[str, ...], Path] | None:
-    """The label of each file, ImageNet's WordNet ids in the order of their classes, and where the labels stand; None
-    where no file of labels lies in the folder or in the one around it.
+    """The label of each file, ImageNet's WordNet ids in class order, and the file that the labels came from; None if
+    there is no such file in the folder or its parent.
 
-    Raises ``ValueError`` for a file of labels that is something else, or that lacks one of the files.
+    Raises ``ValueError`` for a file that holds something else, or has no label for one of the images.
     """
     from timm.data import ImageNetInfo
 
@@ -98,12 +98,12 @@ def _kit(place: Path, truth: str, meta: bytes) -> dict[int, str]:
 
 
 def _list(text: str) -> dict[int, str | int]:
-    """Lines with a file and its label, divided by a space or a comma; or WordNet ids alone, in the order of files."""
+    """Labels from lines of a file name and a label (separated by space or comma), or from one WordNet id per line."""
     rows = [re.split(r"[\s,]+", line.strip()) for line in text.splitlines() if line.strip()]
     rows = rows[1:] if rows and rows[0][0] == "ImageId" else rows  # the heading of Kaggle's
     named = [(re.search(r"ILSVRC2012_val_(\d{8})", row[0]), row) for row in rows]
     if rows and all(match for match, _ in named):
         return {int(match[1]): int(row[1]) if row[1].isdecimal() else row[1] for match, row in named}
     if len(rows) != COUNT or any(row[0].isdecimal() for row in rows):
-        raise ValueError(f"{len(rows)} lines, not each with a file's name, nor {COUNT} WordNet ids")
+        raise ValueError(f"{len(rows)} lines that are neither files with labels nor {COUNT} WordNet ids")
     return {number: row[0] for number, row in enumerate(rows, 1)}
