@@ -122,13 +122,18 @@ class Front:
         self.log.close()
 
 
-class App:
-    """`vitlens app` on a model. options: of `serve`, and its linger is short."""
+SERVE = """import json, sys
+from vitlens import app
+app.CELL = json.loads(sys.argv[3]) or app.CELL
+app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"""
 
-    def __init__(self, model: Path, folder: Path, **options):
+
+class App:
+    """`vitlens app` on a model. cell: another one for its page. options: of `serve`, and its linger is short."""
+
+    def __init__(self, model: Path, folder: Path, cell: str | None = None, **options):
         self.log = folder / "app.log"
-        code = "import json, sys, vitlens.app; vitlens.app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"
-        command = [sys.executable, "-c", code, str(model), json.dumps({"linger": 3, **options})]
+        command = [sys.executable, "-c", SERVE, str(model), json.dumps({"linger": 3, **options}), json.dumps(cell)]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -140,7 +145,7 @@ class App:
         """The processes of its kernels."""
         return _kernels(self.process)
 
-    def wait(self, count: int, seconds: float = 30) -> None:
+    def wait(self, count: int, seconds: float = 120) -> None:
         """Wait until there are so many kernels."""
         until = time.monotonic() + seconds
         while len(self.kernels()) != count:

@@ -185,8 +185,14 @@ def test_a_file_is_sent_in_parts_of_which_four_are_under_way(page):
     assert [each["at"] for each in sent] == [k * 2**19 for k in (2, 3, 4, 5)]
     assert {each["of"] for each in sent} == {len(data)} and ["number" in each for each in sent] == [False] * 3 + [True]
     page.evaluate("() => confirm(4)")
-    whole = page.evaluate("async () => [...new Uint8Array(await new Blob(come).arrayBuffer())]")
-    assert bytes(whole) == data
+    whole = page.evaluate(
+        """() => new Promise((done) => {
+            const reader = new FileReader();
+            reader.onload = () => done(reader.result.split(",")[1]);
+            reader.readAsDataURL(new Blob(come));
+        })"""
+    )
+    assert base64.b64decode(whole) == data
 
 
 def test_a_new_upload_replaces_the_one_under_way(page):
