@@ -6,7 +6,7 @@
 
 Times are medians of repeated runs between CUDA events after a warm-up. Memory is the peak beyond that of inference;
 for the statistics alone, the peak beyond the capture they are taken of.
-Statistics are all of `vitlens.attention.summary`; "rows" goes through blocks of rows, "kernels" uses `vitlens.kernels`.
+Statistics are all of `vitlens.attention.summary`; "rows" goes through blocks of rows, "kernels" uses the kernels.
 The two must agree. Images are random; the attention of the untrained model is sharpened, so that it is not uniform.
 """
 
@@ -22,7 +22,8 @@ import timm
 import torch
 from results import rounded, write
 
-from vitlens import attention, capture, kernels
+from vitlens import attention, capture
+from vitlens.recorder import kernels
 
 COLUMNS = [
     "dtype", "pixels", "tokens", "images", "what", "ms", "images_per_s", "share_of_inference", "mb_per_image", "runs",

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from results import rounded, sentence, write
 
-from vitlens import datasets
-from vitlens.recipes import recipe
+from vitlens import data as datasets
 from vitlens.train import fit
+from vitlens.train.recipes import recipe
 
 
 def main() -> None:

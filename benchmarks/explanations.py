@@ -28,10 +28,11 @@ from attention import peak_since_reset, reset_peak
 from results import about, rounded, write
 from tqdm import tqdm
 
-from vitlens import explanation, faithfulness, load_model
+from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
 from vitlens.preprocessing import preprocess
+from vitlens.reports import explanation
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny

@@ -20,9 +20,10 @@ import torch
 from results import rounded, sentence, write
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitlens import datasets, load_model
+from vitlens import data as datasets
+from vitlens import load_model
 from vitlens.evaluate import features, linear_probe
-from vitlens.recipes import Recipe, recipe
+from vitlens.train.recipes import Recipe, recipe
 
 RECIPE = "finetune-small"
 

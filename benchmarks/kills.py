@@ -24,12 +24,12 @@ import safetensors.torch
 import torch
 from results import write
 
-from vitlens.runs import versions
+from vitlens.train.runs import versions
 
 CHILD = """
 import sys, dataclasses
-from vitlens.datasets import load
-from vitlens.recipes import recipe
+from vitlens.data import load
+from vitlens.train.recipes import recipe
 from vitlens.train import fit
 data = load("digits", "train"), load("digits", "valid")
 plan = dataclasses.replace(recipe("digits"), epochs=2, save_every=0.0, log_every=1)

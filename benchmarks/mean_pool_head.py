@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from vitlens import datasets, load_model
+from vitlens import data as datasets
+from vitlens import load_model
 from vitlens.train.precision import computes_bf16
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from results import about, write
 
-from vitlens import explanation
 from vitlens.attribution import METHODS
-from vitlens.augment import normalised
+from vitlens.data.augment import normalised
 from vitlens.faithfulness.planted import RECIPE, planted
+from vitlens.reports import explanation
 from vitlens.train import export, fit
 
 COVERS = 1024  # of KernelSHAP, in pairs: its default for 64 patches

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitlens import inspection, load_model, plot
+from vitlens import load_model, plot
 from vitlens.images import samples
+from vitlens.reports import inspection
 
 
 def picture(figure) -> Image.Image:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.runs import hardware, versions
+from vitlens.train.runs import hardware, versions
 
 
 def about(command: str, device: str | torch.device = "cpu") -> dict[str, str]:

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from results import write
 
-from vitlens import datasets
-from vitlens.recipes import recipe
-from vitlens.runs import fitted, hardware, versions
+from vitlens import data as datasets
 from vitlens.train import World, compiled, fit
+from vitlens.train.recipes import recipe
+from vitlens.train.runs import fitted, hardware, versions
 
 
 def main() -> None:

@@ -38,11 +38,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from vitlens.augment import Augment
-from vitlens.datasets import ImageSet
-from vitlens.recipes import Recipe
+from vitlens.data import ImageSet
+from vitlens.data.augment import Augment
 from vitlens.train import compiled, fit
 from vitlens.train.precision import computes_bf16
+from vitlens.train.recipes import Recipe
 
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)
 SQUARE = {"cuda": 8192, "cpu": 2048}  # side of the product that is the ceiling

@@ -26,9 +26,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
 
-from vitlens import inspection, load_model
+from vitlens import load_model
 from vitlens.images import samples
-from vitlens.runs import versions
+from vitlens.reports import inspection
+from vitlens.train.runs import versions
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

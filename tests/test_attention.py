@@ -9,7 +9,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid, attention, capture
-from vitlens.recorder import Layer
+from vitlens.recorder.recording import Layer
 
 
 class Maps:

@@ -10,7 +10,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torchvision.transforms.v2 import InterpolationMode, RandAugment
 from torchvision.transforms.v2 import functional as tv
 
-from vitlens.augment import (
+from vitlens.data.augment import (
     Augment,
     Targets,
     augmented,
@@ -22,7 +22,7 @@ from vitlens.augment import (
     normalised,
     seed_of,
 )
-from vitlens.augment.randaugment import OPERATIONS, randaugment
+from vitlens.data.augment.randaugment import OPERATIONS, randaugment
 from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(

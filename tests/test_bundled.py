@@ -66,7 +66,7 @@ def test_structure_that_random_weights_do_not_have(model, control):
 
 
 def test_it_is_as_accurate_as_it_says(model, real_data):
-    from vitlens.datasets import load
+    from vitlens.data import load
 
     valid = load(real_data / "tiny-imagenet", "valid").subset(2000, seed=0)
     config = model.pretrained_cfg

@@ -19,12 +19,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import app, attention, attribution, capture, cli, explanation, filters, load_model, positions
-from vitlens.augment import Augment
-from vitlens.commands import looking
+from vitlens import attention, attribution, capture, filters, load_model, positions
+from vitlens.commands import cli, looking
+from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
-from vitlens.recipes import FROM_MODEL, RECIPES, Recipe
+from vitlens.reports import explanation
+from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
+from vitlens.widgets import app
 
 
 def vitlens(*arguments, expect=0):
@@ -39,7 +41,7 @@ def vitlens(*arguments, expect=0):
 
 
 def test_it_is_installed_as_a_command(tmp_path):
-    for command in (["-m", "vitlens"], ["-c", "from vitlens.cli import main; main()"]):
+    for command in (["-m", "vitlens"], ["-c", "from vitlens.commands.cli import main; main()"]):
         done = subprocess.run([sys.executable, *command, "inspect", "nonsense"], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith("vitlens: ") and "Traceback" not in done.stderr
 
@@ -223,7 +225,7 @@ def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
         message = vitlens("app", model_folder, "--port", port, expect=2).stderr
         assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
     assert "A port is a number from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
-    monkeypatch.setattr("vitlens.app.find_spec", lambda name: None if name == "anywidget" else name)
+    monkeypatch.setattr("vitlens.widgets.app.find_spec", lambda name: None if name == "anywidget" else name)
     assert "needs anywidget, not installed here; run `pip install anyw" in vitlens("app", model_folder, expect=2).stderr
 
 
@@ -245,7 +247,7 @@ def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkey
 def test_train_hands_every_option_on(monkeypatch, tmp_path):
     told = {}
     monkeypatch.setattr(
-        "vitlens.runs.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
+        "vitlens.train.runs.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
     )
     vitlens(
         "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
@@ -262,7 +264,7 @@ def test_train_hands_every_option_on(monkeypatch, tmp_path):
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, "--hold")
     assert told["stream"] is False and told["on_damaged"] == "raise" and told["overrides"] == []
     assert told["device"] is told["seed"] is told["max_minutes"] is told["fit_minutes"] is None
-    monkeypatch.setattr("vitlens.runs.run", lambda *_, **__: {"stopped_by": 15})
+    monkeypatch.setattr("vitlens.train.runs.run", lambda *_, **__: {"stopped_by": 15})
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
 
@@ -274,7 +276,7 @@ def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error,
     def ends(*_, **__):
         raise error
 
-    monkeypatch.setattr("vitlens.runs.run", ends)
+    monkeypatch.setattr("vitlens.train.runs.run", ends)
     done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
     assert said in done.stderr and done.stderr.count("\n") == 1
 

@@ -5,7 +5,8 @@ import timm
 import torch
 from torch import nn
 
-from vitlens import compute, paper
+from vitlens import paper
+from vitlens.evaluate import compute
 from vitlens.paper import TABLE_6
 
 

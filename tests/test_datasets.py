@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
 from vitlens import load_image
-from vitlens.datasets import ImageSet, load
+from vitlens.data import ImageSet, load
 
 REAL = os.environ.get("VITLENS_REAL_DATA")
 NAMES = ["ant", "bee", "cat"]

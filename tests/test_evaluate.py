@@ -14,8 +14,8 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from test_sources import encoded, write
 
-from vitlens.augment import normalised
-from vitlens.datasets import ImageSet, load
+from vitlens.data import ImageSet, load
+from vitlens.data.augment import normalised
 from vitlens.evaluate import features, linear_probe, named_classes, opened, read
 from vitlens.evaluate.reading import before_the_head
 from vitlens.preprocessing import pixels, preprocess
@@ -128,7 +128,7 @@ def test_images_are_shown_as_the_model_was_trained(tmp_path):
 
 SHARED = """
 import sys, timm, torch
-from vitlens.datasets import load
+from vitlens.data import load
 from vitlens.evaluate import named_classes, read
 from vitlens.train import join
 torch.manual_seed(0)

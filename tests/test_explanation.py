@@ -10,10 +10,11 @@ from PIL import Image
 from test_cli import saved, vitlens
 from test_plot import assert_tidy
 
-from vitlens import explanation, faithfulness, inspection, load_model, plot, widgets
+from vitlens import faithfulness, load_model, plot, widgets
 from vitlens.attribution import METHODS
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
+from vitlens.reports import explanation, inspection
 
 
 @pytest.fixture(scope="module")

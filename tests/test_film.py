@@ -9,8 +9,8 @@ import torch
 from test_plot import history, snapshots
 
 from vitlens import attention, capture, plot, widgets
-from vitlens.grid import TokenGrid
-from vitlens.snapshots import record
+from vitlens.recorder.grid import TokenGrid
+from vitlens.train.snapshots import record
 
 
 def points(line):

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitlens import attention, capture, fused
-from vitlens.layer import Layer
+from vitlens import attention, capture
+from vitlens.recorder import fused
+from vitlens.recorder.layer import Layer
 
 sdpa = F.scaled_dot_product_attention
 

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid
-from vitlens.grid import prefix_names, token_grid
+from vitlens.recorder.grid import prefix_names, token_grid
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import pytest
 import timm
 import torch
 
-from vitlens import attention, capture, kernels
-from vitlens.grid import TokenGrid
-from vitlens.recorder import Layer
+from vitlens import attention, capture
+from vitlens.recorder import kernels
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.recording import Layer
 
 CASES = {  # rows, cols, prefix, head width, precision (the interpreter cannot multiply bfloat16)
     "ViT-B at 224 px": (14, 14, 1, 64, torch.float32),

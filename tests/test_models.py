@@ -13,7 +13,7 @@ from timm.models import save_for_hf
 
 from vitlens import capture, load_model
 from vitlens.models import class_count, label_names, top_classes
-from vitlens.support import architecture
+from vitlens.recorder.families import architecture
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import typer
 import yaml
 
-from vitlens import cli
-from vitlens.recipes import RECIPES
-from vitlens.studies import STUDIES
+from vitlens.commands import cli
+from vitlens.paper.studies import STUDIES
+from vitlens.train.recipes import RECIPES
 
 try:
     import tomllib

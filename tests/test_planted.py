@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlens import explanation, load_model
-from vitlens.augment import normalised
+from vitlens import load_model
+from vitlens.data.augment import normalised
 from vitlens.faithfulness.planted import COLOURS, PATCH, RECIPE, SIDE, planted
+from vitlens.reports import explanation
 from vitlens.train import accuracy
 
 WEIGHTS = Path(__file__).parent.parent / "data" / "checkpoints" / "planted"

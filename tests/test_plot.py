@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from PIL import Image, ImageFilter
 
 from vitlens import plot
-from vitlens.grid import TokenGrid
+from vitlens.recorder.grid import TokenGrid
 from vitlens.train import Step
 
 RNG = np.random.default_rng(0)

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitlens import runs
-from vitlens.datasets import load
-from vitlens.recipes import RECIPES, Recipe, recipe
-from vitlens.train import World, accuracy, fit, precision
+from vitlens.data import load
+from vitlens.train import World, accuracy, fit, precision, runs
 from vitlens.train.precision import computes_bf16, settled
+from vitlens.train.recipes import RECIPES, Recipe, recipe
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent

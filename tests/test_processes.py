@@ -19,11 +19,11 @@ import torch
 from test_train import tiny
 from timm.models import save_for_hf
 
-from vitlens.augment import Augment
-from vitlens.datasets import load
-from vitlens.recipes import Recipe, recipe, starting_from
+from vitlens.data import load
+from vitlens.data.augment import Augment
 from vitlens.train import fit
 from vitlens.train.processes import World, join
+from vitlens.train.recipes import Recipe, recipe, starting_from
 
 torch.set_num_threads(1)
 STEPS = 88
@@ -31,8 +31,8 @@ STEPS = 88
 SHARED = """
 import json, sys, time, torch
 torch.set_num_threads(1)
-from vitlens.datasets import load
-from vitlens.recipes import Recipe
+from vitlens.data import load
+from vitlens.train.recipes import Recipe
 from vitlens.train import fit, join
 recipe, out, pause = Recipe.from_json(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 world = join("cpu")

@@ -10,9 +10,10 @@ from PIL import Image, ImageCms
 from test_explorer import PICTURE, browser
 from test_images import RAMP, corners, encoded, flat
 
-from vitlens import inspection, load_image, widgets
+from vitlens import load_image, widgets
 from vitlens.images import rgb
 from vitlens.preprocessing import preprocess, restore
+from vitlens.reports import inspection
 from vitlens.widgets import pictured
 
 

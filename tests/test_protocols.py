@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from test_evaluate import clouds
 from timm.data import ImageNetInfo, RealLabelsImagenet
 
-from vitlens.datasets.tasks import VTAB
+from vitlens.data.tasks import VTAB
 from vitlens.evaluate import (
     Record,
     another_order,

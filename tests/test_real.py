@@ -10,11 +10,12 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from vitlens import attention, capture, filters, inspection, positions
-from vitlens.grid import token_grid
+from vitlens import attention, capture, filters, positions
 from vitlens.images import samples
 from vitlens.models import top_classes
 from vitlens.preprocessing import preprocess
+from vitlens.recorder.grid import token_grid
+from vitlens.reports import inspection
 
 
 def spearman(a, b):

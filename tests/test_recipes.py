@@ -13,9 +13,9 @@ from timm.models import save_for_hf
 from vitlens import load_model
 from vitlens.paper import TABLE_4
 from vitlens.preprocessing import preprocess
-from vitlens.recipes import RECIPES, Recipe, recipe, starting_from
 from vitlens.train import export
 from vitlens.train.optim import optimizers
+from vitlens.train.recipes import RECIPES, Recipe, recipe, starting_from
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -14,14 +14,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitlens import runs
-from vitlens.datasets import load
-from vitlens.recipes import Recipe, recipe
-from vitlens.runs import plan
-from vitlens.runs.account import command_of, finish, seconds_before
-from vitlens.runs.sources import Source
-from vitlens.runs.watching import Board, Progress
-from vitlens.train import Step, World, accuracy
+from vitlens.data import load
+from vitlens.train import Step, World, accuracy, runs
+from vitlens.train.recipes import Recipe, recipe
+from vitlens.train.runs import plan
+from vitlens.train.runs.account import command_of, finish, seconds_before
+from vitlens.train.runs.sources import Source
+from vitlens.train.runs.watching import Board, Progress
 
 torch.set_num_threads(1)
 
@@ -240,7 +239,7 @@ def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatc
     done = runs.run("digits", "digits", tmp_path, **options)
     shutil.rmtree(tmp_path / "checkpoints")
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["vitlens.runs.run"], "fit", None)
+        patched.setattr(sys.modules["vitlens.train.runs.run"], "fit", None)
         again = runs.run("digits", "digits", tmp_path, resume=True, **options | {"quiet": False})
     assert again == json.loads(json.dumps(done)) and "is finished." in capsys.readouterr().err
     anew = runs.run("digits", "digits", tmp_path, resume=True, overrides=["epochs=1"], **options)

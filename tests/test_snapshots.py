@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens import attention, filters, positions, snapshots
-from vitlens.datasets import load
-from vitlens.recipes import recipe
-from vitlens.recorder import capture
-from vitlens.train import fit
+from vitlens import attention, filters, positions
+from vitlens.data import load
+from vitlens.recorder.recording import capture
+from vitlens.train import fit, snapshots
+from vitlens.train.recipes import recipe
 
 torch.set_num_threads(1)
 

@@ -22,9 +22,9 @@ import torchvision
 from PIL import Image
 from timm.data import create_dataset
 
-from vitlens.datasets import ImageSet, load
-from vitlens.datasets.division import VALID_SHARE, place
-from vitlens.datasets.named import TORCH
+from vitlens.data import ImageSet, load
+from vitlens.data.division import VALID_SHARE, place
+from vitlens.data.named import TORCH
 
 KINDS = {"ant": "JPEG", "bee": "PNG", "cat": "JPEG"}
 

@@ -19,11 +19,11 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as TF2
 
-from vitlens.augment import Augment, generator
-from vitlens.datasets import ImageSet, ImageStream, load, memory
-from vitlens.datasets.decode import cut, random_box, shaped
-from vitlens.recipes import recipe
+from vitlens.data import ImageSet, ImageStream, load, memory
+from vitlens.data.augment import Augment, generator
+from vitlens.data.decode import cut, random_box, shaped
 from vitlens.train import accuracy
+from vitlens.train.recipes import recipe
 
 SIZE = 24
 CROP = Augment(flip=0.5, scale=(0.3, 1.0), ratio=(3 / 4, 4 / 3), cutmix=0.5)

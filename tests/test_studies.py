@@ -21,13 +21,14 @@ from scipy.stats import ttest_1samp
 from test_cli import vitlens
 from timm.layers import HybridEmbed, StdConv2d
 
-from vitlens import compute, plot, studies
-from vitlens.datasets import load
-from vitlens.evaluate import features, proportion
-from vitlens.grid import token_grid
-from vitlens.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
-from vitlens.studies.running import _chosen as chosen
-from vitlens.studies.running import exaflops, subset
+from vitlens import plot
+from vitlens.data import load
+from vitlens.evaluate import compute, features, proportion
+from vitlens.paper import studies
+from vitlens.paper.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
+from vitlens.paper.studies.running import _chosen as chosen
+from vitlens.paper.studies.running import exaflops, subset
+from vitlens.recorder.grid import token_grid
 from vitlens.train import precision
 from vitlens.train.validation import accuracy
 
@@ -201,7 +202,7 @@ KILLED = """
 import os, signal, sys, torch
 torch.set_num_threads(int(sys.argv[2]))  # as many as the process that goes on: the table names them
 from test_studies import SLOW
-from vitlens.studies import run_study, running
+from vitlens.paper.studies import run_study, running
 fit, begun = running.fit, []
 
 def dying(*args, **kwargs):

@@ -5,7 +5,8 @@ import json
 import pytest
 from test_cli import vitlens
 
-from vitlens import paper, records
+from vitlens import paper
+from vitlens.evaluate import records
 from vitlens.paper import MODELS, TABLE_2, TABLE_5
 from vitlens.paper.measured import TEST_IMAGES
 
@@ -175,7 +176,7 @@ def test_groups_and_tasks_of_vtab_have_a_table(tmp_path):
 
 
 def test_tasks_of_vtab_are_those_that_are_evaluated():
-    from vitlens.datasets.tasks import VTAB as EVALUATED
+    from vitlens.data.tasks import VTAB as EVALUATED
     from vitlens.paper.measured import TASKS
 
     assert [(t.name, t.group) for t in EVALUATED] == [(f"vtab/{t}", g.lower()) for g in TASKS for t in TASKS[g]]

@@ -18,12 +18,12 @@ from PIL import Image
 from test_cli import vitlens
 from test_sources import encoded, tar, write
 
-from vitlens.datasets import load
-from vitlens.datasets.imageset import drawn
-from vitlens.datasets.tasks import TASKS, VTAB
+from vitlens.data import load
+from vitlens.data.imageset import drawn
+from vitlens.data.tasks import TASKS, VTAB
 from vitlens.evaluate import recipe_of, validation_numbers
 from vitlens.paper import TABLE_4
-from vitlens.recipes import RECIPES
+from vitlens.train.recipes import RECIPES
 
 HUB = [task for task in VTAB if task.source.startswith("wds/")]
 PIXELS = [encoded(i, size=(8, 8)) for i in range(7)]

@@ -9,7 +9,7 @@ import torch
 from timm_support import read_table, shrunk, survey
 
 from vitlens import attention
-from vitlens.recorder import capture
+from vitlens.recorder.recording import capture
 
 VERSION, TABLE = read_table()
 

@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from timm.models import save_for_hf
 from torch import nn
 
-from vitlens.augment import augmented, draws, generator, seed_of
-from vitlens.datasets import load
+from vitlens.data import load
+from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
-from vitlens.recipes import Recipe, recipe, starting_from
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
 from vitlens.train.guards import settings
 from vitlens.train.losses import unfused_attention
 from vitlens.train.optim import Muon, optimizers, orthogonalised
+from vitlens.train.recipes import Recipe, recipe, starting_from
 
 torch.set_num_threads(1)
 
@@ -292,7 +292,7 @@ KILLED = """
 import sys, torch
 torch.set_num_threads(1)
 from test_train import LONG as r
-from vitlens.datasets import load
+from vitlens.data import load
 from vitlens.train import fit
 data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
 for step in fit(r.build(), data, r, device="cpu", out=sys.argv[1], resume=True):

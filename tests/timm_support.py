@@ -12,8 +12,8 @@ from pathlib import Path
 import timm
 import torch
 
-from vitlens.recorder import capture
-from vitlens.support import UnsupportedModelError, attention_modules
+from vitlens.recorder.families import UnsupportedModelError, attention_modules
+from vitlens.recorder.recording import capture
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"
 COLUMNS = ["model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "reason"]

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 MODULES = ("attention", "attribution", "faithfulness", "filters", "plot", "positions", "tokens")
 NAMES = {
-    "ImageError": "images", "TokenGrid": "grid", "UnsupportedModelError": "support", "capture": "recorder",
-    "load_image": "images", "load_model": "models",
+    "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.families",
+    "capture": "recorder.recording", "load_image": "images", "load_model": "models",
 }  # fmt: skip
 
 __all__ = [*NAMES, *MODULES]

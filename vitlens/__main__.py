@@ -1,5 +1,5 @@
 """`python -m vitlens` is the `vitlens` command."""
 
-from vitlens.cli import main
+from vitlens.commands.cli import main
 
 main()

@@ -3,8 +3,8 @@
 A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
 (`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
 share one pass, from the last layer to the first (the order in which a rollout needs them). Fused attention makes
-no rows at all: on a GPU kernels of our own add up most layers (`vitlens.kernels`), on a CPU PyTorch's own gives sums
-over queries, which a rollout and the attention received are made of (`vitlens.fused`).
+no rows at all: on a GPU kernels of our own add up most layers (`recorder.kernels`), on a CPU PyTorch's own gives sums
+over queries, which a rollout and the attention received are made of (`recorder.fused`).
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
 """
@@ -17,12 +17,12 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from vitlens import kernels
-from vitlens.arguments import require_images, taking
-from vitlens.grid import TokenGrid
-from vitlens.layer import Layer, full_precision
-from vitlens.recorder import Attention, capture
-from vitlens.support import evaluating, float64, unwrap
+from vitlens.recorder import kernels
+from vitlens.recorder.arguments import require_images, taking
+from vitlens.recorder.families import evaluating, float64, unwrap
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.layer import Layer, full_precision
+from vitlens.recorder.recording import Attention, capture
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.grid import patch_embedding
-from vitlens.support import float64, unwrap
+from vitlens.recorder.families import float64, unwrap
+from vitlens.recorder.grid import patch_embedding
 
 
 def kernels(model: nn.Module) -> Tensor:

@@ -11,7 +11,7 @@ import timm
 from torch import Tensor, nn
 
 from vitlens.hub import announce, reach
-from vitlens.support import model_name, unwrap, within
+from vitlens.recorder.families import model_name, unwrap, within
 
 
 def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:

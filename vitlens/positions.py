@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.grid import TokenGrid
-from vitlens.support import float64, unwrap
+from vitlens.recorder.families import float64, unwrap
+from vitlens.recorder.grid import TokenGrid
 
 
 def table(model: nn.Module) -> Tensor:

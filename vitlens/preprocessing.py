@@ -15,7 +15,7 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
-from vitlens.support import unwrap, within
+from vitlens.recorder.families import unwrap, within
 
 
 def preprocess(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import require_images, taking
-from vitlens.grid import token_grid
-from vitlens.support import UnsupportedModelError, attention_modules, float64, unwrap
+from vitlens.recorder.arguments import require_images, taking
+from vitlens.recorder.families import UnsupportedModelError, attention_modules, float64, unwrap
+from vitlens.recorder.grid import token_grid
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:

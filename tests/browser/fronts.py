@@ -123,7 +123,7 @@ class Front:
 
 
 SERVE = """import json, sys
-from vitlens import app
+from vitlens.widgets import app
 app.CELL = json.loads(sys.argv[3]) or app.CELL
 app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"""
 

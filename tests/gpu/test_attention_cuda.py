@@ -4,7 +4,8 @@ import pytest
 import timm
 import torch
 
-from vitlens import attention, capture, kernels
+from vitlens import attention, capture
+from vitlens.recorder import kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
 

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from vitlens.datasets import load
+from vitlens.data import load
 from vitlens.evaluate import features, named_classes, opened, read
 from vitlens.train import World
 

@@ -8,8 +8,9 @@ import timm
 import torch
 from test_kernels import errors, naive, random_layer
 
-from vitlens import attention, capture, kernels
-from vitlens.grid import TokenGrid
+from vitlens import attention, capture
+from vitlens.recorder import kernels
+from vitlens.recorder.grid import TokenGrid
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA ABSENT: the compiled kernels are not tested"),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vitlens.augment import Augment
-from vitlens.datasets import load
+from vitlens.data import load
+from vitlens.data.augment import Augment
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested")
 

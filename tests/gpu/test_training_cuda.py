@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitlens.augment import Targets
-from vitlens.datasets import load
-from vitlens.recipes import recipe
+from vitlens.data import load
+from vitlens.data.augment import Targets
 from vitlens.train import World, accuracy, compiled, fit
+from vitlens.train.recipes import recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing of this file was tested")
 

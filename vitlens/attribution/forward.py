@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.arguments import require_images, taking
-from vitlens.graph import Graph, require_gradients, tensors_of
-from vitlens.grid import patch_embedding
+from vitlens.attribution.target import Target, asked
 from vitlens.models import require_classes
-from vitlens.recorder import Attention, capture
-from vitlens.support import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
-from vitlens.target import Target, asked
+from vitlens.recorder.arguments import require_images, taking
+from vitlens.recorder.families import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
+from vitlens.recorder.graph import Graph, require_gradients, tensors_of
+from vitlens.recorder.grid import patch_embedding
+from vitlens.recorder.recording import Attention, capture
 
 
 def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tuple[nn.Module, Tensor]:

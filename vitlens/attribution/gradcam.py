@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import captured, checked, explaining, require_gradient, score
 from vitlens.attribution.rows import layer_number
-from vitlens.support import attention_modules, transformer
-from vitlens.target import asked
+from vitlens.attribution.target import asked
+from vitlens.recorder.families import attention_modules, transformer
 
 
 def grad_cam(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import captured, checked, explaining, require_gradient, score
 from vitlens.attribution.rows import blocks, layer_number
-from vitlens.layer import Layer
-from vitlens.support import model_name, transformer
-from vitlens.target import asked
+from vitlens.attribution.target import asked
+from vitlens.recorder.families import model_name, transformer
+from vitlens.recorder.layer import Layer
 
 
 def legrad(

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import fitted
 from vitlens.attribution.forward import captured, checked, explaining
-from vitlens.grid import TokenGrid
-from vitlens.target import asked
+from vitlens.attribution.target import asked
+from vitlens.recorder.arguments import fitted
+from vitlens.recorder.grid import TokenGrid
 
 
 def captum():

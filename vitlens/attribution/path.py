@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vitlens.arguments import require_count
 from vitlens.attribution.patches import Draws, captum, patch_sums, per_image
+from vitlens.recorder.arguments import require_count
 
 
 def integrated_gradients(

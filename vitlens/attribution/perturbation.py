@@ -8,8 +8,8 @@ from itertools import islice
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.arguments import require_count
 from vitlens.attribution.patches import Draws, captum, patch_values, per_image
+from vitlens.recorder.arguments import require_count
 
 COVERS, LEAST = 16, 3
 """Of KernelSHAP, for each patch: what is tried unless told otherwise, and the fewest that are taken."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vitlens.arguments import whole
 from vitlens.attention import BLOCK
-from vitlens.layer import Layer
-from vitlens.recorder import Attention
+from vitlens.recorder.arguments import whole
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.recording import Attention
 
 
 def blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:

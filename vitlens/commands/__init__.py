@@ -1,1 +1,1 @@
-"""The commands of `vitlens`, as functions that typer reads; `vitlens.cli` puts them together."""
+"""The commands of `vitlens`, as functions that typer reads; `vitlens.commands.cli` puts them together."""

@@ -29,7 +29,7 @@ def evaluate(
     list_tasks: Annotated[bool, typer.Option("--list", help="Show the data sets that have a name and stop.")] = False,
 ) -> None:
     """Measure a model: accuracy, few-shot, nearest neighbours, a linear probe, fine-tuning, VTAB-1k."""
-    from vitlens.datasets.tasks import TASKS
+    from vitlens.data.tasks import TASKS
     from vitlens.evaluate import Question, command_of, read_results, table, write
     from vitlens.evaluate import evaluate as answers
 

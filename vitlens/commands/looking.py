@@ -29,8 +29,8 @@ def inspect(
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
     from tqdm import tqdm
 
-    from vitlens import inspection
     from vitlens.models import load_model
+    from vitlens.reports import inspection
 
     failures, complain = complaints()
     more = inspection.image_files(dataset) if dataset else []
@@ -64,8 +64,8 @@ def explain(
     """Why a class: the maps of several methods, each with what insertion and deletion say of it."""
     from tqdm import tqdm
 
-    from vitlens import explanation
     from vitlens.models import load_model
+    from vitlens.reports import explanation
 
     failures, complain = complaints()
     pictures = photographs(images)
@@ -108,10 +108,10 @@ def explorer(
     sessions: Annotated[int, typer.Option(help="How many pages may be open; each holds the model in memory.")] = 8,
 ) -> None:
     """Serve the explorer as a web page, on this machine alone and behind a token, until Ctrl-C."""
-    from vitlens.app import serve
     from vitlens.images import load_image
     from vitlens.models import load_model
-    from vitlens.support import attention_modules
+    from vitlens.recorder.families import attention_modules
+    from vitlens.widgets.app import serve
 
     attention_modules(load_model(model))  # refuses here what the page would refuse
     if image is not None:

@@ -47,7 +47,8 @@ def table(
     ] = None,
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
-    from vitlens import paper, records
+    from vitlens import paper
+    from vitlens.evaluate import records
 
     found = [record for path in results for record in records.read(path)]
     named: dict[str, list[str]] = {}

@@ -24,8 +24,8 @@ def study(
     list_studies: Annotated[bool, typer.Option("--list", help="Show the studies and stop.")] = False,
 ) -> None:
     """Train models of several kinds on more and more images; stopped at any moment, the same command goes on."""
-    from vitlens import studies
     from vitlens.evaluate import command_of
+    from vitlens.paper import studies
 
     if list_studies:
         for each in studies.STUDIES.values():

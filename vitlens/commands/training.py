@@ -37,8 +37,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a Vision Transformer by a recipe, watched from the inside; write it in timm's hub layout."""
-    from vitlens.recipes import RECIPES
-    from vitlens.runs import read_recipe, run
+    from vitlens.train.recipes import RECIPES
+    from vitlens.train.runs import read_recipe, run
 
     if list_recipes and recipe:
         for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():

@@ -14,8 +14,8 @@ from vitlens.evaluate.probe import linear_probe
 from vitlens.evaluate.protocols import Question, command_of, evaluate
 from vitlens.evaluate.reading import Reading, features, named_classes, opened, read
 from vitlens.evaluate.tuning import fine_tuned, group_means, recipe_of
-from vitlens.records import Record, table, write
-from vitlens.records import read as read_results
+from vitlens.paper.records import Record, table, write
+from vitlens.paper.records import read as read_results
 
 __all__ = [
     "Question", "Reading", "Record", "Score", "another_order", "class_numbers", "command_of", "evaluate", "features",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitlens.datasets import UNLABELLED, ImageStream
+from vitlens.data import UNLABELLED, ImageStream
 from vitlens.evaluate.accuracy import another_order, real, top_k, validation_numbers
 from vitlens.evaluate.classes import class_numbers, imagenet_numbers, matched
 from vitlens.evaluate.fewshot import few_shot, supports
@@ -24,9 +24,9 @@ from vitlens.evaluate.probe import linear_probe
 from vitlens.evaluate.reading import Reading, before_the_head, lost_classes, named_classes, opened, read
 from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
 from vitlens.models import class_count, load_model
-from vitlens.records import Record
-from vitlens.runs import versions
+from vitlens.paper.records import Record
 from vitlens.train import World, join
+from vitlens.train.runs import versions
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Question:
     model: str
     """A timm name or a folder."""
     data: str
-    """What `datasets.load` reads; nothing for the protocol vtab."""
+    """What `data.load` reads; nothing for the protocol vtab."""
     protocol: str = "top1"
     shots: tuple[int, ...] = ()
     """Images of each class, for fewshot; 1, 5, 10 and 25 by default."""

@@ -14,11 +14,10 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens import datasets
-from vitlens.augment import normalised
-from vitlens.datasets import ImageSet, ImageStream
+from vitlens.data import ImageSet, ImageStream
+from vitlens.data.augment import normalised
 from vitlens.preprocessing import pixels
-from vitlens.support import evaluating
+from vitlens.recorder.families import evaluating
 from vitlens.train import World
 
 
@@ -38,7 +37,7 @@ class Reading(NamedTuple):
 def opened(
     model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
 ) -> ImageStream:
-    """A split of what `datasets.load` reads, streamed, each image as `preprocessing.preprocess` shows it to `model`.
+    """A split of what `data.load` reads, streamed, each image as `preprocessing.preprocess` shows it to `model`.
 
     Raises ValueError for what `load` refuses and for a model of grey or of oblong images.
     """
@@ -50,7 +49,7 @@ def opened(
         )
 
     def load() -> ImageStream:
-        return datasets.load(
+        return load(
             source, split, size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers
         )
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vitlens import runs
-from vitlens.datasets.tasks import TASKS, VTAB, Task
+from vitlens.data.tasks import TASKS, VTAB, Task
 from vitlens.evaluate.accuracy import top_k
 from vitlens.evaluate.classes import class_numbers
 from vitlens.evaluate.intervals import Score, mean_of, over_seeds
 from vitlens.evaluate.reading import lost_classes, named_classes, opened, read
 from vitlens.models import load_model
-from vitlens.train import World
+from vitlens.train import World, runs
 
 
 class Tuned(NamedTuple):

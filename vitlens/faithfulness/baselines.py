@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitlens.arguments import fitted
-from vitlens.grid import TokenGrid
+from vitlens.recorder.arguments import fitted
+from vitlens.recorder.grid import TokenGrid
 
 BASELINES = {
     "mean": "by the mean colour",

@@ -1,7 +1,7 @@
 """Whether a map lies on the object, where a box around it is known.
 
 Boxes: (B, 4), or (4,) for all images, as left, top, right, bottom in input pixels from the image's upper left corner.
-Maps: (…, B, rows, cols) on the patches of `grid`, that of a capture or of `vitlens.grid.token_grid(model, image)`.
+Maps: (…, B, rows, cols) on the patches of `grid`, that of a capture or of `token_grid(model, image)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlens.faithfulness.covered import checked_maps
-from vitlens.grid import TokenGrid
+from vitlens.recorder.grid import TokenGrid
 
 
 def pointing(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid, *, tolerance: float = 0.0) -> Tensor:

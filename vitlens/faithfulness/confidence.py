@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.covered import checked_maps, covered
-from vitlens.grid import TokenGrid
+from vitlens.recorder.grid import TokenGrid
 
 
 @dataclass(frozen=True)

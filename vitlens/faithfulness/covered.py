@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import require_count, require_images, taking
+from vitlens.attribution.target import Target, asked, class_logits
 from vitlens.faithfulness.baselines import blank
-from vitlens.grid import TokenGrid, token_grid
 from vitlens.models import require_classes
-from vitlens.support import MODELS, evaluating, model_name, qualified_name, unwrap
-from vitlens.target import Target, asked, class_logits
+from vitlens.recorder.arguments import require_count, require_images, taking
+from vitlens.recorder.families import MODELS, evaluating, model_name, qualified_name, unwrap
+from vitlens.recorder.grid import TokenGrid, token_grid
 
 SCORES = ("probability", "logit")
 

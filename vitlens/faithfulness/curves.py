@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import whole
 from vitlens.faithfulness.covered import checked_maps, covered
 from vitlens.faithfulness.orders import ranks
-from vitlens.grid import TokenGrid
+from vitlens.recorder.arguments import whole
+from vitlens.recorder.grid import TokenGrid
 
 STEPS = 32  # at most, unless told otherwise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitlens.grid import TokenGrid
+from vitlens.recorder.grid import TokenGrid
 
 
 def ranks(maps: Tensor, seed: int) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlens.datasets import ImageSet
-from vitlens.recipes import recipe
+from vitlens.data import ImageSet
+from vitlens.train.recipes import recipe
 
 COLOURS = {"red": (200, 60, 60), "green": (60, 170, 60), "blue": (70, 90, 210), "yellow": (190, 170, 40)}
 SIDE, PATCH = 32, 4  # pixels

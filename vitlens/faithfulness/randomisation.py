@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import require_images
 from vitlens.faithfulness.covered import on_model, target_of
-from vitlens.support import unwrap
+from vitlens.recorder.arguments import require_images
+from vitlens.recorder.families import unwrap
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitlens.arguments import whole
 from vitlens.faithfulness.covered import checked_maps, patch_grid
 from vitlens.faithfulness.curves import curves
 from vitlens.faithfulness.orders import random_maps
-from vitlens.grid import TokenGrid
+from vitlens.recorder.arguments import whole
+from vitlens.recorder.grid import TokenGrid
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -1,4 +1,4 @@
-"""What the paper's models cost, counted once by `vitlens.compute.cost` so that `vitlens models` needs no PyTorch."""
+"""What the paper's models cost, counted once by `evaluate.compute.cost` so that `vitlens models` needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def exaflops(per_image: float, images: float, epochs: float) -> float:
     """Exa (10¹⁸) FLOPs of a training: forward and backward are three forwards, each of `per_image` FLOPs.
 
     The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 5 %, with
-    `vitlens.compute.flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
+    `vitlens.evaluate.compute.flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
     """
     return 3 * per_image * images * epochs / 1e18
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vitlens.paper.models import CALLED, origin
+from vitlens.paper.records import Record, aligned
 from vitlens.paper.results import (
     CIFAR10,
     CIFAR100,
@@ -23,7 +24,6 @@ from vitlens.paper.results import (
     Published,
     groups,
 )
-from vitlens.records import Record, aligned
 
 WIDTH = 120
 

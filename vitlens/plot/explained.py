@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vitlens.grid import TokenGrid
 from vitlens.images import load_image
 from vitlens.plot.maps import overlay
 from vitlens.plot.style import WIDTH, array, colours, page, place, styled, write
+from vitlens.recorder.grid import TokenGrid
 
 EDGE, GAP, TOP, LEADING = 14, 12, 60, 15
 ACROSS = 4

@@ -1,6 +1,6 @@
 """The four inspection figures of one moment of training, and of several moments side by side (paper, Fig. 6 and 7).
 
-Both functions take what `vitlens.snapshots.load` returns, S snapshots of one run: `filters` (S, k, p, p, C),
+Both functions take what `vitlens.train.snapshots.load` returns, S snapshots of one run: `filters` (S, k, p, p, C),
 `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols) and `steps` (S,); `prefix`
 (S,), how many tokens are no patches, is taken to be one where it is left out. One scale holds for all snapshots, so
 that what seems to change does change: distances and rollouts from 0 to the largest of all, cosines from −1 to 1. Only
@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from vitlens.grid import TokenGrid
 from vitlens.plot.style import WIDTH, array, bar, colour_map, colours, page, place, show, styled, write
 from vitlens.plot.weights import about_grey, head_colours
+from vitlens.recorder.grid import TokenGrid
 
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
 GAP = 3  # pixels between tiles
@@ -94,7 +94,7 @@ class _Run:
         if missing:
             raise ValueError(
                 f"Snapshots with {', '.join(AXES)} and steps were wanted, but {' and '.join(missing)} did not come; "
-                "give what vitlens.snapshots.load returns."
+                "give what vitlens.train.snapshots.load returns."
             )
         self.steps = np.asarray(snapshots["steps"])
         for name, axes in AXES.items():

@@ -11,9 +11,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.textpath import TextPath
 from PIL import Image
 
-from vitlens.grid import TokenGrid
 from vitlens.images import load_image
 from vitlens.plot.style import DPI, INK, WIDTH, array, colours, page, place, show, styled, write
+from vitlens.recorder.grid import TokenGrid
 
 
 def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarray:

@@ -6,10 +6,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-from vitlens.grid import TokenGrid
 from vitlens.images import load_image
 from vitlens.plot.maps import check_size
 from vitlens.plot.style import WIDTH, page, place, show, styled, write
+from vitlens.recorder.grid import TokenGrid
 
 
 def patches(image, *, grid: TokenGrid) -> plt.Figure:

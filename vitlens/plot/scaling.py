@@ -28,7 +28,7 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
     """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
 
     points: one's own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
-    in per cent and None where there is none; `vitlens.compute.exaflops` counts the first as the paper does. Left the
+    in per cent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
     average, right ImageNet; axes reach as far as the points.
     """
     points = points or {}

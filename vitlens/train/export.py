@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.files import write
-from vitlens.recipes import Recipe, model_args, pixels
+from vitlens.train.recipes.models import model_args, pixels
+from vitlens.train.recipes.recipe import Recipe
 
 STATISTICS = ("running_mean", "running_var")
 """Name endings of batch normalization's running statistics."""

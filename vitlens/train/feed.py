@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from vitlens.augment import Targets, augmented, draws, generator, seed_of
-from vitlens.datasets import ImageSet
-from vitlens.recipes import Recipe
+from vitlens.data import ImageSet
+from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 
 Parts = Iterator[tuple[Tensor, Targets]]
 

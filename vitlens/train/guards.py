@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlens.datasets import ImageSet
-from vitlens.datasets.stream import WORKERS_ENDED, workers_ended
-from vitlens.recipes import Recipe
-from vitlens.support import out_of_memory
+from vitlens.data import ImageSet
+from vitlens.data.stream import WORKERS_ENDED, workers_ended
+from vitlens.recorder.families import out_of_memory
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 
 
 def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, out: Path | str | None, resume: bool, world: World) -> None:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens.datasets import ImageSet
+from vitlens.data import ImageSet
 from vitlens.files import write
-from vitlens.recipes import Recipe
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 
 # Fields that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitlens.augment import Targets
-from vitlens.datasets import ImageSet
-from vitlens.recipes import Recipe
+from vitlens.data import ImageSet
+from vitlens.data.augment import Targets
 from vitlens.train.export import STATISTICS
 from vitlens.train.feed import batches
 from vitlens.train.guards import check, finite, settings
@@ -27,6 +26,7 @@ from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 from vitlens.train.validation import validation
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitlens.augment import Targets
-from vitlens.recipes import Recipe
+from vitlens.data.augment import Targets
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 
 
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:

@@ -10,7 +10,7 @@ import timm.optim
 import torch
 from torch import Tensor, nn
 
-from vitlens.recipes import Recipe
+from vitlens.train.recipes.recipe import Recipe
 
 # Quintic that drives singular values towards 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from vitlens.recipes import RECIPES, Recipe
 from vitlens.train.processes import World
+from vitlens.train.recipes.named import RECIPES
+from vitlens.train.recipes.recipe import Recipe
 
 NARROW = ("DEFAULT", "NO AVX", "AVX2")  # of PyTorch's names for what it uses of an x86 processor
 EMULATED = ("AVX512_CORE", "AVX512_CORE_VNNI")  # what oneDNN can be limited to, and then still takes bf16

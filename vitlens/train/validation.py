@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.augment import normalised
-from vitlens.datasets import ImageSet
-from vitlens.recipes import Recipe
-from vitlens.support import evaluating
+from vitlens.data import ImageSet
+from vitlens.data.augment import normalised
+from vitlens.recorder.families import evaluating
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
+from vitlens.train.recipes.recipe import Recipe
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from vitlens.support import attention_modules, unwrap
+from vitlens.recorder.families import attention_modules, unwrap
 from vitlens.widgets.explore import panel, view_control
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.subject import Subject, subject

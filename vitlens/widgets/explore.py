@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from vitlens.attribution.target import classes
 from vitlens.models import require_classes
-from vitlens.support import attention_modules, unwrap
-from vitlens.target import classes
+from vitlens.recorder.families import attention_modules, unwrap
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from vitlens.support import attention_modules, unwrap
+from vitlens.recorder.families import attention_modules, unwrap
 from vitlens.widgets.explore import panel
 from vitlens.widgets.paint import mosaic, scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured

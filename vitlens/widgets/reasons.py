@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitlens import faithfulness
 from vitlens.attribution import METHODS
 from vitlens.attribution.perturbation import COVERS
-from vitlens.support import evaluating, unwrap
+from vitlens.recorder.families import evaluating, unwrap
 from vitlens.widgets.subject import Subject
 from vitlens.widgets.views import Choice, Kind, View, number, percent
 from vitlens.widgets.worker import Superseded

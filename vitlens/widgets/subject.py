@@ -15,14 +15,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlens import attention, tokens
-from vitlens.arguments import taking
-from vitlens.grid import patch_embedding, prefix_names
 from vitlens.images import load_image
-from vitlens.layer import Layer
 from vitlens.models import class_count, label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder import Attention, capture
-from vitlens.support import architecture, evaluating, unwrap
+from vitlens.recorder.arguments import taking
+from vitlens.recorder.families import architecture, evaluating, unwrap
+from vitlens.recorder.grid import patch_embedding, prefix_names
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.recording import Attention, capture
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 

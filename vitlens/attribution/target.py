@@ -1,0 +1,148 @@
+"""Which class is asked about: a number, a name, one of either for each image, or the one the model predicts; and rather
+than which other."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.models import label_names
+from vitlens.recorder.families import model_name
+
+
+class SameClass(ValueError):
+    """A class that is contrasted with itself."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """numbers: (B,) the class of each image. against: (B,) what it is contrasted with, or None."""
+
+    numbers: Tensor
+    against: Tensor | None = None
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """(B,) of (B, classes) logits, that of the class, less that of the other where there is one."""
+        found = logits.gather(-1, self.numbers[:, None])[:, 0]
+        return found if self.against is None else found - logits.gather(-1, self.against[:, None])[:, 0]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B,) of the class among all classes, or among the two where there is another."""
+        if self.against is not None:
+            return self.logits(logits).sigmoid()
+        return logits.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
+
+    def of(self, images: Tensor) -> Target:
+        """That of some of the images, (N,) numbers."""
+        return Target(self.numbers[images], None if self.against is None else self.against[images])
+
+
+def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
+    """What `target` and `against` mean for (B, classes) logits; both are read as in `classes`, but against=None is no
+    class. Raises SameClass, a ValueError, for a class that is contrasted with itself."""
+    numbers = classes(model, logits, target, names)
+    if against is None:
+        return Target(numbers)
+    others = classes(model, logits, against, names)
+    if (same := numbers == others).any():
+        raise SameClass(
+            f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
+            "itself; give another one to `against`."
+        )
+    return Target(numbers, others)
+
+
+def class_logits(model: nn.Module, output: object) -> Tensor:
+    """What a model gave, (B, classes). Raises ValueError for anything else, and for what leaves no probabilities."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        if not (output < torch.inf).all():  # −∞ is a class that cannot be
+            raise ValueError(
+                f"The outputs of {model_name(model)} are not finite numbers, so there is no class to speak of; its "
+                "weights are damaged, its precision is too low, or the images are not normalised as it wants them."
+            )
+        return output
+    came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    raise ValueError(
+        f"A class of the whole image is told by logits of shape (B, classes), but {model_name(model)} gives {came}. "
+        'Give a model that ends in a classifier and pools what it is given (timm\'s: `global_pool="token"` or "avg").'
+    )
+
+
+def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] | None = None) -> Tensor:
+    """(B,) class numbers for (B, classes) logits.
+
+    target: None for the predicted class, one class for all images or a sequence (or 1-D tensor) of one for each; a
+    class is a number or a name, and digits that are no name are a number. names: the names of all classes in their
+    order; by default the model's own (`vitlens.models.label_names`). One of a name's synonyms, divided by commas as in
+    ImageNet's names, is enough, and case does not matter. Raises ValueError for what is no class of the model, and
+    TypeError for other types.
+    """
+    count, total = class_logits(model, logits).shape
+    if target is None:
+        return logits.argmax(-1)
+    if hasattr(target, "tolist"):  # tensors, NumPy's arrays and its numbers
+        target = target.tolist()
+    each = list(target) if isinstance(target, list | tuple) else [target] * count
+    if len(each) != count:
+        raise ValueError(
+            f"A target is one class, or one class for each of the {count} images, but {len(each)} came. Give one or "
+            f"{count}."
+        )
+    numbers = [_by_name(model, t, names, total) if isinstance(t, str) else _by_number(model, t, total) for t in each]
+    return torch.tensor(numbers, device=logits.device)
+
+
+def _by_number(model: nn.Module, target, total: int) -> int:
+    try:
+        number = operator.index(target)
+    except TypeError:
+        raise TypeError(
+            f"A target is a class number, a class name, one of these for each image, or None for the predicted class, "
+            f"but {target!r} ({type(target).__name__}) came."
+        ) from None
+    if isinstance(target, bool) or not 0 <= number < total:
+        raise ValueError(
+            f"{model_name(model)} has {total} classes, numbered from 0 to {total - 1}, but class {target} was asked "
+            "for; give one of these."
+        )
+    return number
+
+
+def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
+    names = label_names(model, total) if names is None else names
+    if names is None and target.strip().isdecimal():
+        return _by_number(model, int(target), total)
+    if names is None:
+        raise ValueError(
+            f"The names of {model_name(model)}'s classes are unknown, so {target!r} cannot be found among them. Give "
+            "the class as a number, or all names in order (`names=[…]`)."
+        )
+    if len(names) != total:
+        raise ValueError(f"{model_name(model)} has {total} classes, but {len(names)} names came; give one for each.")
+    wanted = target.strip().lower()
+    synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names]
+    found = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]
+    found = found or [i for i, parts in enumerate(synonyms) if wanted in parts]
+    if len(found) > 1:
+        raise ValueError(
+            f"{len(found)} classes of {model_name(model)} are called {target!r}: "
+            f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
+        )
+    if not found and wanted.isdecimal():
+        return _by_number(model, int(wanted), total)
+    if not found:
+        known: dict[str, list[str]] = {}
+        for part in (part for parts in synonyms for part in parts[1:]):
+            for key in {part, *part.split()}:
+                known.setdefault(key, []).append(part)
+        keys = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
+        close = {part for key in keys for part in known[key]}
+        nearest = sorted(close, key=lambda part: (-difflib.SequenceMatcher(None, wanted, part).ratio(), part))
+        hint = f" Did you mean {', '.join(nearest[:3])}?" if close else " Give the class as a number instead."
+        raise ValueError(f"{model_name(model)} has no class called {target!r}.{hint}")
+    return found[0]

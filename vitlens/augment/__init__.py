@@ -1,7 +1,0 @@
-"""Augmentation of whole batches on the device that holds them."""
-
-from vitlens.augment.batch import Augment, augmented, normalised
-from vitlens.augment.draws import Draws, draws, generator, seed_of
-from vitlens.augment.mixing import Targets
-
-__all__ = ["Augment", "Draws", "Targets", "augmented", "draws", "generator", "normalised", "seed_of"]

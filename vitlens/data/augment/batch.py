@@ -1,0 +1,127 @@
+"""Augmentation of a whole batch at once, on the device that holds it: uint8 in, normalised floats and targets out.
+
+Every random choice comes from ``draws(device, seed, epoch, step)``: the same arguments give the same batch on the same
+device, whether it is augmented at once or in parts, and no global state is read or written. timm's transforms work
+image by image in loader workers; here a batch of 1,024 costs about a millisecond of an accelerator.
+
+Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitlens.data.augment.colour import colour_jitter, grey_solarise_posterise
+from vitlens.data.augment.draws import Draws
+from vitlens.data.augment.geometry import resized_crop, shift_and_flip
+from vitlens.data.augment.mixing import Targets, erased, mixed
+from vitlens.data.augment.randaugment import randaugment
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is done to a training batch; the defaults do nothing."""
+
+    flip: float = 0.0
+    """Probability of a horizontal flip. 0 where left and right carry meaning (digits)."""
+    pad: int = 0
+    """Pixels of reflected border from which the window is cut at random."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Range of the share of the image's area that a random resized crop shows (Szegedy et al. 2015)."""
+    ratio: tuple[float, float] = (1.0, 1.0)
+    """Range of that crop's aspect ratio, width by height, drawn on a logarithmic scale."""
+    rotate: float = 0.0
+    """Largest rotation in degrees, either way."""
+    jitter: float = 0.0
+    """Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter."""
+    policy: float = 0.0
+    """Probability of one of greyscale, solarise, posterise: DeiT III's 3-Augment, with posterise in place of blur
+    because at 64 px little is left to blur."""
+    operations: int = 0
+    """RandAugment's N: operations in a row; 0 for none (Cubuk et al. 2019)."""
+    magnitude: float = 9.0
+    """RandAugment's M, 0 to 10."""
+    erase: float = 0.0
+    """Probability of erasing a rectangle of 2 to 33 % of the area with the mean colour (Zhong et al. 2017)."""
+    cutmix: float = 0.0
+    """Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019)."""
+    mixup: float = 0.0
+    """Probability, per sample, of blending with another (Zhang et al. 2017). λ is uniform: Beta(1, 1), as in CutMix."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "scale", tuple(self.scale))  # JSON has no tuples
+        object.__setattr__(self, "ratio", tuple(self.ratio))
+        check_finite("augment", (*self.scale, *self.ratio, self.rotate, self.magnitude), self)
+        for name in ("flip", "policy", "erase", "cutmix", "mixup", "jitter"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"augment.{name} lies between 0 and 1; {getattr(self, name)} came.")
+        if self.cutmix + self.mixup > 1:
+            raise ValueError(
+                f"A sample is mixed in one way: augment.cutmix {self.cutmix} and augment.mixup {self.mixup} are "
+                "probabilities that add up to more than 1. Lower one of them."
+            )
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"augment.scale is (smallest, largest) share of the area, above 0; {self.scale} came.")
+        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"augment.ratio is (smallest, largest) width by height, above 0; {self.ratio} came.")
+        if self.pad < 0 or self.rotate < 0:
+            raise ValueError(f"augment.pad {self.pad} (pixels) and augment.rotate {self.rotate} (degrees) are ≥ 0.")
+        if self.operations < 0 or not 0 <= self.magnitude <= 10:
+            raise ValueError(
+                f"augment.operations {self.operations} is a number from 0 up, and augment.magnitude {self.magnitude} "
+                "lies between 0 and 10."
+            )
+
+
+def check_finite(name: str, numbers: Iterable[float], came: object) -> None:
+    """Raise ``ValueError`` for settings of that ``name`` of which float32 may not hold what is made of them."""
+    if not all(abs(n) < 1e30 for n in numbers):
+        raise ValueError(f"{name} is made of finite numbers below 1e30; {came} came.")
+
+
+def augmented(
+    images: Tensor,
+    labels: Tensor,
+    augment: Augment,
+    rng: Draws,
+    *,
+    size: int | None = None,
+    mean: Sequence[float],
+    std: Sequence[float],
+    mix: bool = True,
+) -> tuple[Tensor, Targets]:
+    """A training batch from uint8 ``images`` (B, 3, H, W) and ``labels`` (B,): floats and ``Targets``.
+
+    The floats are (B, 3, size, size), cut at random from images that may be larger; without ``size`` as large as they.
+    ``mix=False`` switches off mixup, cutmix and nothing else: the other choices stay what they were.
+    """
+    shape = (size, size) if size else images.shape[2:]
+    resampled = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0) or augment.rotate
+    window = images.shape[2:] if resampled else shape
+    x = shift_and_flip(images, window, augment.pad, augment.flip, rng).float().div_(255)
+    if resampled:
+        x = resized_crop(x, shape, augment.scale, augment.ratio, augment.rotate, rng)
+    if augment.operations:
+        x = randaugment(x, augment.operations, augment.magnitude, rng)
+    if augment.jitter:
+        x = colour_jitter(x, augment.jitter, rng)
+    if augment.policy:
+        x = grey_solarise_posterise(x, augment.policy, rng)
+    x = normalised(x, mean, std)
+    if augment.erase:
+        x = erased(x, augment.erase, rng)
+    if mix and (augment.cutmix or augment.mixup):
+        return mixed(x, labels, augment.cutmix, augment.mixup, rng)
+    # A copy: the same tensor twice would be another case to a compiler, and a second compilation.
+    return x, Targets(labels, labels.clone(), torch.ones(len(x), device=x.device))
+
+
+def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
+    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    # Channel by channel from Python numbers: a tensor made of them here would wait for the device at every batch.
+    return torch.stack([(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1)

@@ -1,0 +1,83 @@
+"""What a model costs: parameters, FLOPs of one image, exaFLOPs of pre-training as the paper counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlens import paper
+from vitlens.paper import Cost, exaflops
+from vitlens.preprocessing import built_size
+from vitlens.recorder.families import evaluating, model_name, unwrap
+
+__all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers are learned, those of the head among them; what is shared counts once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0) -> int:
+    """FLOPs of one forward of one image; a multiply-add is two.
+
+    image_size: pixels, one number or (height, width); by default the model's own. patch_drop: share of the patches that
+    training leaves out behind their embedding; by default all of them count. Counted on the meta device, so that
+    nothing is computed and the model may be there itself; what counts are convolutions and products of matrices, in
+    fused attention too, while biases, norms, activations and the softmax are left out. Raises ValueError for a size
+    that the model does not take, and for patches dropped by a model that was built without it.
+    """
+    model = unwrap(model)
+    size = image_size or _own_size(model)
+    height, width = (size, size) if isinstance(size, int) else size
+    state = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    kind = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
+    channels = getattr(model, "in_chans", None) or 3
+    image = torch.empty(1, channels, height, width, dtype=kind, device="meta")
+    counter = FlopCounterMode(display=False)
+    try:
+        with evaluating(model), _dropping(model, patch_drop), torch.no_grad(), counter:
+            functional_call(model, state, image)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"The FLOPs of {model_name(model)} could not be counted at {height} × {width} pixels "
+            f"({' '.join(str(error).split()).rstrip('.')}); give a size that it takes, or build it for this one."
+        ) from error
+    return counter.get_total_flops()
+
+
+def cost(model: str | paper.Model) -> Cost:
+    """What a model of the paper costs at the size of its pre-training, counted on the meta device; ValueError."""
+    model = paper.find(model) if isinstance(model, str) else model
+    with torch.device("meta"):
+        built = paper.build(model)
+    return Cost(parameters(built), flops(built, model.image_size), model.image_size, built.num_features)
+
+
+@contextmanager
+def _dropping(model: nn.Module, share: float) -> Iterator[None]:
+    """timm's patch dropout at work within a model that is otherwise evaluated."""
+    layer = getattr(model, "patch_drop", None)
+    if not share:
+        yield
+        return
+    if not hasattr(layer, "prob"):
+        raise ValueError(f"{model_name(model)} drops no patches; build it with patch_drop_rate above 0.")
+    before = layer.prob, layer.training
+    layer.prob, layer.training = share, True
+    try:
+        yield
+    finally:
+        layer.prob, layer.training = before
+
+
+def _own_size(model: nn.Module) -> int | tuple[int, int]:
+    size = built_size(model) or ((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:]
+    if not size:
+        raise ValueError(f"{model_name(model)} does not say how large its images are; give image_size.")
+    return tuple(size)

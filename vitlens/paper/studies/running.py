@@ -1,0 +1,273 @@
+"""Runs the trainings of a study, one after the other, and keeps what each of them gave.
+
+A study stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json` with their
+weights in `cells/NAME.safetensors`, the one under way as a checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from vitlens.data import ImageSet, load
+from vitlens.evaluate import compute, features, few_shot, proportion
+from vitlens.evaluate.fewshot import support
+from vitlens.files import locked, writable, write
+from vitlens.paper.studies import weights
+from vitlens.paper.studies.study import Cell, Study
+from vitlens.train import Step, World, compiled, fit, join
+from vitlens.train.precision import said_of, settled
+from vitlens.train.recipes import Recipe
+from vitlens.train.runs import hardware, versions
+from vitlens.train.runs.watching import Stop
+
+SHOTS, DRAWS = 5, 3
+
+
+def run_study(
+    study: Study,
+    data: str,
+    out: Path | str,
+    *,
+    root: Path | str | None = None,
+    device: str | None = None,
+    max_minutes: float | None = None,
+    on_damaged: str = "raise",
+    command: str = "",
+    say: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
+) -> list[dict]:
+    """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
+
+    data: what `datasets.load` reads, `root` and `on_damaged` what it is told. out: a folder; one that holds part of the
+    same study is gone on with. Each record has the model's name, kind, parameters and FLOPs of one image; images, seed,
+    steps, epochs and precision; `top1`, after the last step, with the 95 % interval `low` to `high` that the validation
+    images leave; `best`, the best top-1 seen on the way, which is what early stopping would give; `five_shot`, least
+    squares on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training,
+    without the patches that it drops, and its seconds, both without validation; `device` with the number of threads,
+    `date`, versions and `command`. Accuracies in per cent. A precision that the recipe leaves open, and the number of
+    CPU threads, stay those that the study was begun with, on other machines too: both move a result as much as a seed.
+    After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and returns what there is.
+    say: called with a sentence for each training. progress: show a bar.
+
+    Raises ValueError for data that does not have what the study wants, a folder of another study or one that another
+    process works in, and `out` that cannot be written to; and what `fit` raises.
+    """
+    start, world, out = time.monotonic(), join(device), Path(out)
+    if world.size > 1:
+        raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
+    writable(out, "--out")
+    out.mkdir(parents=True, exist_ok=True)
+    found = [load(data, split, size=study.recipe.image_size, root=root, stream=False, on_damaged=on_damaged)
+             for split in ("train", "valid")]  # fmt: skip
+    for name in dict.fromkeys(name for split in found for name in split.damaged):
+        say(f"Left out: {name}.")
+    splits = [_chosen(split, study, data) for split in found]
+    _check(study, splits, data)
+    resumed = (out / "study.json").exists()
+    study, threads = _same(out / "study.json", study, splits, world)
+    if told := said_of(study.recipe, world.device, resumed):
+        say(told)
+    train, valid = (split.to(world.device) for split in splits)
+    trial, records = Trial(valid, world, out), []
+    cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
+    steps = study.recipe.steps
+    before = steps * sum(kept.exists() for _, kept in cells)
+    with locked(out), Stop() as stop, _threads(threads), tqdm(
+        total=steps * len(cells), initial=before, unit="step", disable=not progress,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+    ) as bar:  # fmt: skip
+        for number, (cell, kept) in enumerate(cells, 1):
+            if not kept.exists():
+                bar.set_description(f"{number} of {len(cells)}: {cell}")
+
+                def go_on(step: Step, trained: int = bar.n) -> bool:
+                    bar.update(trained + step.step - bar.n)
+                    return not (stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes))
+
+                rows, plan = subset(splits[0].labels, cell.images, study.classes, cell.seed), study.plan(cell)
+                if not trial.trained(cell, plan, train.chosen(rows), go_on):
+                    say(f"Stopped in {cell.name} with a checkpoint; the same command goes on.")
+                    break
+                record = trial.record(study, cell, plan, command)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                weights.save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
+                write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
+                say(_line(record))
+            shutil.rmtree(trial.folder(cell), ignore_errors=True)
+            records.append(_read(kept))
+    return records
+
+
+class Trial:
+    """Trains one cell after the other. Cells of one model share the module, which is compiled once."""
+
+    def __init__(self, valid: ImageSet, world: World, out: Path):
+        self.valid, self.world, self.out = valid, world, out
+        self.models: dict[str, tuple[nn.Module, Callable]] = {}
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / "runs" / cell.name
+
+    def model(self, cell: Cell) -> nn.Module:
+        """What was trained last of the cell's network."""
+        return self.models[cell.network.name][0]
+
+    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, go_on: Callable[[Step], bool]) -> bool:
+        """Whether the training came to its end, and was not stopped before: `go_on` is asked after each step."""
+        fresh = cell.network.build(plan).to(self.world.device)
+        if cell.network.name not in self.models:
+            self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
+        model, criterion = self.models[cell.network.name]
+        model.load_state_dict(fresh.state_dict())
+        with closing(
+            fit(model, (train, self.valid), plan, out=self.folder(cell), resume=True, criterion=criterion,
+                world=self.world)
+        ) as training:  # fmt: skip
+            for step in training:
+                if not go_on(step) and step.step < step.steps:
+                    return False
+        return True
+
+    def record(self, study: Study, cell: Cell, plan: Recipe, command: str) -> dict:
+        network, model = cell.network, self.model(cell)
+        log = [json.loads(line) for line in (self.folder(cell) / "log.jsonl").read_text().splitlines()]
+        reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
+        shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))
+        seen, per_image = plan.steps * plan.batch_size, compute.flops(model, plan.image_size)
+        # Steps and speed of each reading; the first, in which a model may be compiled, counts as the others do.
+        taken = [(b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])]
+        taken = taken[1:] or taken
+        seconds = sum(n / speed for n, speed in taken) * seen / sum(n for n, _ in taken)
+        return {
+            "study": study.name, "model": network.name, "kind": network.kind,
+            "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,
+            "classes": study.classes, "seed": cell.seed, "steps": plan.steps, "epochs": round(seen / cell.images, 2),
+            "precision": plan.precision,
+            **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
+            "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
+            "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
+            "seconds": round(seconds, 1), "device": hardware(self.world.device),
+            "date": datetime.date.today().isoformat(), **versions(), "command": command,
+        }  # fmt: skip
+
+
+def exaflops(model: nn.Module, plan: Recipe) -> float:
+    """What a training by `plan` costs; while it drops patches, they are embedded and go no further."""
+    dropping = sum(step / plan.steps < plan.patch_drop_until for step in range(plan.steps))
+    part, whole = (compute.flops(model, plan.image_size, patch_drop=share) for share in (plan.patch_drop, 0.0))
+    return compute.exaflops(dropping * part + (plan.steps - dropping) * whole, plan.batch_size, 1)
+
+
+def subset(labels: Tensor, n: int, classes: int, seed: int) -> Tensor:
+    """Places of `n` training images, as many of each class, int64 (n,); a larger subset of a seed holds the smaller."""
+    return support(labels, n // classes, seed)
+
+
+def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
+    """Top-1 (%) of least squares on the features of 5 images of each class, measured on all others; 3 draws' mean.
+
+    The images are those of validation, which the model was not trained on, but on their classes it was: not the
+    transfer to another data set that the paper's Fig. 4 has.
+    """
+    x, y = features(model, valid)
+    found = []
+    for seed in range(DRAWS):
+        rows = support(y, SHOTS, seed)
+        rest = torch.ones(len(y), dtype=torch.bool).index_fill(0, rows, False)
+        found += few_shot((x, y), (x[rest], y[rest]), {SHOTS: [rows]}, classes)[SHOTS]
+    return sum(found) / DRAWS
+
+
+def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
+    """The images of as many classes as the study takes, numbered anew; which they are depends on nothing else."""
+    have = len(images.class_names)
+    if have < study.classes:
+        raise ValueError(
+            f"The study {study.name} takes {study.classes} classes, but {data} has {have}; use other data, or --tiny."
+        )
+    kept = torch.randperm(have, generator=torch.Generator().manual_seed(0))[: study.classes].sort().values
+    rows = torch.isin(images.labels, kept).nonzero()[:, 0]
+    return ImageSet(
+        images.images[rows], torch.searchsorted(kept, images.labels[rows]),
+        tuple(images.class_names[k] for k in kept.tolist()), images.damaged, images.note,
+    )  # fmt: skip
+
+
+def _check(study: Study, splits: list[ImageSet], data: str) -> None:
+    for split, each, wanted in zip(
+        ("training", "validation"), splits, (max(study.sizes) // study.classes, SHOTS + 1), strict=True
+    ):
+        fewest = int(torch.bincount(each.labels, minlength=study.classes).min())
+        if fewest < wanted:
+            raise ValueError(
+                f"The study {study.name} takes {wanted} {split} images of each class, but {data} has a class of "
+                f"{fewest}; use other data, or --tiny."
+            )
+
+
+def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tuple[Study, int]:
+    """Note what the study is and what it is made on; refuse a folder in which something else is noted.
+
+    Returns the study with the precision, and the number of threads, that it was begun with. Sizes and seeds may become
+    more or fewer: each training stands for itself.
+    """
+    before = _read(path) if path.exists() else {}
+    if study.recipe.precision == "auto" and "precision" in before.get("recipe", ()):
+        study = replace(study, recipe=replace(study.recipe, precision=before["recipe"]["precision"]))
+    study = replace(study, recipe=settled(study.recipe, world))
+    threads = before.get("threads", torch.get_num_threads())
+    digest = hashlib.sha256("\0".join(splits[0].class_names).encode())
+    for split in splits:
+        digest.update(split.labels.numpy().tobytes())
+        digest.update(split.images[:: max(1, len(split) // 100)].contiguous().numpy().tobytes())
+    now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16], "threads": threads}))
+    if before:
+        other = [key for key in now if key not in ("sizes", "seeds", "threads") and before.get(key) != now[key]]
+        if other:
+            raise ValueError(
+                f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
+                "--out, or go on with the same command."
+            )
+    write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
+    return study, threads
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Use `count` PyTorch threads in this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _read(path: Path) -> dict:
+    """What was written there. Raises ValueError if it cannot be that."""
+    with suppress(ValueError):
+        if isinstance(content := json.loads(path.read_text(encoding="utf-8")), dict):
+            return content
+    raise ValueError(f"{path} is damaged. Delete it and go on with the same command.")
+
+
+def _line(record: dict) -> str:
+    return (
+        f"{record['model']}, {record['images']:,} images, seed {record['seed']}: {record['top1']:.1f} % "
+        f"[{record['low']:.1f}, {record['high']:.1f}], five-shot {record['five_shot']:.1f} %, "
+        f"{record['seconds']:.0f} s"
+    )

@@ -1,0 +1,79 @@
+"""Whether gradients are those of the whole model. Where autograd's graph is cut inside of it, by `no_grad`, `detach` or
+a quantized layer, what autograd gives are gradients of another function, and nothing says so: here it is refused."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vitlens.recorder.families import refuse
+
+VALUELESS = {
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor,
+}  # fmt: skip
+"""Functions that use only the shape of the tensor they are given."""
+
+
+def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
+    """All tensors among the arguments of a torch function, including those in lists."""
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    for a in args:
+        if isinstance(a, list | tuple):
+            tensors += [t for t in a if isinstance(t, Tensor)]
+    return tensors
+
+
+def require_gradients(model: nn.Module) -> None:
+    """Raise UnsupportedModelError if a layer of the model cannot pass gradients on (quantized layers cannot)."""
+    for name, module in model.named_modules():
+        if ".quantized" in type(module).__module__:
+            raise refuse(
+                model,
+                f"{name} ({type(module).__module__}.{type(module).__name__}) is quantized, so gradients do not pass it "
+                "and would be those of the rest alone; use the model as it was before, or a method without gradients",
+            )
+
+
+class Graph:
+    """Finds where a forward pass leaves autograd's graph, from the torch functions that a mode sees one by one.
+
+    A value is cut if an input required gradients and the value does not, or if it was computed from a cut value. That
+    is harmless (somebody looks at a probability) until the model's weights or attention use the cut value, or are what
+    cuts it: then it is refused. Exceptions: a cut value that was made a new leaf with gradients was cut on purpose, and
+    a forward that starts with autograd off has no graph to cut. embed: the module that the image enters.
+    """
+
+    def __init__(self, model: nn.Module, embed: nn.Module):
+        self.model = model
+        self.names = {id(p): (name, p) for name, p in model.named_parameters()}  # held, or ids would be used again
+        first = list(embed.parameters())
+        self.begins = set(map(id, first[:1] if hasattr(embed, "backbone") else first))
+        self.cut = WeakIdKeyDictionary()
+        self.on = False
+
+    def look(self, func, given: list[Tensor], result: object, name: str = "") -> None:
+        """A torch function was called; name: of the attention whose call it was. Raises UnsupportedModelError."""
+        own = next((id(t) for t in given if id(t) in self.names), None)
+        begins = own in self.begins
+        if own is not None:
+            self.on = torch.is_grad_enabled() or self.on and not begins
+        if not self.on or func in VALUELESS:
+            return
+        found = result if isinstance(result, tuple | list) else [result]
+        found = [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
+        given = [t for t in given if id(t) not in self.names]
+        lost = any(t.requires_grad for t in given) and found and not any(t.requires_grad for t in found)
+        if not lost and not any(t in self.cut and not (t.requires_grad and t.is_leaf) for t in given):
+            return
+        if (own is not None or name) and not begins:
+            raise refuse(
+                self.model,
+                f"autograd's graph is cut inside of it, before {name or self.names[own][0]} or there (by no_grad, by "
+                "detach or by a layer without gradients), so its gradients would be those of the rest alone; let the "
+                "whole forward be part of the graph",
+            )
+        if not begins:
+            for tensor in found:
+                self.cut[tensor] = True

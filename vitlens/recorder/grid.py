@@ -1,0 +1,179 @@
+"""The one place that knows about tokens: which are patches, where they lie, and which ones the model reads.
+
+Shapes: T tokens = R prefix (class, distillation, register) + P patches (P = rows·cols); distances in input pixels.
+Everything comes from the model's metadata and the size of its input, never from the square root of a token count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.recorder.arguments import whole
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Geometry of a token sequence.
+
+    rows, cols: the patch grid. patch: (height, width) in input pixels from one token to the next, for a hybrid the
+    patch size times the reduction of its backbone. prefix: R, the tokens before the first patch. image: (height,
+    width) of the input in pixels. readout: what the head reads, a probability row over the tokens, (T,) or (B, T)
+    where it depends on the image (attention pooling); None where no such row exists (max pooling and the like).
+    """
+
+    rows: int
+    cols: int
+    patch: tuple[int, int]
+    prefix: int = 1
+    image: tuple[int, int] | None = None
+    readout: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self):
+        if min(self.rows, self.cols, *self.patch) < 1 or self.prefix < 0:
+            raise ValueError(f"A grid needs at least one row, one column and one pixel a patch, but got {self}.")
+        if self.image is None:
+            object.__setattr__(self, "image", (self.rows * self.patch[0], self.cols * self.patch[1]))
+
+    @property
+    def patches(self) -> int:
+        """P, the number of patches."""
+        return self.rows * self.cols
+
+    @property
+    def tokens(self) -> int:
+        """T = R + P, the length of the sequence."""
+        return self.prefix + self.patches
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Pixels (at the bottom, at the right) that no patch sees, because the patch size does not divide the image."""
+        return max(0, self.image[0] - self.rows * self.patch[0]), max(0, self.image[1] - self.cols * self.patch[1])
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Pixels (at the bottom, at the right) by which the last patches reach beyond the image."""
+        return max(0, self.rows * self.patch[0] - self.image[0]), max(0, self.cols * self.patch[1] - self.image[1])
+
+    def index(self, row: int, col: int) -> int:
+        """Position in the sequence of the patch at (row, col), both counted from 0. Raises IndexError outside."""
+        if not (0 <= row < self.rows and 0 <= col < self.cols):
+            raise IndexError(
+                f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid: rows go from 0 to "
+                f"{self.rows - 1}, columns from 0 to {self.cols - 1}."
+            )
+        return self.prefix + row * self.cols + col
+
+    def position(self, query: tuple[int, int] | int) -> int:
+        """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside,
+        ValueError for anything else."""
+        query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
+        pair = isinstance(query, tuple | list)
+        numbers = [whole(number) for number in (query if pair else [query])]
+        if None in numbers or len(numbers) != 1 + pair:
+            raise ValueError(f"A query is a patch, (row, column), or the position of a token, but {query!r} came.")
+        if pair:
+            return self.index(*numbers)
+        if not 0 <= query < self.tokens:
+            raise IndexError(
+                f"Token {query} lies outside the sequence: it has {self.prefix} prefix tokens and {self.patches} "
+                f"patches, counted from 0 to {self.tokens - 1}."
+            )
+        return query
+
+    def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
+        """(P, 2) centres of the patches in input pixels, as (y, x), in the order of the sequence."""
+        y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * self.patch[0]
+        x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * self.patch[1]
+        return torch.cartesian_prod(y, x)
+
+    def pixel_patches(self, device=None) -> Tensor:
+        """(height, width) the number row·cols + col of the patch that each input pixel lies in, or else is next to."""
+        y = (torch.arange(self.image[0], device=device) // self.patch[0]).clamp(max=self.rows - 1)
+        x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
+        return y[:, None] * self.cols + x
+
+    def distances(self, start: int = 0, stop: int | None = None, *, dtype=torch.float32, device=None) -> Tensor:
+        """(stop − start, P) Euclidean distances in input pixels from patches start…stop to all patches (paper, D.7)."""
+        y, x = self.centers(dtype=dtype, device=device).T
+        return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
+
+    def uniform_distance(self, renormalize: bool = False) -> float:
+        """`attention.mean_distance` of attention spread evenly over all tokens: the line to compare heads with.
+
+        What goes to prefix tokens counts as distance 0, or not at all if renormalised, as it does there. In closed
+        form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
+        """
+        dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
+        pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
+        pairs_y[0], pairs_x[0] = self.rows, self.cols
+        distance = torch.hypot((dy * self.patch[0])[:, None], dx * self.patch[1])
+        attended = self.patches if renormalize else self.tokens
+        return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
+
+    def image_map(self, values: Tensor) -> Tensor:
+        """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""
+        return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))
+
+
+def patch_embedding(model: nn.Module) -> nn.Module:
+    """The module of a timm model that turns pixels into tokens (NaFlex calls it `embeds`)."""
+    return model.embeds if hasattr(model, "embeds") else model.patch_embed
+
+
+def prefix_names(model: nn.Module) -> list[str]:
+    """What the R tokens before the first patch are: "class token", "distillation token", "register 1" …"""
+    special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
+    special += ["distillation token"] if hasattr(model, "dist_token") else []
+    return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
+
+
+def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
+    """The `TokenGrid` of a supported timm model for an input of (height, width) pixels.
+
+    An attention pool's read-out depends on the image; here it is None, and a capture fills it in.
+    """
+    embed = patch_embedding(model)
+    rows, cols = _features(embed, tuple(image))
+    grid = TokenGrid(rows, cols, _stride(embed), model.num_prefix_tokens, tuple(image))
+    return replace(grid, readout=_readout(model, grid))
+
+
+def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns; for a hybrid at the size it was built for, those timm found by running its backbone."""
+    if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
+        return tuple(embed.grid_size)
+    return embed.dynamic_feat_size(image)
+
+
+def _stride(embed: nn.Module) -> tuple[int, int]:
+    """Pixels from one token to the next.
+
+    timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
+    which is right unless the backbone was changed: then it does not fit the features that timm found.
+    """
+    backbone = getattr(embed, "backbone", None)
+    if backbone is None or not hasattr(backbone, "feature_info"):
+        return tuple(embed.feat_ratio(as_scalar=False))
+    info = backbone.feature_info
+    reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
+    sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
+    return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
+
+
+def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    if getattr(model, "attn_pool", None) is not None:
+        return None
+    if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads
+        row[:2] = 0.5
+    elif model.global_pool == "token":
+        row[0] = 1.0
+    elif model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
+        first = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
+        row[first:] = 1.0 / (grid.tokens - first)
+    else:  # max, avgmax and no pooling have no such row
+        return None
+    return row

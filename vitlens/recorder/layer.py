@@ -1,0 +1,190 @@
+"""One layer's attention, from its queries and keys: all of it, some queries, or a block of rows at a time.
+
+Shapes: B batch, H heads, T tokens, Q queries, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitlens.recorder import fused
+from vitlens.recorder.families import UnsupportedModelError
+
+
+@contextlib.contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Matrix products in the precision of their factors, also inside of autocast and where a GPU may round to TF32."""
+    autocast = torch.amp.is_autocast_available(device.type)
+    products = torch.backends.cuda.matmul
+    # PyTorch's newer name for the setting does not raise where a program has set it by both.
+    name, exact = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(products, name)
+    with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
+        if before not in ("tf32", True):
+            yield
+            return
+        setattr(products, name, exact)
+        try:
+            yield
+        finally:
+            setattr(products, name, before)
+
+
+def _exact(method: Callable) -> Callable:
+    """A method of a layer, in full precision."""
+
+    @functools.wraps(method)
+    def within(self, *args, **kwargs):
+        with full_precision(self.q.device):
+            return method(self, *args, **kwargs)
+
+    return within
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's attention as the model called it: softmax(q·kᵀ·scale + mask) over the last axis.
+
+    name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
+    latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
+    output, (B, H, T, K), are kept by `capture(model, values=True)` only; gradient, ∂score/∂output, is there after
+    `attn.differentiate(score)`. lse: (B, H, T) log-sum-exp of each query's logits, where the model's own fused
+    attention told it (`vitlens.recorder.fused`).
+    """
+
+    name: str
+    q: Tensor
+    k: Tensor
+    scale: float
+    mask: Tensor | None = None
+    v: Tensor | None = None
+    output: Tensor | None = None
+    gradient: Tensor | None = None
+    lse: Tensor | None = None
+
+    @property
+    def wide(self) -> torch.dtype:
+        """In which its statistics are made: the model's own precision, but float32 at least."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    @_exact
+    def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
+        rows = self._rows(queries)
+        logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
+        if self.mask is None:
+            return logits
+        mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
+        return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
+
+    def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
+        """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
+
+        Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
+        """
+        rows = self._rows(queries)
+        count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
+        need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
+        if need > limit:
+            raise MemoryError(
+                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
+                f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
+                f"(`rows()`), or raise the limit (`weights(limit={math.ceil(need)})`)."
+            )
+        return self.logits(rows).softmax(-1)
+
+    @_exact
+    def read(self, row: Tensor, block: int = 256) -> Tensor:
+        """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
+
+        row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
+        Goes through the queries with a weight, a block at a time; many of them are summed without making rows where
+        `lse` is known.
+        """
+        row = row.to(self.k.device).expand(self.q.shape[0], -1)
+        chosen = row.any(0).nonzero().squeeze(-1)
+        followed = any(tensor.requires_grad for tensor in (self.q, self.k, row))  # by autograd, which would lose it
+        if self.lse is not None and len(chosen) > block and not followed and (row >= 0).all():
+            every = len(chosen) == row.shape[-1]
+            q, lse = (self.q, self.lse) if every else (self.q[:, :, chosen], self.lse[:, :, chosen])
+            return fused.summed(q, self.k, self.scale, lse, row if every else row[:, chosen])
+        result = 0
+        for part in chosen.split(block):
+            weights = self.logits(part).softmax(-1)
+            result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
+        return result
+
+    @_exact
+    def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
+        """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
+        return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
+
+    def _rows(self, queries) -> slice | Tensor:
+        """A slice or a 1-D tensor of positions; one number keeps the axis."""
+        if queries is None:
+            return slice(None)
+        return queries if isinstance(queries, slice) else torch.as_tensor(queries, device=self.q.device).reshape(-1)
+
+    def rows(
+        self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T)).
+
+        reuse: every block lies in the same memory and lasts until the next one is asked for, which is faster.
+        wanted: (T,) booleans; blocks without a query that is wanted are left out.
+        """
+        wanted = None if wanted is None else wanted.cpu()
+        if not reuse or self.mask is not None or self.q.requires_grad:
+            for queries, _, weights in self.blocks(block, wanted):
+                yield queries, weights
+            return
+        keys, memory = self.k.to(self.wide).mT, None
+        for queries in self._slices(block, wanted):
+            scaled = self.q[:, :, queries].to(self.wide) * self.scale
+            with full_precision(self.q.device):
+                memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
+            yield queries, torch.softmax(memory, -1, out=memory)
+
+    def blocks(self, block: int, wanted: Tensor | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
+        for queries in self._slices(block, wanted):
+            logits = self.logits(queries)
+            yield queries, logits, logits.softmax(-1)
+
+    def _slices(self, block: int, wanted: Tensor | None) -> Iterator[slice]:
+        for start in range(0, self.q.shape[-2], block):
+            queries = slice(start, min(start + block, self.q.shape[-2]))
+            if wanted is None or wanted[queries].any():
+                yield queries
+
+    def images(self, chosen: slice) -> Layer:
+        """The same layer for some images of the batch."""
+        pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
+        parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
+        lse = None if self.lse is None else self.lse[chosen]
+        return replace(self, q=self.q[chosen], k=self.k[chosen], lse=lse, **parts)
+
+
+def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
+    """Grouped-query attention (enable_gqa): each key head serves a group of query heads."""
+    groups = queries.shape[1] // keys.shape[1]
+    return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
+
+
+def joined(calls: list[Layer]) -> Layer:
+    """Parallel attentions of one block: one layer whose heads are those of all."""
+    first = calls[0]
+    if len(calls) == 1:
+        return first
+    if any(c.mask is not None or c.scale != first.scale for c in calls):
+        raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
+    cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
+    name = " + ".join(c.name for c in calls)
+    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient", "lse")))

@@ -1,0 +1,1 @@
+"""All numbers and figures of pictures, written to a folder."""

@@ -1,0 +1,211 @@
+"""Why a class: the maps of several methods for each picture, and how far each is to be trusted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import torch
+from pandas import DataFrame, Series, concat
+from torch import Tensor, nn
+
+from vitlens import attention, faithfulness, files
+from vitlens.attribution import METHODS
+from vitlens.attribution.forward import captured
+from vitlens.attribution.target import SameClass, asked
+from vitlens.images import ImageError
+from vitlens.models import label_names
+from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.recorder.families import architecture, evaluating, model_name, transformer, unwrap
+from vitlens.recorder.grid import TokenGrid, patch_embedding
+
+QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
+"""What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
+
+SCORES = {
+    ("probability", False): "the probability of the class",
+    ("probability", True): "the probability of the class among the two",
+    ("logit", False): "the logit of the class",
+    ("logit", True): "the logit of the class less that of the other",
+}
+"""What the areas are under, by the name of the score and whether the class is contrasted with another."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One picture. pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class and what the model
+    gives it. against: the class that it is contrasted with, or "". maps: (rows, cols) by method. scores: what
+    `faithfulness.table` says of them, and which score, baseline and step it was told."""
+
+    name: str
+    pixels: np.ndarray
+    grid: TokenGrid
+    target: str
+    probability: float
+    maps: dict[str, Tensor]
+    scores: DataFrame
+    against: str = ""
+
+
+def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
+    """Methods by name: those of `vitlens.attribution`, and "rollout", which knows no class. Raises ValueError for other
+    names."""
+    known = {"rollout": rollout, **METHODS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"There is no method {name!r}; there are {', '.join(known)}.")
+    return {name: known[name] for name in names}
+
+
+def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
+    """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
+    with torch.no_grad(), evaluating(model):
+        return attention.rollout(captured(unwrap(model), images)[0])
+
+
+@contextlib.contextmanager
+def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Raise ValueError, in this block, where what wraps a Vision Transformer shows it other images than it was given:
+    how pictures are prepared for the one inside is then not how they are prepared for the whole."""
+
+    def compare(_, args: tuple) -> None:
+        if args[0].shape != images.shape or not torch.equal(args[0], images):
+            raise ValueError(
+                f"{model_name(model)} changes images before the Vision Transformer in it sees them, so how pictures "
+                "are prepared for it is unknown. Say it as timm does (`model.pretrained_cfg = {'mean': …, 'std': …, "
+                "'input_size': …}`), or give prepared images to `vitlens.attribution`."
+            )
+
+    inner = transformer(model)
+    told = inner is model or hasattr(model, "pretrained_cfg")
+    with contextlib.nullcontext() if told else patch_embedding(inner).register_forward_pre_hook(compare):
+        yield
+
+
+def explanations(
+    model: nn.Module,
+    images: Iterable[tuple[str, object]],
+    target: int | str | None = None,
+    *,
+    against: int | str | None = None,
+    names: Sequence[str] | None = None,
+    baseline: str = "mean",
+    step: int | None = None,
+    score: str = "probability",
+    on_error: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+    on_part: Callable[[str], None] = lambda _: None,
+    **options,
+) -> Iterator[Explanation]:
+    """Explain picture after picture why a model gives it a class, by several methods, each scored.
+
+    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
+    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods, by
+    default `QUICK`, of a wrapped model without legrad. on_error: called with a sentence for a picture that cannot be
+    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_note: called
+    with a sentence for a picture to which `load_image` has done something. on_part: called with what was just done,
+    once for each method and once for the scores of a picture. baseline, step, score, options: those of
+    `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+
+    A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants
+    them, unless the wrapper has a `pretrained_cfg` of its own. Raises what `vitlens.attribution` raises, and ImageError
+    if no picture is left.
+    """
+    model, found = unwrap(model), 0
+    usual = [name for name in QUICK if name != "legrad" or transformer(model) is model]  # a wrapper has another head
+    chosen = methods(usual if names is None else names)
+    for pair in images:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
+        name, source = pair
+        try:
+            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
+        except ImageError as error:
+            if on_error is None:
+                raise
+            on_error(str(error))
+            continue
+        with torch.no_grad(), evaluating(model), _as_given(model, x):
+            attn, logits = captured(model, x)
+        try:
+            question = asked(model, logits, target, against)
+        except SameClass as error:
+            if on_error is None or target is not None:
+                raise
+            on_error(f"{name} is left out. {error}")
+            continue
+        number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
+        maps = {}
+        for label, method in chosen.items():
+            maps[label] = method(model, x, number, against=other)
+            on_part(f"{name}, {label}")
+        asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
+        scores = faithfulness.table(model, x, maps, number, against=other, grid=attn.grid, **asking, **options)
+        scores = scores.drop(columns="image").assign(**asking)
+        share = logits.softmax(-1)[0, number].item()
+        known = label_names(model, logits.shape[-1])
+        labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
+        maps = {method: values[0].float().cpu() for method, values in maps.items()}
+        found += 1
+        on_part(f"{name}, scores")
+        yield Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
+    if not found:
+        raise ImageError("None of the images given is left, so there is nothing to explain.")
+
+
+def explain(*args, **options) -> list[Explanation]:
+    """The list of all `explanations`; same arguments."""
+    return list(explanations(*args, **options))
+
+
+def write(
+    explanations: Iterable[Explanation],
+    model: nn.Module,
+    out: Path,
+    *,
+    on_written: Callable[[Path], None] = lambda _: None,
+) -> list[Path]:
+    """Write a figure for each picture and `scores.csv` with all of them, each as soon as it is there.
+
+    on_written: called with the path of each figure once it and its scores are on the disk. Returns all paths.
+    """
+    import matplotlib.pyplot as plt
+
+    from vitlens import plot
+
+    written, tables = [], []
+    for k, each in enumerate(explanations):
+        out.mkdir(parents=True, exist_ok=True)
+        rows = each.scores.set_index("method")
+        captions = {name: _caption(rows.loc[name]) for name in each.maps}
+        mean, spread = rows.loc["random mean"], rows.loc["random std"]
+        note = (
+            f"Areas under {SCORES[each.scores.score[0], bool(each.against)]} while patches are covered (deletion, low "
+            "is good) or shown (insertion, high is good).\n"
+            f"Covered {faithfulness.BASELINES[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
+            f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
+            "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
+        ).replace("-", "−")
+        rather = f" rather than “{each.against}”" if each.against else ""
+        title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {architecture(model)}"
+        figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
+        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
+        written.append(out / f"{k:02d}-{stem}.png")
+        figure.savefig(written[-1], dpi=130)
+        plt.close(figure)
+        about = {"image": each.name, "target": each.target, "against": each.against}
+        tables.append(DataFrame(about, each.scores.index).join(each.scores))
+        files.write(out / "scores.csv", concat(tables).to_csv(index=False, float_format="%.6g").encode())
+        on_written(written[-1])
+    return [*written, out / "scores.csv"]
+
+
+def _caption(row: Series) -> str:
+    chance = f"{row.difference_sigmas:+.1f} σ from random"
+    chance = chance if isfinite(row.difference_sigmas) else "as all random orders"  # as with a single class
+    areas = f"deletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
+    return f"rank {row['rank']:.0f}, {chance}\n{areas}".replace("-", "−")

@@ -1,0 +1,129 @@
+"""What a run tells of itself afterwards: ``training.json`` and, of a finished one, the model in timm's hub layout."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import timm
+import torch
+
+from vitlens.data import ImageSet, ImageStream
+from vitlens.files import write
+from vitlens.train.checkpoint import newest_first
+from vitlens.train.export import export
+from vitlens.train.journal import checksum
+from vitlens.train.processes import World
+from vitlens.train.recipes.models import FROM_MODEL
+from vitlens.train.recipes.named import RECIPES
+from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.runs.sources import Source
+from vitlens.train.validation import counting, validation
+
+FOUND = ("num_classes",)  # in the data
+
+
+def finish(
+    out, plan, model, average, data, *, last, steps, damaged=0, seconds=0.0, command="", world=None, exports=False
+) -> dict:
+    """Return the account of a run whose last step was ``last``, and write it; with it the model of a finished run, or
+    of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often; of a run that
+    started from a model always the averaged ones, for its validation images may be those that it is measured on."""
+    world = world or World(device=next(model.parameters()).device)
+    metrics = {} if last is None else last.metrics
+    finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
+    exports = exports or finished
+    if exports and not metrics:
+        metrics = validation(model, average, data[1], plan, world)
+    averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
+    account = {
+        "command": command,
+        "finished": finished,
+        "validation": {
+            "top1": metrics.get("top1"),
+            "top1_average": metrics.get("top1_average"),
+            "images": counting(data[1], world),
+            "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
+        },
+        "training_images": len(data[0]),
+        "labels": checksum(data[0]),
+        "damaged": damaged,
+        "epochs": plan.epochs,
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "hardware": hardware(world.device, world.size),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+        "recipe": _portable(plan).to_dict(),
+    }
+    if world.rank > 0:
+        return account
+    if exports:
+        export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
+        write(out / "model" / "recipe.json", _portable(plan).to_json().encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    return account
+
+
+def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> dict | None:
+    """The account of a run in ``out`` that has come to its end, by this plan and on these images, and left its model;
+    else None."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        account = json.loads((out / "training.json").read_text())
+        same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
+        if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
+            return account
+    return None
+
+
+def _portable(plan: Recipe) -> Recipe:
+    """Where the model lies that a run started from is nobody's concern."""
+    return replace(plan, init=Path(plan.init).name)
+
+
+def seconds_before(out: Path) -> float:
+    """Seconds that the run took before it was stopped: by its account, or by its checkpoint if it was killed since."""
+    found = [0.0]
+    for path in (out / "training.json", *newest_first(out / "checkpoints")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(float(json.loads(path.read_text())["seconds"]))
+    return max(found)
+
+
+def hardware(device: torch.device | str, processes: int = 1) -> str:
+    """The class of the machine: "1 × NVIDIA H200", or the number of CPU threads, of all processes together."""
+    if torch.device(device).type == "cuda":
+        return f"{processes} × {torch.cuda.get_device_name(device)}"
+    return f"{processes * torch.get_num_threads()} CPU threads"
+
+
+def versions() -> dict[str, str]:
+    """Of Python, PyTorch and timm, by name."""
+    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
+
+
+def command_of(plan: Recipe, source: Source, splits) -> str:
+    """A command that repeats the run: what differs from the named recipe is spelled out, epochs included."""
+    named = source.data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
+    words = ["vitlens", "train", "--recipe", plan.name, "--data", source.data if named else Path(source.data).name]
+    words += ["--stream"] if isinstance(splits[0], ImageStream) else ["--hold"] if source.stream is False else []
+    words += ["--skip-damaged"] if source.on_damaged == "skip" else []
+    words += ["--model", Path(plan.init).name] if plan.init else []
+    if plan.name not in RECIPES:  # a recipe from a file
+        return shlex.join([*words[:3], "recipe.json", *words[4:], "--out", "DIR"])
+    base = RECIPES[plan.name].to_dict()
+    for key, value in plan.to_dict().items():
+        if key in FOUND or (plan.init and key in ("init", "model_kwargs", *FROM_MODEL)):
+            continue
+        if isinstance(value, dict):
+            changed = {f"{key}.{k}": v for k, v in value.items() if v != base[key][k]}
+        else:
+            changed = {key: value} if value != base[key] else {}
+        for name, v in changed.items():
+            words += ["--set", f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"]
+    return shlex.join([*words, "--out", "DIR"])

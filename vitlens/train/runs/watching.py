@@ -1,0 +1,90 @@
+"""Eyes and ears of a run: its progress bar, TensorBoard, and the wish of a user or a scheduler that it end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from vitlens.train.loop import Step
+
+
+class Progress:
+    """A bar in a terminal or a notebook with loss, accuracy, speed and the time left; ``quiet`` shows none."""
+
+    def __init__(self, steps: int, quiet: bool):
+        self.bar = tqdm(total=steps, unit="step", disable=quiet, mininterval=0.5 if sys.stderr.isatty() else 10)
+        self.shown: dict[str, str] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.close()
+
+    def show(self, step: Step) -> None:
+        if self.bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
+            self.bar.initial = self.bar.n = self.bar.last_print_n = step.step - 1
+        self.bar.update(step.step - self.bar.n)
+        if step.loss is not None:
+            best = {"top1": f"{max(step.metrics.values()):.2f}"} if step.metrics else {}
+            self.shown |= {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
+            self.bar.set_postfix(self.shown, refresh=False)
+
+
+class Board:
+    """TensorBoard's event file in ``folder``; with None nothing is written. Needs the package tensorboard."""
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.writer = folder, None
+        if folder is not None:
+            try:
+                import torch.utils.tensorboard  # noqa: F401
+            except ImportError:
+                raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def show(self, step: Step) -> None:
+        if self.folder is not None and self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What a killed run wrote after its checkpoint is about to be written again.
+            self.writer = SummaryWriter(str(self.folder), purge_step=step.step)
+        if self.writer is not None and step.loss is not None:
+            values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step.step)
+
+
+class Stop:
+    """Notes that the process is asked to end (Ctrl-C, SIGTERM), so that the run can end after the step it is in.
+
+    A second Ctrl-C ends it at once. Only the main thread is told of signals; elsewhere nothing changes.
+    """
+
+    def __init__(self):
+        self.signal = 0
+
+    def __enter__(self) -> Stop:
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():
+            self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number

@@ -1,0 +1,117 @@
+"""The inspection figures as arrays, recorded while a model trains.
+
+A snapshot is what the four figures of the paper need, on a fixed probe batch, so that a slider over steps can move all
+of them without the weights of every step. Recording changes nothing: training with and without it is equal to the bit.
+
+Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C channels, S snapshots.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens.data import ImageSet
+from vitlens.data.augment import normalised
+from vitlens.files import write
+from vitlens.recorder.families import evaluating
+from vitlens.train.recipes.recipe import Recipe
+
+ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
+COMPONENTS = 28  # filters in the paper's figure 7
+
+
+def schedule(steps: int, count: int = 24) -> list[int]:
+    """At most ``count`` steps out of 0…``steps``, both included, evenly spaced on a logarithmic scale."""
+    if count < 2:
+        raise ValueError(f"A run is watched at two steps at least, the first and the last; {count} came.")
+    return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
+
+
+def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
+    """``n`` images (all, if there are fewer), always the same, normalised as the model wants them.
+
+    By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
+    """
+    some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
+    images, _ = next(some.batches([torch.arange(len(some))]))
+    return normalised(images, recipe.mean, recipe.std)
+
+
+def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -> dict[str, np.ndarray]:
+    """One snapshot of ``model``, evaluated on normalised ``images`` (B, C, H, W) in fp32:
+
+    * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
+      embedding; where there are fewer, the rest is zeros;
+    * ``positions`` (h, w, h, w): cosine similarity of position embeddings;
+    * ``distances`` (L, H): mean attention distance in input pixels, mean over the batch;
+    * ``rollout`` (ROLLOUTS, h, w) of the first images;
+    * ``prefix`` (), how many tokens are no patches;
+    * ``top1_confidence`` (B,): the highest class probability.
+
+    What the model does not have (a table of positions, attention that can be captured) is left out; ``missing``
+    receives the reason. The training flag of each module is left as found. The model must be the uncompiled one.
+    """
+    from vitlens import attention, filters, positions
+    from vitlens.recorder.recording import capture
+
+    def principal() -> dict[str, Tensor]:
+        components, variance = filters.components(model, COMPONENTS)
+        return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
+
+    def attended() -> dict[str, Tensor]:
+        with capture(model) as attn:
+            logits.append(model(images))
+        return {
+            "distances": attention.mean_distance(attn).mean(dim=0),
+            "rollout": attention.rollout(attn)[:ROLLOUTS],
+            "prefix": torch.tensor(attn.grid.prefix),
+        }
+
+    arrays: dict[str, Tensor] = {}
+    logits: list[Tensor] = []
+    devices = [images.device] if images.is_cuda else []
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+        for figure in (principal, lambda: {"positions": positions.similarity(model)}, attended):
+            try:
+                arrays |= figure()
+            except ValueError as reason:
+                if missing is not None:
+                    missing.append(str(reason))
+        if not logits:
+            logits.append(model(images))
+        arrays["top1_confidence"] = logits[0].softmax(-1).amax(-1)
+    return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
+
+
+def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
+    """Add the snapshot of ``step`` to the file ``path``, a compressed ``.npz``; later steps in it are dropped.
+
+    The file holds ``steps`` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
+    some 20 to 100 kB a snapshot.
+    """
+    path = Path(path)
+    content = {name: array[None] for name, array in {"steps": np.int64(step), **arrays}.items()}
+    if path.exists():
+        before = load(path)
+        kept = before["steps"] < step
+        # An older version may have begun the file with fewer of them.
+        content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items() if name in before}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, buffer.getvalue())
+
+
+def load(path: Path | str) -> dict[str, np.ndarray]:
+    """The arrays of a file that ``save`` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _padded(a: Tensor, n: int) -> Tensor:
+    return torch.cat([a, a.new_zeros(n - len(a), *a.shape[1:])]) if len(a) < n else a

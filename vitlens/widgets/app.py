@@ -1,0 +1,130 @@
+"""The explorer as a web page of its own, served by Voila on this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+CELL = """\
+import vitlens
+from vitlens.widgets import explore
+
+explore(vitlens.load_model({model!r}){image})"""
+
+
+def serve(
+    model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True, sessions: int = 8,
+    linger: float = 30,
+) -> None:  # fmt: skip
+    """Serve the explorer of a model until interrupted.
+
+    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. sessions: how many pages may be open,
+    each with a kernel of its own. linger: seconds until a kernel ends that no page is connected to, unless a browser
+    has said that its page was closed. The address is printed. It holds a token; without that nothing is shown, and the
+    server listens on the loopback interface only. Raises ModuleNotFoundError without Voila, ValueError for what is no
+    port or number of sessions and OSError for a port that cannot be had.
+    """
+    if missing := [package for package in ("voila", "anywidget", "ipykernel") if find_spec(package) is None]:
+        raise ModuleNotFoundError(
+            f"The page needs {', '.join(missing)}, not installed here; run `pip install {' '.join(missing)}` and try "
+            "again."
+        )
+    if not 0 <= port <= 65535:
+        raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
+    if sessions < 1:
+        raise ValueError(f"sessions is how many pages may be open, and {sessions} is too few. Give 1 or more.")
+    with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:
+        from vitlens.widgets.server import Server
+
+        page = Path(folder, "explorer.ipynb")
+        page.write_text(notebook(model, image), encoding="utf-8")
+        token = secrets.token_urlsafe(24)
+        server = Server(page, folder, token, linger=linger, sessions=sessions)
+        server.initialize()
+
+        def began() -> None:
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+            print(address, flush=True)  # or a pipe would keep it
+            if browser:  # which may take its time, and ask for the page meanwhile
+                threading.Thread(target=_open, args=(address, Path(folder, "explorer.html")), daemon=True).start()
+
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for pages that are still being made
+        try:
+            with _interruptible(server.end):
+                loop.run_until_complete(server.run(listening, began))
+        finally:
+            loop.close()
+
+
+def _listening(port: int) -> socket.socket:
+    """A socket that listens on a port of the loopback interface."""
+    listening = socket.socket()
+    if os.name == "posix":
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen(128)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if isinstance(error, PermissionError):
+            raise OSError(f"Port {port} may not be used here; give another --port, above 1023.") from error
+        raise OSError(f"Port {port} is taken; give another --port, or none to use a free one.") from error
+    return listening
+
+
+def _short() -> str | None:
+    """A place for the sockets' folder. Socket paths have about 100 bytes at most, so a long one becomes /tmp."""
+    return "/tmp" if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 30 else None
+
+
+def _open(address: str, file: Path) -> None:
+    """Open an address in a browser, by way of a file that nobody else can read: what is asked for is an argument."""
+    file.touch(mode=0o600)
+    file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+    webbrowser.open(file.as_uri())
+
+
+@contextlib.contextmanager
+def _interruptible(end: Callable[[], None]):
+    """Call `end` at the first Ctrl-C or SIGTERM, and ignore all later ones."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def once(*_):
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        end()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, once) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def notebook(model: str, image: str | os.PathLike | None) -> str:
+    """An .ipynb file of one cell, the explorer. Paths are made absolute: the server runs elsewhere."""
+    model = model.removeprefix("local-dir:")
+    model = str(Path(model).resolve()) if Path(model).exists() else model
+    picture = "" if image is None else f", {str(Path(image).resolve())!r}"
+    cell = {
+        "cell_type": "code", "id": "explorer", "metadata": {}, "execution_count": None, "outputs": [],
+        "source": CELL.format(model=model, image=picture),
+    }  # fmt: skip
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
