@@ -28,7 +28,7 @@ MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224
 SIZES = (224, 512, 1024)
 
 
-def materialised(attn):
+def materialized(attn):
     """The statistics from maps that are all held at once, as a hook on every softmax would collect them."""
     maps = [layer.weights(limit=math.inf) for layer in attn]
     grid, prefix = attn.grid, attn.grid.prefix
@@ -58,7 +58,7 @@ def memory(name: str, size: int, way: str) -> float:
     reset_peak()
     before = peak_since_reset()
     with torch.no_grad():
-        (attention.summary if way == "summary" else materialised)(attn)
+        (attention.summary if way == "summary" else materialized)(attn)
     return peak_since_reset() - before
 
 
@@ -82,25 +82,25 @@ def seconds(call, repeats: int) -> float:
 
 
 def measure(name: str, size: int) -> dict:
-    """Time of a plain forward, of `summary` and of the materialised way, taken in turn; agreement; memory."""
+    """Time of a plain forward, of `summary` and of the materialized way, taken in turn; agreement; memory."""
     model, images, attn = prepared(name, size)
     repeats = 15 if size <= 224 else 3 if size <= 512 else 2
     with torch.inference_mode():
         forward = seconds(lambda: model(images), repeats)
         streamed = seconds(lambda: attention.summary(attn), repeats)
-        held = seconds(lambda: materialised(attn), min(repeats, 3 if size <= 512 else 1))
-        summary, naive = attention.summary(attn), materialised(attn)
+        held = seconds(lambda: materialized(attn), min(repeats, 3 if size <= 512 else 1))
+        summary, naive = attention.summary(attn), materialized(attn)
     ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
     difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, naive, strict=True))
     stored = sum(t.numel() * t.element_size() for layer in attn for t in (layer.q, layer.k)) / 2**20
-    extra = {way: in_own_process(name, size, way) for way in ("summary", "materialised")}
+    extra = {way: in_own_process(name, size, way) for way in ("summary", "materialized")}
     return {
         "model": name, "image_px": size, "tokens": (size // 16) ** 2 + 1,
-        "forward_s": forward, "summary_s": streamed, "materialised_s": held,
-        "summary/forward": streamed / forward, "summary/materialised": streamed / held,
+        "forward_s": forward, "summary_s": streamed, "materialized_s": held,
+        "summary/forward": streamed / forward, "summary/materialized": streamed / held,
         "stored_q_k_MiB": stored, "summary_extra_MiB": extra["summary"],
-        "materialised_extra_MiB": extra["materialised"],
-        "materialised/summary_memory": extra["materialised"] / extra["summary"], "relative_difference": difference,
+        "materialized_extra_MiB": extra["materialized"],
+        "materialized/summary_memory": extra["materialized"] / extra["summary"], "relative_difference": difference,
     }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""Memory and time of class-specific maps through fused attention, beside the same map from materialised attention.
+"""Memory and time of class-specific maps through fused attention, beside the same map from materialized attention.
 
     python benchmarks/attribution.py --out data/results/attribution-memory-cpu.csv
 
 One image, ViT-B/16 with random weights, on a CPU. Memory is the growth of the process's peak resident size beyond the
 model, the image and one forward without gradients; every measurement runs in a process of its own, since a process
-keeps what it once had. "materialised" is Chefer's relevance by autograd through timm's unfused path, with all maps and
+keeps what it once had. "materialized" is Chefer's relevance by autograd through timm's unfused path, with all maps and
 their gradients held; `difference` is how far the relevance of vitlens lies from it, relative to its largest value.
 """
 
@@ -25,10 +25,10 @@ from vitlens.attribution import METHODS
 MODEL, TARGET = "vit_base_patch16_224", 3
 WAYS = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam")
 SIZES = (384, 512, 768, 1024)
-LARGEST = 768  # of the materialised way: at 1,024 pixels it would need some 25 GiB
+LARGEST = 768  # of the materialized way: at 1,024 pixels it would need some 25 GiB
 
 
-def materialised(model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+def materialized(model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
     """(rows, cols) relevance of the class token, the plain way."""
     maps = []
     for block in model.blocks:
@@ -53,10 +53,10 @@ def measured(size: int, way: str) -> dict:
         model(image)
     reset_peak()
     before, start = peak_since_reset(), time.perf_counter()
-    found = materialised(model, image) if way == "materialised" else METHODS[way](model, image, TARGET)[0]
+    found = materialized(model, image) if way == "materialized" else METHODS[way](model, image, TARGET)[0]
     seconds, peak = time.perf_counter() - start, peak_since_reset() - before
     row = {"pixels": size, "tokens": (size // 16) ** 2 + 1, "way": way, "seconds": seconds, "mib": peak}
-    if way == "materialised":
+    if way == "materialized":
         for block in model.blocks:
             block.attn.fused_attn = True
             block.attn.attn_drop._forward_hooks.clear()
@@ -76,7 +76,7 @@ def main() -> None:
     rows = []
     how = {"model": MODEL, **about("python benchmarks/attribution.py")}
     for size in options.sizes:
-        for way in (*WAYS, "materialised") if size <= LARGEST else WAYS:
+        for way in (*WAYS, "materialized") if size <= LARGEST else WAYS:
             command = [sys.executable, __file__, "--out", str(options.out), "--sizes", str(size), "--only", way]
             row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             row |= {"seconds": round(row["seconds"], 2), "mib": round(row["mib"], 1)}

@@ -1,10 +1,10 @@
-"""Fine-tuning a pre-trained ViT on a small image folder, beside a linear probe and nearest neighbours on its features.
+"""Fine-tuning a pre-trained ViT on a small image folder, beside a linear probe and nearest neighbors on its features.
 
     python benchmarks/finetune.py --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
 
 Fine-tuning is `vitlens train --recipe finetune-small`, once for each seed, in a process of its own; accuracy is that of
 the last step. The probe is `vitlens.evaluate.linear_probe` on what the head would read; of the same features the five
-nearest neighbours vote, the nearer by cosine the more. Neither sees augmented images.
+nearest neighbors vote, the nearer by cosine the more. Neither sees augmented images.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from vitlens.train.recipes import Recipe, recipe
 RECIPE = "finetune-small"
 
 
-def neighbours(train: tuple[torch.Tensor, torch.Tensor], valid: tuple[torch.Tensor, torch.Tensor]) -> float:
+def neighbors(train: tuple[torch.Tensor, torch.Tensor], valid: tuple[torch.Tensor, torch.Tensor]) -> float:
     return 100 * KNeighborsClassifier(5, metric="cosine", weights="distance").fit(*train).score(*valid)
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         for split in ("train", "valid")
     )
     extracted, rows = time.perf_counter() - start, []
-    for name, measure in (("linear probe", linear_probe), ("nearest neighbours", neighbours)):
+    for name, measure in (("linear probe", linear_probe), ("nearest neighbors", neighbors)):
         start = time.perf_counter()
         score = measure(train, valid)
         rows.append({"method": name, "seed": "", "top1": score, "seconds": extracted + time.perf_counter() - start})

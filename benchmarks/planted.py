@@ -3,7 +3,7 @@
     python benchmarks/planted.py --out data/results/planted.csv
     python benchmarks/planted.py --weights data/checkpoints/planted     # the model of seed 1, for the tests
 
-For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the colour of one patch is the
+For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the color of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
 with one mark; `two`, pictures with two marks of different classes, asked for each of the two; `contrast`, the same, why
 the first rather than the second. Shares over all pictures of all seeds, and the least share of a seed; chance is 1/64.
@@ -19,7 +19,7 @@ import torch
 from results import about, write
 
 from vitlens.attribution import METHODS
-from vitlens.data.augment import normalised
+from vitlens.data.augment import normalized
 from vitlens.faithfulness.planted import RECIPE, planted
 from vitlens.reports import explanation
 from vitlens.train import export, fit
@@ -60,7 +60,7 @@ def main() -> None:
             for case, asked in cases.items():
                 found = []
                 for pictures, mark, other in asked:
-                    x = normalised(pictures.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+                    x = normalized(pictures.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
                     against = None if other is None else pictures.classes[:, other]
                     maps = method(model, x, pictures.classes[:, mark], against=against, **SETTINGS.get(name, {}))
                     found.append(pictures.hits(maps, mark).float().mean().item())

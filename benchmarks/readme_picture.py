@@ -27,7 +27,7 @@ def scaled(figure: Image.Image, *, width: int = 0, height: int = 0) -> Image.Ima
 
 
 def beside(pictures, gap: int = 16) -> Image.Image:
-    """Pictures in a row, centred on one line."""
+    """Pictures in a row, centered on one line."""
     width = sum(p.width for p in pictures) + gap * (len(pictures) - 1)
     page, x = Image.new("RGB", (width, max(p.height for p in pictures)), "white"), 0
     for p in pictures:

@@ -34,7 +34,7 @@ from vitlens.train.runs import versions
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
-CHART = 2500  # colours that a chart has at most, those of smoothed edges included; photographs have thousands
+CHART = 2500  # colors that a chart has at most, those of smoothed edges included; photographs have thousands
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
@@ -57,10 +57,10 @@ def executed(path: Path, tiny: bool = False, model: str | None = None) -> nbform
         client = NotebookClient(book, timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
         client.resources, client.extra_arguments = {"metadata": {"path": str(FOLDER)}}, ["--log-level=ERROR"]
         client.execute(env=environment)
-    return normalised(book)
+    return normalized(book)
 
 
-def normalised(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook without widgets, random identifiers and foreign metadata. RuntimeError if stderr was used.
 
     A widget lives as long as its kernel: what a file could hold of it is a picture that no longer moves, or an error.
@@ -84,9 +84,9 @@ def normalised(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def compact(png: bytes) -> bytes:
-    """The same picture in a smaller file, with 256 colours if that is not seen.
+    """The same picture in a smaller file, with 256 colors if that is not seen.
 
-    A chart has few colours, and 256 of them do. A photograph would show bands: its colours are dithered if that halves
+    A chart has few colors, and 256 of them do. A photograph would show bands: its colors are dithered if that halves
     the file, and else all kept.
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
@@ -94,7 +94,7 @@ def compact(png: bytes) -> bytes:
     palette = [*few.getpalette()[:765], *page]
 
     def with_page(painted: Image.Image) -> Image.Image:
-        """The page keeps its colour: means are a little off, and so is the nearest colour that is found."""
+        """The page keeps its color: means are a little off, and so is the nearest color that is found."""
         places = np.asarray(painted).copy()
         places[(np.asarray(picture) == page).all(-1)] = 255
         result = Image.fromarray(places)

@@ -67,7 +67,7 @@ def test_distance_closed_forms():
     assert distance(corner) == pytest.approx(SQUARE.distances(dtype=torch.float64)[-1].mean().item(), rel=1e-9)
 
 
-def test_distance_to_the_right_neighbour_on_a_grid_that_is_not_square():
+def test_distance_to_the_right_neighbor_on_a_grid_that_is_not_square():
     a = torch.eye(WIDE.tokens)
     for i in range(WIDE.patches):
         if i % WIDE.cols < WIDE.cols - 1:
@@ -75,7 +75,7 @@ def test_distance_to_the_right_neighbour_on_a_grid_that_is_not_square():
             a[5 + i, 5 + i + 1] = 1
     assert attention.mean_distance(given(a, WIDE)).item() == pytest.approx(8 * 19 / 20, rel=1e-9)
     b = torch.eye(WIDE.tokens)
-    b[5 : 5 + 13 * 20] = torch.eye(WIDE.tokens)[25:]  # to the neighbour below
+    b[5 : 5 + 13 * 20] = torch.eye(WIDE.tokens)[25:]  # to the neighbor below
     assert attention.mean_distance(given(b, WIDE)).item() == pytest.approx(16 * 13 / 14, rel=1e-9)
 
 
@@ -287,7 +287,7 @@ def test_summary_equals_its_naive_twin(vit, monkeypatch, name, kwargs, block, re
     torch.testing.assert_close(attention.rollout(attn), got.rollout)
 
 
-def test_agrees_with_vit_explain_after_its_normalisation(vit):
+def test_agrees_with_vit_explain_after_its_normalization(vit):
     """vit-explain, mean fusion, nothing discarded: the class token's row without itself, divided by the maximum."""
     model = vit()
     with torch.no_grad(), capture(model) as attn:
@@ -377,7 +377,7 @@ def test_memory_stays_flat(vit, monkeypatch):
     assert 2**15 < largest.numbers <= 2**17 < 1025**2 / 8  # q itself has 98,400
 
 
-def test_uniform_timm_model_at_initialisation():
+def test_uniform_timm_model_at_initialization():
     """Zero queries: a whole model with uniform attention gives the closed forms end to end."""
     model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()
     with torch.no_grad():

@@ -65,7 +65,7 @@ class Softmaxes(TorchFunctionMode):
         return result
 
 
-def materialised(model, x, target=TARGET):
+def materialized(model, x, target=TARGET):
     """Maps and their gradients, layer by layer, and those of the pool, by timm's unfused path and autograd."""
     model = copy.deepcopy(model)
     for module in model.modules():
@@ -130,7 +130,7 @@ def agree(got, expected):
 def test_rollout_and_relevance_equal_the_whole_products(case):
     model, read = case
     x = images()
-    layers, pool = materialised(model, x)
+    layers, pool = materialized(model, x)
     row, pooled = starts(read, layers, pool)
     agree(gradient_rollout(model, x, TARGET), rollout_of(layers, row, pooled))
     agree(gradient_rollout(model, x, TARGET, head_fusion="positive"), rollout_of(layers, row, pooled, "positive"))
@@ -142,7 +142,7 @@ def test_every_family(name):
     """All maps are made, at the model's own size, and relevance is that of the whole product."""
     model = shrunk(name).double()
     x = images(1, model.pretrained_cfg["input_size"][1:])
-    layers, pool = materialised(model, x, [3])
+    layers, pool = materialized(model, x, [3])
     with torch.no_grad(), capture(model) as attn:
         model(x)
     row, pooled = torch.zeros(2, 1, attn.grid.tokens, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_every_family(name):
 
 def test_the_order_of_the_layers_would_show(vit):
     """Nor would a layer paired with another one's gradient pass."""
-    layers, pool = materialised(vit(dtype=torch.float64, img_size=SIZE), images())
+    layers, pool = materialized(vit(dtype=torch.float64, img_size=SIZE), images())
     row, pooled = starts(FIRST, layers, pool)
     crossed = [(a, g) for (a, _), (_, g) in zip(layers, layers[::-1], strict=True)]
     for formula in (relevance_of, rollout_of):
@@ -171,7 +171,7 @@ def test_the_order_of_the_layers_would_show(vit):
 def test_attention_gradient_equals_autograd(case):
     model, read = case
     x = images()
-    layers, pool = materialised(model, x)
+    layers, pool = materialized(model, x)
     row, pooled = starts(read, layers, pool)
     product = [(a * g).clamp(min=0).mean(1) for a, g in layers]
     last = pooled if read == POOL else (row[:, None] @ product[-1])[:, 0]
@@ -187,7 +187,7 @@ def test_legrad_equals_models_cut_off_after_each_layer(case):
     for depth in (1, 2, 3):
         cut = copy.deepcopy(model)
         cut.blocks = cut.blocks[:depth]
-        layers, _ = materialised(cut, x)
+        layers, _ = materialized(cut, x)
         found.append(layers[-1][1].clamp(min=0).mean((1, 2)))
     agree(legrad(model, x, TARGET), torch.stack(found).mean(0))
     agree(legrad(model, x, TARGET, first=-2), torch.stack(found[1:]).mean(0))
@@ -245,7 +245,7 @@ def test_grad_cam_equals_pytorch_grad_cam(vit):
 
 def test_start_from_a_patch(vit):
     model, x = vit(dtype=torch.float64, img_size=SIZE), images()
-    layers, pool = materialised(model, x)
+    layers, pool = materialized(model, x)
     row, pooled = torch.zeros(2, 2, 25, dtype=torch.float64)
     row[:, 1 + 2 * 6 + 5] = 1
     agree(relevance(model, x, TARGET, query=(2, 5)), relevance_of(layers, row, pooled))

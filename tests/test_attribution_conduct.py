@@ -225,7 +225,7 @@ def test_numpys_numbers_are_taken(vit):
         (gradient_shap, {"n_samples": 0}, "n_samples is a whole number from 1 up, but 0 came"),
         (gradient_shap, {"stdevs": -1}, "a finite number from 0 up, not -1"),
         (occlusion, {"window": 1.5}, "window is a whole number from 1 up, but 1.5 came"),
-        (occlusion, {"baseline": "mean"}, "a finite number or tensor in the images' normalised units, but 'mean' came"),
+        (occlusion, {"baseline": "mean"}, "a finite number or tensor in the images' normalized units, but 'mean' came"),
         (occlusion, {"baseline": float("nan")}, "a finite number or tensor .* but one that is not finite came"),
         (feature_ablation, {"internal_batch_size": True}, "whole number from 1 up, but True came"),
         (kernel_shap, {"n_samples": 400.5}, "n_samples is a whole number from 1 up, but 400.5 came"),

@@ -14,12 +14,12 @@ from vitlens.data.augment import (
     Augment,
     Targets,
     augmented,
-    colour,
+    color,
     draws,
     generator,
     geometry,
     mixing,
-    normalised,
+    normalized,
     seed_of,
 )
 from vitlens.data.augment.randaugment import OPERATIONS, randaugment
@@ -58,10 +58,10 @@ def test_nothing_asked_is_nothing_done(batch):
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
 
 
-def test_normalisation_equals_torchvisions(batch):
+def test_normalization_equals_torchvisions(batch):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     expected = tv.normalize(batch[0].float() / 255, mean, std)
-    torch.testing.assert_close(normalised(batch[0], mean, std), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalized(batch[0], mean, std), expected, rtol=0, atol=1e-6)
 
 
 def test_shift_and_flip_are_slices_of_the_padded_image(batch):
@@ -122,7 +122,7 @@ def test_a_resized_crop_reads_where_affine_grid_does():
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
-def test_rotation_turns_about_the_centre():
+def test_rotation_turns_about_the_center():
     x = torch.zeros(64, 3, 33, 33)
     x[:, :, 16, 16] = 1.0
     x[:, :, 16, 28] = 1.0
@@ -137,22 +137,22 @@ def test_rotation_turns_about_the_centre():
     assert angle.max() < math.radians(24) and angle.max() > math.radians(10)
 
 
-def test_colour_operations_equal_torchvisions(batch):
+def test_color_operations_equal_torchvisions(batch):
     x = batch[0].float() / 255
-    torch.testing.assert_close(colour.grey(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
+    torch.testing.assert_close(color.gray(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
     expected = tv.posterize(batch[0], 3).float() / 255
-    torch.testing.assert_close(colour.posterise(x), expected, atol=1e-6, rtol=0)
-    out = colour.grey_solarise_posterise(x, 1.0, draws("cpu", 0))
+    torch.testing.assert_close(color.posterize(x), expected, atol=1e-6, rtol=0)
+    out = color.gray_solarize_posterize(x, 1.0, draws("cpu", 0))
     kinds = [tv.rgb_to_grayscale(x, 3), torch.where(x < 0.5, x, 1 - x), expected]
     hits = torch.stack([(out - k).abs().amax((1, 2, 3)) < 1e-3 for k in kinds])
     assert (hits.sum(0) == 1).all() and (hits.sum(1) > 3).all()
-    assert torch.equal(colour.grey_solarise_posterise(x, 0.0, draws("cpu", 0)), x)
+    assert torch.equal(color.gray_solarize_posterize(x, 0.0, draws("cpu", 0)), x)
 
 
 def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
     x = batch[0].float() / 255
     factors = 1 + 0.4 * (2 * torch.rand(3, 32, generator=generator("cpu", 3)) - 1)
-    out = colour.colour_jitter(x, 0.4, draws("cpu", 3))
+    out = color.color_jitter(x, 0.4, draws("cpu", 3))
     for i in range(32):
         b, c, s = factors[:, i].flatten().tolist()
         expected = tv.adjust_saturation(tv.adjust_contrast(tv.adjust_brightness(x[i], b), c), s)

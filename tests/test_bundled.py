@@ -49,7 +49,7 @@ def spatial_frequency(components):
 
 
 def test_structure_that_random_weights_do_not_have(model, control):
-    """Positions know their neighbours, the first filters are smooth pictures, heads differ in reach."""
+    """Positions know their neighbors, the first filters are smooth pictures, heads differ in reach."""
     trained, random = (positions.rank_correlation(positions.similarity(m)) for m in (model, control))
     assert trained < -0.3 and abs(random) < 0.1
     (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))

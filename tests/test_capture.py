@@ -228,7 +228,7 @@ def test_attention_pool(vit):
     assert len(attn) == 3
 
 
-class Materialised(TorchFunctionMode):
+class Materialized(TorchFunctionMode):
     """Attention in two steps, with the maps in between."""
 
     def __init__(self):
@@ -256,7 +256,7 @@ class Materialised(TorchFunctionMode):
 )
 def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
-    with Materialised() as there:
+    with Materialized() as there:
         score = model(x)[:, 3].sum()
     expected = torch.autograd.grad(score, there.maps)
     model.requires_grad_(not frozen)

@@ -93,7 +93,7 @@ def test_any_mode_and_format_becomes_rgb_as_pillow_has_it(tmp_path, mode, kind):
 
 
 def test_a_model_learns_from_what_is_shown_of_an_image(tmp_path):
-    """A photograph of a camera held upright, grey of 16 bits, and what is transparent: as `load_image` has them."""
+    """A photograph of a camera held upright, gray of 16 bits, and what is transparent: as `load_image` has them."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     photo = io.BytesIO()
@@ -172,9 +172,9 @@ def test_an_image_folder(tmp_path):
         load(tmp_path, "valid", size=8)
 
 
-def test_resizing_keeps_the_centre_and_equal_sizes_are_untouched(tmp_path):
+def test_resizing_keeps_the_center_and_equal_sizes_are_untouched(tmp_path):
     wide = np.zeros((16, 48, 3), np.uint8)
-    wide[:, 16:32] = 200  # exactly the centre square
+    wide[:, 16:32] = 200  # exactly the center square
     buffer = io.BytesIO()
     Image.fromarray(wide).save(buffer, "PNG")
     write_shard(tmp_path / "train-0.parquet", [buffer.getvalue(), picture(1)[0]], [0, 1])

@@ -15,17 +15,17 @@ from sklearn.linear_model import LogisticRegression
 from test_sources import encoded, write
 
 from vitlens.data import ImageSet, load
-from vitlens.data.augment import normalised
+from vitlens.data.augment import normalized
 from vitlens.evaluate import features, linear_probe, named_classes, opened, read
 from vitlens.evaluate.reading import before_the_head
 from vitlens.preprocessing import pixels, preprocess
 
 
 def clouds(n, seed, classes=3, width=20, noise=2.0):
-    """Features of classes around centres of their own, one of them on another scale, and their labels."""
-    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
+    """Features of classes around centers of their own, one of them on another scale, and their labels."""
+    centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(n) % classes
-    x = centres[labels] + noise * torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
+    x = centers[labels] + noise * torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
     x[:, 0] = 1000 * x[:, 0] + 5000
     return x, labels
 
@@ -115,7 +115,7 @@ def test_images_are_shown_as_the_model_was_trained(tmp_path):
     ((images, _),) = opened(deit, str(tmp_path / "all"), "whole", workers=0).batches([torch.arange(2)])
     config = deit.pretrained_cfg
     torch.testing.assert_close(
-        normalised(images, config["mean"], config["std"]), preprocess(deit, files), rtol=0, atol=1e-6
+        normalized(images, config["mean"], config["std"]), preprocess(deit, files), rtol=0, atol=1e-6
     )
     read_by_workers = opened(deit, str(tmp_path / "all"), "whole", workers=1)
     assert next(read_by_workers.batches([torch.arange(2)]))[0].equal(images)

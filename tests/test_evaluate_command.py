@@ -26,17 +26,17 @@ from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, pr
 from vitlens.preprocessing import preprocess
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
-COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
+COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 
-def colours(folder: Path, per_class=12) -> Path:
-    """Pictures whose colour is their class, with some noise."""
+def colors(folder: Path, per_class=12) -> Path:
+    """Pictures whose color is their class, with some noise."""
     for split, n in (("train", per_class), ("test", 5)):
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             (folder / split / name).mkdir(parents=True, exist_ok=True)
             for i in range(n):
                 noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
-                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / split / name / f"{i}.png")
     return folder
 
@@ -53,31 +53,31 @@ def small(tmp_path):
 
 @pytest.mark.parametrize("protocol", ["fewshot", "knn", "probe"])
 def test_what_learns_from_features(tmp_path, small, protocol):
-    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     (folder / "test" / "red" / "0.png").write_bytes(b"damaged")
-    more = {"fewshot": ("--shots", "1,5"), "knn": ("--neighbours", "3")}.get(protocol, ())
+    more = {"fewshot": ("--shots", "1,5"), "knn": ("--neighbors", "3")}.get(protocol, ())
     done = evaluate(small, folder, protocol, out, *more)
     found = json.loads(out.read_text())
     assert [r.get("shots") for r in found] == ([1, 5] if protocol == "fewshot" else [None])
     for r in found:
-        assert (r["model"], r["data"], r["protocol"], r["metric"]) == ("small", "colours", protocol, "top1")
+        assert (r["model"], r["data"], r["protocol"], r["metric"]) == ("small", "colors", protocol, "top1")
         assert (r["images"], r["damaged"]) == (14, 1) and r["low"] <= r["value"] <= r["high"] and r["versions"]["torch"]
-        assert r["command"].startswith("vitlens evaluate small --data colours") and str(tmp_path) not in r["command"]
+        assert r["command"].startswith("vitlens evaluate small --data colors") and str(tmp_path) not in r["command"]
     assert found[-1]["value"] > 90 and "1 damaged" in done.stdout and f"{found[-1]['value']:.2f} [" in done.stdout
     assert done.stderr.count("Left out: test/red/0.png (") == 1
     evaluate(small, folder, protocol, out, *more)
     again = json.loads(out.read_text())
     assert [r["value"] for r in again] == [r["value"] for r in found]  # nothing is drawn anew, nothing is added
     if protocol == "knn":
-        evaluate(small, folder, protocol, out, "--neighbours", "1")
-        assert [r["neighbours"] for r in json.loads(out.read_text())] == [3, 1]  # another measurement
+        evaluate(small, folder, protocol, out, "--neighbors", "1")
+        assert [r["neighbors"] for r in json.loads(out.read_text())] == [3, 1]  # another measurement
 
 
 def test_damaged_images_are_as_if_they_were_not_there(tmp_path, small):
     """Few-shot learns from as many of each class as it says: what is damaged is drawn anew."""
     values = []
     for name in ("damaged", "missing"):
-        folder, out = colours(tmp_path / name), tmp_path / f"{name}.json"
+        folder, out = colors(tmp_path / name), tmp_path / f"{name}.json"
         for number in range(6):
             path = folder / "train" / "red" / f"{number}.png"
             path.write_bytes(b"damaged") if name == "damaged" else path.unlink()
@@ -91,9 +91,9 @@ def test_damaged_images_are_as_if_they_were_not_there(tmp_path, small):
 
 
 def test_models_of_one_name_do_not_replace_each_other(tmp_path):
-    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     for depth in (2, 1, 2):
-        evaluate(saved(tmp_path / str(depth) / "small", depth=depth), folder, "knn", out, "--neighbours", "3")
+        evaluate(saved(tmp_path / str(depth) / "small", depth=depth), folder, "knn", out, "--neighbors", "3")
     found = json.loads(out.read_text())
     assert [r["model"] for r in found] == ["small", "small"] and len({r["weights"] for r in found}) == 2
 
@@ -121,8 +121,8 @@ def test_top1_of_a_folder_of_wordnet_ids(tmp_path):
     )
 
 
-def knows_colours(folder: Path, data: Path, order: list[int]) -> Path:
-    """A model without class names whose head knows the colours, its classes in another order than the folder's."""
+def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
+    """A model without class names whose head knows the colors, its classes in another order than the folder's."""
     folder = saved(folder, num_classes=3)
     network = load_model(folder)
     x, y = features(network, opened(network, data, "train", workers=0))
@@ -134,9 +134,9 @@ def knows_colours(folder: Path, data: Path, order: list[int]) -> Path:
 
 
 def test_classes_in_another_order_are_told_of(tmp_path):
-    data = colours(tmp_path / "colours", per_class=20)
+    data = colors(tmp_path / "colors", per_class=20)
     for order, value in (([0, 1, 2], 100), ([1, 2, 0], 0)):
-        model = knows_colours(tmp_path / f"model{value}", data, order)
+        model = knows_colors(tmp_path / f"model{value}", data, order)
         done = evaluate(model, data / "test", "top1", tmp_path / f"{value}.json")
         (found,) = json.loads((tmp_path / f"{value}.json").read_text())
         assert found["value"] == value and found["note"].startswith("The classes are matched by position: the model")
@@ -158,8 +158,8 @@ def test_an_imagenet_model_is_not_measured_on_digits(tmp_path):
 @pytest.mark.parametrize("protocol", ["top1", "fewshot", "knn", "finetune"])
 def test_a_class_that_is_damaged_whole_is_a_failure(tmp_path, protocol):
     """What is measured then is no accuracy on the data that were asked for."""
-    data, out = colours(tmp_path / "colours", per_class=20), tmp_path / "a.json"
-    model = knows_colours(tmp_path / "model", data, [0, 1, 2])
+    data, out = colors(tmp_path / "colors", per_class=20), tmp_path / "a.json"
+    model = knows_colors(tmp_path / "model", data, [0, 1, 2])
     for path in (data / "test" / "red").iterdir():
         path.write_bytes(b"damaged")
     more = {
@@ -313,7 +313,7 @@ SHORT = ("--set", "image_size=32", "--set", "resize=40", "--set", "batch_size=12
 
 
 def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
-    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     runs = ("--runs", tmp_path / "runs", "--seeds", 2, "--set", "epochs=2", *SHORT)
     evaluate(small, folder, "finetune", out, *runs)
     (found,) = json.loads(out.read_text())
@@ -342,7 +342,7 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
 
 
 def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, small, monkeypatch):
-    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     more = ("--runs", tmp_path / "runs", "--set", "epochs=2", *SHORT)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -364,29 +364,29 @@ def test_resnets_and_efficientnets_are_tuned_too(tmp_path, name):
     """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
     torch.manual_seed(0)
     save_for_hf(timm.create_model(name, num_classes=10), tmp_path / "net", safe_serialization=True)
-    folder, out = colours(tmp_path / "colours"), tmp_path / "results.json"
+    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     more = ("--runs", tmp_path / "runs", "--set", "epochs=4", "--set", "lr=0.1", *SHORT)
     done = evaluate(tmp_path / "net", folder, "finetune", out, *more)
     (found,) = json.loads(out.read_text())
     kept = json.loads(next((tmp_path / "runs").rglob("seed-0/training.json")).read_text())
     assert found["value"] == pytest.approx(kept["validation"]["top1"], abs=0.01) and found["value"] > 50
-    assert "colours  finetune" in done.stdout
+    assert "colors  finetune" in done.stdout
 
 
 def runs_of(record, tmp_path):
-    (found,) = (tmp_path / "runs" / f"small-{record['weights']}").glob(f"colours-*{record['recipe'].split(',')[0]}*")
+    (found,) = (tmp_path / "runs" / f"small-{record['weights']}").glob(f"colors-*{record['recipe'].split(',')[0]}*")
     return found
 
 
 def test_another_folder_of_the_same_name_is_tuned_on_anew(tmp_path, small):
     for place in ("a", "b"):
-        folder = colours(tmp_path / place / "colours")
+        folder = colors(tmp_path / place / "colors")
         evaluate(
             small, folder, "finetune", tmp_path / "out.json", "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT
         )
-    assert len(list((tmp_path / "runs").glob("small-*/colours-*"))) == 2
+    assert len(list((tmp_path / "runs").glob("small-*/colors-*"))) == 2
     one, other = json.loads((tmp_path / "out.json").read_text())  # and neither replaces the other's result
-    assert one["data"] == other["data"] == "colours" and one["place"] != other["place"]
+    assert one["data"] == other["data"] == "colors" and one["place"] != other["place"]
     assert str(tmp_path) not in (tmp_path / "out.json").read_text()
 
 
@@ -407,20 +407,20 @@ def test_vtab(tmp_path, small):
 
 
 @pytest.mark.parametrize("data, protocol, more, sentence", [
-    ("colours", "top1", (), "3 classes of the data must be among the model's 10, but it knows no 'blue'"),
-    ("colours", "fewshot", ("--shots", "25"), "25 were asked for, but class blue has 12"),
-    ("colours", "fewshot", ("--shots", "a"), "--shots takes numbers"),
-    ("colours", "bestof", (), "no protocol 'bestof'. The protocols are top1, fewshot"),
+    ("colors", "top1", (), "3 classes of the data must be among the model's 10, but it knows no 'blue'"),
+    ("colors", "fewshot", ("--shots", "25"), "25 were asked for, but class blue has 12"),
+    ("colors", "fewshot", ("--shots", "a"), "--shots takes numbers"),
+    ("colors", "bestof", (), "no protocol 'bestof'. The protocols are top1, fewshot"),
     ("", "knn", (), "images to measure on are missing"),
-    ("colours", "knn", ("--neighbours", "0"), "one neighbour or more, but 0 came"),
-    ("colours", "knn", ("--seeds", "0"), "one seed or more, but 0 came"),
-    ("colours", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),
-    ("colours", "knn", ("--shots", "5"), "protocol knn does not read --shots, which is for fewshot"),
-    ("colours", "top1", ("--neighbours", "20"), "protocol top1 does not read --neighbours, which is for knn"),
-    ("colours", "probe", ("--set", "epochs=1"), "protocol probe does not read --set, which is for finetune, vtab"),
-    ("colours", "top1", ("--recipe", "finetune-small"), "protocol top1 does not read --recipe"),
-    ("colours", "finetune", ("--tasks", "pets"), "protocol finetune does not read --tasks, which is for vtab"),
-    ("colours", "vtab", (), "protocol vtab does not read --data, which is for fewshot, finetune, knn, probe, top1"),
+    ("colors", "knn", ("--neighbors", "0"), "one neighbor or more, but 0 came"),
+    ("colors", "knn", ("--seeds", "0"), "one seed or more, but 0 came"),
+    ("colors", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),
+    ("colors", "knn", ("--shots", "5"), "protocol knn does not read --shots, which is for fewshot"),
+    ("colors", "top1", ("--neighbors", "20"), "protocol top1 does not read --neighbors, which is for knn"),
+    ("colors", "probe", ("--set", "epochs=1"), "protocol probe does not read --set, which is for finetune, vtab"),
+    ("colors", "top1", ("--recipe", "finetune-small"), "protocol top1 does not read --recipe"),
+    ("colors", "finetune", ("--tasks", "pets"), "protocol finetune does not read --tasks, which is for vtab"),
+    ("colors", "vtab", (), "protocol vtab does not read --data, which is for fewshot, finetune, knn, probe, top1"),
     ("", "vtab", ("--tasks", "mnist"), "VTAB-1k has no task 'mnist'"),
     ("nowhere", "knn", (), "'nowhere' is not a folder"),
     ("test-only", "knn", (), "which the train split is read from"),
@@ -428,7 +428,7 @@ def test_vtab(tmp_path, small):
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(tmp_path, small, monkeypatch, data, protocol, more, sentence):
     monkeypatch.chdir(tmp_path)
-    colours(tmp_path / "colours")
+    colors(tmp_path / "colors")
     write(tmp_path / "test-only" / "test", {"a/0.png": encoded(0)})
     if data == "labels":
         tar(tmp_path / "shards" / "x-test.tar", {"a.png": encoded(0), "a.cls": b"rose"})
@@ -454,8 +454,8 @@ def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, smal
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("vitlens.files.write", full)
-    done = evaluate(small, colours(tmp_path / "colours"), "knn", tmp_path / "results.json", expect=2)
-    assert "No space left" in done.stderr and "colours  knn, 20 neighbours  top1" in done.stdout
+    done = evaluate(small, colors(tmp_path / "colors"), "knn", tmp_path / "results.json", expect=2)
+    assert "No space left" in done.stderr and "colors  knn, 20 neighbors  top1" in done.stdout
 
 
 def test_a_model_that_cannot_be_reached(tmp_path, monkeypatch):

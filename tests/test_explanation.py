@@ -122,7 +122,7 @@ def test_what_the_areas_are_under_is_kept_and_told(folder, tmp_path, monkeypatch
     written = [text.get_text() for text in (*figures[0].texts, *(t for ax in figures[0].axes for t in ax.texts))]
     assert not any("-" in text for text in written), "a minus is a minus"
     note = figures[0].texts[-1].get_text()
-    assert note.startswith(words) and "\nCovered by the colour that is zero to the model. Random orders: " in note
+    assert note.startswith(words) and "\nCovered by the color that is zero to the model. Random orders: " in note
     with open(tmp_path / "scores.csv") as file:
         row, *_ = csv.DictReader(file)
     assert [*row] == [
@@ -156,7 +156,7 @@ def test_a_picture_whose_class_is_the_other_is_left_out():
         (["--methods", "relevanz"], "There is no method 'relevanz'; there are rollout, gradient_rollout"),
         (["--target", "10"], "has 10 classes, numbered from 0 to 9, but class 10 was asked for"),
         (["--target", "tabby"], "names of"),
-        (["--baseline", "grey"], "A baseline is one of mean, blur, zero"),
+        (["--baseline", "gray"], "A baseline is one of mean, blur, zero"),
         (["--target", "3", "--against", "3"], "rather than itself; give another one to `against`"),
         (["--orders", "1"], "at least 2 random orders"),
     ],
@@ -228,7 +228,7 @@ def test_pictures_are_shown_at_the_size_that_the_model_was_built_for(kwargs):
 
 
 def test_a_wrapped_model_is_shown_what_the_model_is_shown():
-    """Its own normalisation and crop, and not ImageNet's."""
+    """Its own normalization and crop, and not ImageNet's."""
     model, cat = wide_vit(), samples()["chelsea"]
     wrapped = torch.nn.DataParallel(model)
     assert torch.equal(preprocess(wrapped, cat), preprocess(model, cat))

@@ -149,7 +149,7 @@ def test_the_picture_is_what_the_model_saw(vit):
 def test_words_say_what_is_shown(vit):
     explorer = widgets.explore(vit(), PICTURE)
     assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
-    assert "not renormalised" in words(explorer) and "64 × 64 pixels" in words(explorer)
+    assert "not renormalized" in words(explorer) and "64 × 64 pixels" in words(explorer)
     maps, _, _ = reference(explorer.model)
     assert f"{100 * maps[2].mean(0)[0, 0]:.0f} % goes to the class token" in words(explorer)
     explorer.set(row=1, column=2, head=0, layer=1)
@@ -162,14 +162,14 @@ def test_words_say_what_is_shown(vit):
     assert explorer.frame["panels"][0]["selected"] is None and not explorer.frame["panels"][0]["picks"]
 
 
-def test_colours(vit):
+def test_colors(vit):
     explorer = widgets.explore(vit(), PICTURE)
     scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
     assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
-    assert scale()["colours"][:3] == bytes([68, 1, 84])  # viridis
-    explorer.set(stretch=True, colours="gray")
-    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colours"][-3:] == b"\xff\xff\xff"
-    explorer.set(stretch=False, colours="", view="similarity")
+    assert scale()["colors"][:3] == bytes([68, 1, 84])  # viridis
+    explorer.set(stretch=True, colors="gray")
+    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colors"][-3:] == b"\xff\xff\xff"
+    explorer.set(stretch=False, colors="", view="similarity")
     assert (scale()["low"], scale()["high"]) == (-1, 1)
 
 
@@ -705,11 +705,11 @@ def test_wrapped_models(vit):
 
 PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
 COUNTS = {
-    "attention": PAINTED | {"colours", "stretch", "layer", "head", "query", "row", "column"},
-    "rollout": PAINTED | {"colours", "stretch", "layer", "head", "query", "row", "column"},
-    "norms": PAINTED | {"colours", "stretch", "layer"},
-    "components": PAINTED | {"layer"},  # colours of their own
-    "relevance": PAINTED | {"colours", "stretch", "target", "against"},
+    "attention": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
+    "rollout": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
+    "norms": PAINTED | {"colors", "stretch", "layer"},
+    "components": PAINTED | {"layer"},  # colors of their own
+    "relevance": PAINTED | {"colors", "stretch", "target", "against"},
 }
 
 

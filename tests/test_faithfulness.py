@@ -70,7 +70,7 @@ def test_refusals_of_a_table():
     with pytest.raises(ValueError, match="by a name, but 'b' names several"):
         table(model, x, {"a": m, "b": m.expand(3, 2, 4, 6)}, grid=GRID)
     with pytest.raises(ValueError, match="A baseline is one of"):
-        table(model, x, {"a": m}, grid=GRID, baseline="grey")
+        table(model, x, {"a": m}, grid=GRID, baseline="gray")
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -48,7 +48,7 @@ def test_a_constant_map_keeps_nothing():
 
 def test_pointing_by_hand():
     m = torch.zeros(3, 4, 6)
-    m[0, 2, 3] = m[1, 0, 5] = m[2, 3, 0] = 1  # centres at (x, y) = (56, 40), (88, 8) and (8, 56)
+    m[0, 2, 3] = m[1, 0, 5] = m[2, 3, 0] = 1  # centers at (x, y) = (56, 40), (88, 8) and (8, 56)
     hit = lambda boxes, **kwargs: pointing(m, boxes, GRID, **kwargs).tolist()  # noqa: E731
     assert hit([48, 32, 64, 48]) == [1, 0, 0]
     assert hit([[48, 32, 64, 48], [80, 0, 96, 16], [0, 0, 96, 40]]) == [1, 1, 0]
@@ -63,7 +63,7 @@ def test_pointing_by_hand():
 
 
 @pytest.mark.parametrize("image", [(49, 81), (64, 96), (70, 100)])
-def test_the_centre_of_a_patch_lies_in_the_image(image):
+def test_the_center_of_a_patch_lies_in_the_image(image):
     """The mean place of the pixels that a patch has in the image, also of a patch that is mostly padding."""
     grid = TokenGrid(4, 6, (16, 16), 0, image)
     height, width = min(image[0], 64), min(image[1], 96)
@@ -128,8 +128,8 @@ def test_a_box_lies_in_the_image():
             score(torch.ones(1, 6, 4), [0, 0, 9, 9], GRID)
 
 
-def test_localisation_equals_quantus():
-    quantus = pytest.importorskip("quantus", reason="pip install quantus to compare with its localisation scores")
+def test_localization_equals_quantus():
+    quantus = pytest.importorskip("quantus", reason="pip install quantus to compare with its localization scores")
     m = maps(8, 4, 6)
     boxes = torch.tensor(
         [[16, 0, 64, 48]] * 4 + [[0, 32, 96, 64]] * 4
@@ -137,7 +137,7 @@ def test_localisation_equals_quantus():
     masks, pixels = np.zeros((8, 1, 64, 96), dtype=bool), np.kron(m.numpy(), np.ones((16, 16)))[:, None]
     for mask, (left, top, right, bottom) in zip(masks, boxes.tolist(), strict=True):
         mask[0, top:bottom, left:right] = True
-    options = dict(abs=False, normalise=False, disable_warnings=True)
+    options = dict(abs=False, normalize=False, disable_warnings=True)
     data = dict(x_batch=images(8).numpy(), y_batch=np.zeros(8, int), s_batch=masks, device="cpu")
     model = linear().eval()
     theirs = quantus.PointingGame(**options)(model, a_batch=pixels, **data)

@@ -103,7 +103,7 @@ def test_batches_make_no_difference(vit):
 
 
 class OnePatch(nn.Module):
-    """Knows class 1 by the colour of one patch of six."""
+    """Knows class 1 by the color of one patch of six."""
 
     def __init__(self, patch):
         super().__init__()
@@ -194,15 +194,15 @@ def test_baselines(vit):
     by_hand = torch.stack([torch.stack([c.mean().expand(64, 96) for c in one]) for one in x])
     torch.testing.assert_close(end("mean"), logits(by_hand))
     torch.testing.assert_close(end("blur"), logits(blurred(x, 16)))
-    torch.testing.assert_close(end(torch.tensor([1.0, 2.0, 3.0])[:, None, None]), logits(by_hand * 0 + end_colour()))
-    for baseline in ("grey", None):
+    torch.testing.assert_close(end(torch.tensor([1.0, 2.0, 3.0])[:, None, None]), logits(by_hand * 0 + end_color()))
+    for baseline in ("gray", None):
         with pytest.raises(ValueError, match="one of mean, blur, zero, or a tensor that fits"):
             end(baseline)
     with pytest.raises(ValueError, match=r"fits images of shape \(2, 3, 64, 96\), but one of shape \(4,\) came"):
         end(torch.zeros(4))
 
 
-def end_colour():
+def end_color():
     return torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]
 
 
@@ -244,7 +244,7 @@ def test_deletion_equals_quantus():
     quantus = pytest.importorskip("quantus", reason="pip install quantus to compare with its pixel flipping")
     model, x, m = linear().eval(), images(), maps(2, 4, 6)
     flipping = quantus.PixelFlipping(
-        features_in_step=3 * 256, perturb_baseline=0.0, abs=False, normalise=False, disable_warnings=True
+        features_in_step=3 * 256, perturb_baseline=0.0, abs=False, normalize=False, disable_warnings=True
     )
     pixels = m.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None].numpy()
     theirs = flipping(model.float(), x.float().numpy(), TARGET.numpy(), a_batch=pixels, softmax=True, device="cpu")

@@ -87,7 +87,7 @@ def readout(name, **kwargs):
 
 
 def test_the_patch_of_each_pixel():
-    """Its centre is the nearest one, also of pixels that are cut off, and narrow last patches are patches."""
+    """Its center is the nearest one, also of pixels that are cut off, and narrow last patches are patches."""
     for grid in (TokenGrid(2, 3, (4, 5), 1), TokenGrid(2, 3, (4, 5), 1, (11, 16)), TokenGrid(2, 3, (4, 5), 1, (7, 12))):
         found = grid.pixel_patches()
         assert found.shape == grid.image

@@ -53,7 +53,7 @@ def pixels(source, **options):
     return np.asarray(image).astype(int)
 
 
-def grey(levels):
+def gray(levels):
     return np.repeat(np.asarray(levels)[..., None], 3, -1)
 
 
@@ -153,12 +153,12 @@ def noted(image, **info):
     return image
 
 
-def grey_alpha(mode):
+def gray_alpha(mode):
     return Image.merge("LA", (Image.fromarray(LEVELS), Image.fromarray(ALPHA))).convert(mode)
 
 
 def flat_mode(mode, *colors):
-    """One row of pixels of these colours."""
+    """One row of pixels of these colors."""
     image = Image.new(mode, (len(colors), 1))
     for x, color in enumerate(colors):
         image.putpixel((x, 0), color)
@@ -170,22 +170,22 @@ def cmyk_as_rgb(c, m, y, k):
 
 
 def deep_png(level):
-    """`DEEP` as grey of 16 bits with one level transparent."""
+    """`DEEP` as gray of 16 bits with one level transparent."""
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP)
     return png(3, 2, (b"tRNS", struct.pack(">H", level)), (b"IDAT", zlib.compress(rows)), depth=16, color=0)
 
 
 OPAQUE_BUT_FIRST = np.where(np.arange(6).reshape(2, 3) == 0, 0, 255)
 MODES = {
-    "1": (lambda: Image.fromarray(LEVELS > 127), grey([[0, 0, 0], [255, 255, 255]]), 0),
-    "L": (lambda: Image.fromarray(LEVELS), grey(LEVELS), 0),
+    "1": (lambda: Image.fromarray(LEVELS > 127), gray([[0, 0, 0], [255, 255, 255]]), 0),
+    "L": (lambda: Image.fromarray(LEVELS), gray(LEVELS), 0),
     "L, one level transparent": (
         lambda: noted(Image.fromarray(LEVELS), transparency=127),
-        grey([[0, 1, 255], [128, 254, 255]]),
+        gray([[0, 1, 255], [128, 254, 255]]),
         0,
     ),
-    "LA": (lambda: grey_alpha("LA"), over_white(grey(LEVELS)), 1),
-    "La": (lambda: grey_alpha("La"), over_white(grey(LEVELS)), 2),
+    "LA": (lambda: gray_alpha("LA"), over_white(gray(LEVELS)), 1),
+    "La": (lambda: gray_alpha("La"), over_white(gray(LEVELS)), 2),
     "P": (palette, COLORS, 0),
     "P, one index transparent": (
         lambda: noted(palette(), transparency=0),
@@ -196,7 +196,7 @@ MODES = {
     "P, palette of RGBA": (lambda: palette("RGBA"), over_white(COLORS), 1),
     "PA": (palette_alpha, over_white(COLORS), 1),
     "RGB": (lambda: Image.fromarray(COLORS), COLORS, 0),
-    "RGB, one colour transparent": (
+    "RGB, one color transparent": (
         lambda: noted(Image.fromarray(COLORS), transparency=RED),
         over_white(COLORS, OPAQUE_BUT_FIRST),
         0,
@@ -220,19 +220,19 @@ MODES = {
         0,
     ),
     "LAB": (lambda: flat_mode("LAB", (255, 128, 128), (0, 128, 128)), [[(255, 255, 255), (0, 0, 0)]], 2),
-    "I;16": (lambda: Image.fromarray(DEEP), grey(DEEP / 257), 0.5),
-    "I;16B": (lambda: Image.frombytes("I;16B", (3, 2), DEEP.astype(">u2").tobytes()), grey(DEEP / 257), 0.5),
+    "I;16": (lambda: Image.fromarray(DEEP), gray(DEEP / 257), 0.5),
+    "I;16B": (lambda: Image.frombytes("I;16B", (3, 2), DEEP.astype(">u2").tobytes()), gray(DEEP / 257), 0.5),
     "I;16, one level transparent": (
         lambda: Image.open(io.BytesIO(deep_png(1000))),
-        grey(np.where(DEEP == 1000, 65535, DEEP) / 257),
+        gray(np.where(DEEP == 1000, 65535, DEEP) / 257),
         0.5,
     ),
-    "I": (lambda: Image.fromarray(DEEP.astype(np.int32)), grey(DEEP / 257), 0.5),
-    "F": (lambda: Image.fromarray((LEVELS / 255).astype(np.float32)), grey(LEVELS), 0),
+    "I": (lambda: Image.fromarray(DEEP.astype(np.int32)), gray(DEEP / 257), 0.5),
+    "F": (lambda: Image.fromarray((LEVELS / 255).astype(np.float32)), gray(LEVELS), 0),
 }
 FILES = {
     "PNG": ["1", "L", "L, one level transparent", "LA", "P", "P, one index transparent", "P, alpha in bytes", "RGB"]
-    + ["RGB, one colour transparent", "RGBA", "I;16"],
+    + ["RGB, one color transparent", "RGBA", "I;16"],
     "TIFF": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I;16B", "I", "F", "LAB"],
     "BMP": ["1", "L", "P", "RGB"],
     "GIF": ["1", "L", "P", "P, one index transparent"],
@@ -275,7 +275,7 @@ def test_alpha_over_white_at_every_level():
 
 def test_sixteen_bits_at_every_level():
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    expected = grey(np.floor(levels / 257 + 0.5))
+    expected = gray(np.floor(levels / 257 + 0.5))
     for source in (levels, Image.fromarray(levels), encoded(Image.fromarray(levels), "PNG"), levels.astype(">u2")):
         assert (pixels(source) == expected).all()
 
@@ -362,8 +362,8 @@ def test_no_file_stays_open(tmp_path, monkeypatch):
 
 
 ARRAYS = {
-    "(H, W)": (RAMP[..., 0], grey(RAMP[..., 0])),
-    "(H, W, 1)": (RAMP[..., :1], grey(RAMP[..., 0])),
+    "(H, W)": (RAMP[..., 0], gray(RAMP[..., 0])),
+    "(H, W, 1)": (RAMP[..., :1], gray(RAMP[..., 0])),
     "(H, W, 3)": (RAMP, RAMP),
     "(H, W, 4)": (np.dstack([COLORS, OPAQUE_BUT_FIRST]).astype(np.uint8), over_white(COLORS, OPAQUE_BUT_FIRST)),
     "(1, 1)": (np.array([[7]], np.uint8), [[[7, 7, 7]]]),
@@ -381,8 +381,8 @@ ARRAYS = {
     "columns first": (np.asfortranarray(RAMP), RAMP),
     "tensor, channels first": (torch.from_numpy(RAMP).permute(2, 0, 1), RAMP),
     "tensor, channels last": (torch.from_numpy(RAMP), RAMP),
-    "tensor, (1, H, W)": (torch.from_numpy(RAMP[..., 0])[None], grey(RAMP[..., 0])),
-    "tensor, (H, W)": (torch.from_numpy(RAMP[..., 0]), grey(RAMP[..., 0])),
+    "tensor, (1, H, W)": (torch.from_numpy(RAMP[..., 0])[None], gray(RAMP[..., 0])),
+    "tensor, (H, W)": (torch.from_numpy(RAMP[..., 0]), gray(RAMP[..., 0])),
     "tensor of floats that needs a gradient": (torch.tensor(RAMP / 255, requires_grad=True), RAMP),
     "tensor of bfloat16": (torch.ones(3, 5, 7, dtype=torch.bfloat16), np.full((5, 7, 3), 255)),
 }
@@ -695,7 +695,7 @@ def test_restore_inverts_preprocess(mean, std, dtype):
     assert restore(model, torch.full((2, 3, 5, 7), 99.0)).min() == 255
 
 
-def test_models_of_one_channel_see_grey():
+def test_models_of_one_channel_see_gray():
     model = timm.create_model("test_vit", in_chans=1)
     model.in_chans = 1  # timm writes this down since 1.0.25
     config = resolve_model_data_config(model)

@@ -92,7 +92,7 @@ def test_no_other_weights_are_taken_for_the_models(folder):
     assert torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
 
 
-def test_a_folder_is_not_taken_for_its_neighbour(folder, tmp_path_factory):
+def test_a_folder_is_not_taken_for_its_neighbor(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("places")
     shutil.copytree(folder, place / "run#2")
     shutil.copytree(folder, place / "run")

@@ -95,7 +95,7 @@ def test_widgets_stay_out_of_files_and_pictures_in():
     shown = [nbformat.v4.new_output("display_data", data) for data in (widget, picture)]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("training(run)", outputs=shown)])
     book.metadata.widgets = {"state": {}}
-    book = script("normalised")(book)
+    book = script("normalized")(book)
     assert [list(output.data) for output in book.cells[0].outputs] == [["image/png"]]
     assert "widgets" not in book.metadata
 
@@ -265,7 +265,7 @@ def test_files_of_pictures_are_small_and_nobody_sees_it():
     chart, small = file.getvalue(), compact(file.getvalue())
     assert 2 * len(small) < len(chart) and np.abs(pixels(chart) - pixels(small)).max() <= 10
     check_fits_a_page(small)
-    sky = encoded(samples()["rocket"])  # 256 colours cut it into bands, as wide as what is looked at here
+    sky = encoded(samples()["rocket"])  # 256 colors cut it into bands, as wide as what is looked at here
     small = compact(sky)
     one, other = (uniform_filter(pixels(png), (15, 15, 0)) for png in (sky, small))
     assert 2 * len(small) < len(sky) and np.abs(one - other).mean() < 0.5

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vitlens import load_model
-from vitlens.data.augment import normalised
-from vitlens.faithfulness.planted import COLOURS, PATCH, RECIPE, SIDE, planted
+from vitlens.data.augment import normalized
+from vitlens.faithfulness.planted import COLORS, PATCH, RECIPE, SIDE, planted
 from vitlens.reports import explanation
 from vitlens.train import accuracy
 
@@ -24,14 +24,14 @@ def model():
 
 def shown(model, pictures):
     config = model.pretrained_cfg
-    return normalised(pictures.data.images, config["mean"], config["std"])
+    return normalized(pictures.data.images, config["mean"], config["std"])
 
 
 def test_the_model_knows_the_marks_and_is_the_recipes(model):
     assert accuracy(model, planted(400, 1).data, RECIPE) >= 99.5
     made = RECIPE.build()
     assert {n: p.shape for n, p in made.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-    assert model.label_names == list(COLOURS) and (WEIGHTS / "model.safetensors").stat().st_size < 2**19
+    assert model.label_names == list(COLORS) and (WEIGHTS / "model.safetensors").stat().st_size < 2**19
 
 
 def mean_of(pictures, model, name, mark=0, **kwargs):
@@ -41,22 +41,22 @@ def mean_of(pictures, model, name, mark=0, **kwargs):
 
 def test_a_picture_tells_its_class_by_its_marks_alone():
     pictures = planted(300, 5, marks=2)
-    colours = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
+    colors = torch.tensor(list(COLORS.values()), dtype=torch.float32)
     assert (pictures.classes[:, 0] != pictures.classes[:, 1]).all()
     assert (pictures.patches[:, 0] != pictures.patches[:, 1]).all()
     assert torch.equal(pictures.data.labels, pictures.classes[:, 0])
     tiles = pictures.data.images.float().unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).mean((-1, -2)).flatten(2)
     for mark in (0, 1):
         means = tiles[torch.arange(300), :, pictures.patches[:, mark]]
-        assert torch.equal(torch.cdist(means, colours).argmin(1), pictures.classes[:, mark])
-    spread = tiles.amax(1) - tiles.amin(1)  # what is grey has none
+        assert torch.equal(torch.cdist(means, colors).argmin(1), pictures.classes[:, mark])
+    spread = tiles.amax(1) - tiles.amin(1)  # what is gray has none
     assert torch.equal(spread.topk(2, 1).indices.sort(1).values, pictures.patches.sort(1).values)
     assert planted(1, 0).data.size == (SIDE, SIDE)
     assert torch.bincount(planted(4000, 0).data.labels).min() > 900
     assert len(planted(4000, 0).patches.unique()) == (SIDE // PATCH) ** 2
     assert torch.equal(planted(10, 3).data.images, planted(10, 3).data.images)
     assert not torch.equal(planted(10, 3).data.images, planted(10, 4).data.images)
-    with pytest.raises(ValueError, match="1 to 4 marks, of different colours, but marks=5 came"):
+    with pytest.raises(ValueError, match="1 to 4 marks, of different colors, but marks=5 came"):
         planted(1, 0, marks=5)
 
 

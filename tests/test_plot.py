@@ -1,4 +1,4 @@
-"""Figures are tested by their artists (data, colours, limits, words, boxes), maps by closed forms; never by pixels."""
+"""Figures are tested by their artists (data, colors, limits, words, boxes), maps by closed forms; never by pixels."""
 
 import itertools
 
@@ -89,7 +89,7 @@ def assert_tidy(figure):
 PAGES = {
     "filters": lambda: plot.filters(RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28)),
     "filters, no shares": lambda: plot.filters(RNG.normal(size=(28, 32, 32, 3))),
-    "filters, two, grey, not square": lambda: plot.filters(RNG.normal(size=(2, 2, 4, 1)), [0.9, 0.001]),
+    "filters, two, gray, not square": lambda: plot.filters(RNG.normal(size=(2, 2, 4, 1)), [0.9, 0.001]),
     "filters, many": lambda: plot.filters(RNG.normal(size=(64, 8, 8, 3)), np.full(64, 1 / 64), cols=14),
     "positions 7": lambda: plot.position_similarity(cosines(7, 7)),
     "positions 14": lambda: plot.position_similarity(cosines(14, 14)),
@@ -225,7 +225,7 @@ def test_filters_are_scaled_each_about_zero_and_lie_in_reading_order():
     assert ax.get_title() == "RGB embedding filters (first 9 principal components)"
 
 
-def test_filters_of_one_channel_are_grey_and_shares_are_written_below():
+def test_filters_of_one_channel_are_gray_and_shares_are_written_below():
     ax = plot.filters(RNG.normal(size=(3, 8, 8, 1)), torch.tensor([0.5, 0.123, 0.0049])).axes[0]
     assert all(np.ptp(np.asarray(image.get_array()), axis=-1).max() == 0 for image in ax.images)
     assert [t.get_text() for t in ax.texts] == ["50.0%", "12.3%", "0.49%"]
@@ -236,7 +236,7 @@ def test_filters_of_one_channel_are_grey_and_shares_are_written_below():
         assert left < text.get_position()[0] < right and bottom < text.get_position()[1] < bottom + 10
 
 
-# Fig. 7 centre
+# Fig. 7 center
 
 
 @pytest.mark.parametrize(("rows", "cols", "every"), [(7, 7, 1), (14, 14, 1), (3, 5, 1), (14, 20, 2), (32, 32, 3)])
@@ -417,7 +417,7 @@ def test_heat_shows_the_values_themselves_where_the_patches_lie():
     values = RNG.uniform(1, 2, size=(14, 20))
     ax = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, alpha=0.4)
     below, heat = ax.images
-    assert np.asarray(below.get_array()).shape == (230, 330)  # in grey
+    assert np.asarray(below.get_array()).shape == (230, 330)  # in gray
     assert np.allclose(heat.get_array(), np.kron(values, np.ones((16, 16)))) and heat.get_extent() == [0, 320, 224, 0]
     assert heat.get_alpha() == 0.4 and heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
     bar = ax.figure.axes[1]
@@ -431,7 +431,7 @@ def test_heat_shows_the_values_themselves_where_the_patches_lie():
     assert ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
 
 
-def test_heat_of_signed_values_diverges_about_zero_and_nan_is_grey():
+def test_heat_of_signed_values_diverges_about_zero_and_nan_is_gray():
     values = RNG.normal(size=(14, 20))
     values[2, 3] = np.nan
     heat = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False).images[1]
@@ -441,7 +441,7 @@ def test_heat_of_signed_values_diverges_about_zero_and_nan_is_grey():
     assert missing[32:48, 48:64].all() and missing.sum() == 256
     assert heat.cmap(np.ma.masked_invalid([np.nan]))[0] == pytest.approx(to_rgba("0.65"))
     smooth = plot.overlay(picture(), np.nan_to_num(values), grid=CUT, mode="heat").images[1]
-    assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the colour scale
+    assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the color scale
 
 
 def test_rollouts_pairs_each_picture_with_its_own_map():
@@ -513,7 +513,7 @@ def test_heads_without_picture_and_query():
     assert "Layer 5" in [t.get_text() for t in figure.texts]
 
 
-def test_heads_of_signed_values_share_one_kind_of_colours():
+def test_heads_of_signed_values_share_one_kind_of_colors():
     values = np.stack([np.full((4, 4), 0.5), np.full((4, 4), -2.0), np.full((4, 4), np.nan)])
     images = [ax.images[0] for ax in plot.heads(values, scale="each").axes[:-1]]
     assert [image.get_clim() for image in images] == [(-0.5, 0.5), (-2, 2), (-1, 1)]
@@ -587,7 +587,7 @@ def test_overlays_are_the_maps_over_one_picture():
     assert one.images[1].get_clim() == (0, maps["one"].max()) and two.images[1].get_clim() == (-9, 9)
     assert [text.get_text() for text in figure.texts] == ["Input", *maps]
     labels = [[tick.get_text() for tick in ax.get_xticklabels()] for ax in figure.axes if not ax.images]
-    assert labels == [["0", f"{maps['one'].max():.2g}"], ["−9", "0", "9"]], "colours have no bar"
+    assert labels == [["0", f"{maps['one'].max():.2g}"], ["−9", "0", "9"]], "colors have no bar"
     figure = plot.overlays(picture(), maps, grid=CUT, limits={"one": (0.25, 0.5)})
     bar = next(ax for ax in figure.axes if not ax.images)
     assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0.25", "0.5"], "no zero outside"
@@ -688,7 +688,7 @@ def test_explained_shows_every_map_with_its_caption():
         picture(), maps, grid=CUT, title="Why?", captions=captions, note="What\nit means", smooth=False
     )
     texts = [text.get_text() for text in figure.texts]
-    scale = "Colours: each map has its own scale, from 0 (violet) to its max (yellow)"
+    scale = "Colors: each map has its own scale, from 0 (violet) to its max (yellow)"
     signed = ", or from −max (blue) to max (red) where some values are negative."
     assert texts == ["Why?", "Input", "first", "max 12.3", "rank 1", "deletion 0.1", "second", "±5e+04",
                      "third", "max 0", "rank 3", f"What\nit means\n{scale}{signed}"]  # fmt: skip

@@ -87,10 +87,10 @@ def test_profiles_that_are_damaged_or_do_not_fit_are_ignored_and_said():
     for bad, says in ((b"nonsense" * 40, "is damaged"), (WIDE[:300], "is damaged")):
         found, note = told(encoded(Image.fromarray(RAMP), "PNG", icc_profile=bad))
         assert (found == RAMP).all() and "has a color profile that" in note and says in note
-    grey = Image.fromarray(RAMP[..., 0])
-    found, note = told(encoded(grey.convert("I;16"), "TIFF", icc_profile=WIDE))
+    gray = Image.fromarray(RAMP[..., 0])
+    found, note = told(encoded(gray.convert("I;16"), "TIFF", icc_profile=WIDE))
     assert "“Wide”, that does not fit its kind of pixels and was ignored" in note
-    found, note = told(encoded(grey, "PNG", icc_profile=WIDE))  # grey, in the tone curve of the profile
+    found, note = told(encoded(gray, "PNG", icc_profile=WIDE))  # gray, in the tone curve of the profile
     expected = by_hand(np.repeat(RAMP[..., :1], 3, -1), P3, 1.8)
     assert np.abs(found - expected).max() <= 2 and "to sRGB" in note
 

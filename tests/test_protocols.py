@@ -108,11 +108,11 @@ def test_what_least_squares_cannot_learn_from_is_refused():
         least_squares(x, y, 2)
 
 
-# Neighbours
+# Neighbors
 
 
 @pytest.mark.parametrize("k", [1, 7, 20, 500])
-def test_neighbours_are_those_of_scikit_learn(k):
+def test_neighbors_are_those_of_scikit_learn(k):
     train, (x, y) = clouds(120, 1, classes=5, noise=4.0), clouds(2100, 2, classes=5, noise=4.0)
     train, x = (train[0][:, 1:], train[1]), x[:, 1:]  # the first feature alone would settle every cosine
     theirs = KNeighborsClassifier(
@@ -148,8 +148,8 @@ def test_top_k():
 @pytest.mark.parametrize("right, n", [(0, 10), (7, 10), (10, 10), (4368, 10_000)])
 def test_wilson(right, n):
     p, z = right / n, 1.959963984540054
-    centre, half = p + z**2 / 2 / n, z * math.sqrt(p * (1 - p) / n + z**2 / 4 / n**2)
-    expected = (p, (centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n))
+    center, half = p + z**2 / 2 / n, z * math.sqrt(p * (1 - p) / n + z**2 / 4 / n**2)
+    expected = (p, (center - half) / (1 + z**2 / n), (center + half) / (1 + z**2 / n))
     assert proportion(right, n) == pytest.approx([100 * max(x, 0) for x in expected], abs=1e-9)
 
 

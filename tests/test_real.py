@@ -38,7 +38,7 @@ def control():
 
 
 @pytest.fixture(scope="module")
-def labelled(real_data):
+def labeled(real_data):
     table = pyarrow.parquet.read_table(next((real_data / "imagenet-samples").glob("*.parquet"))).to_pydict()
     return [image["bytes"] for image in table["image"]], torch.tensor(table["label"])
 
@@ -48,8 +48,8 @@ def looked_at(model, sources):
     return attention.mean_over(model, batches)
 
 
-def test_top1(deit, labelled):
-    sources, labels = labelled
+def test_top1(deit, labeled):
+    sources, labels = labeled
     with torch.inference_mode():
         logits = torch.cat([deit(preprocess(deit, sources[i : i + 50])) for i in range(0, len(sources), 50)])
     assert (logits.argmax(-1) == labels).float().mean() >= 0.76
@@ -77,9 +77,9 @@ def test_filters(deit, control):
     assert trained > 1.5 * random
 
 
-def test_attention_distance(deit, control, labelled):
+def test_attention_distance(deit, control, labeled):
     """The first two layers hold local and global heads; distance rises with depth; a random model does neither."""
-    sources = labelled[0][:40]
+    sources = labeled[0][:40]
     uniform = token_grid(deit, (224, 224)).uniform_distance()
     distance = looked_at(deit, sources).mean_distance
     early = distance[:2].flatten()

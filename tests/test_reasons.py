@@ -70,7 +70,7 @@ def test_the_score_is_that_of_the_curves(vit):
     gain = insertion - deletion
     sigmas = ((gain[0] - gain[1:].mean()) / gain[1:].std()).item()
     side = "above" if sigmas >= 0 else "below"
-    assert found["words"].startswith("Patches are covered by the mean colour. Areas: deletion")
+    assert found["words"].startswith("Patches are covered by the mean color. Areas: deletion")
     assert f"deletion {deletion[0]:.3g} (low is good), insertion {insertion[0]:.3g} (high is good)" in found["words"]
     assert f"lies {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
 

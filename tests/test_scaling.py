@@ -106,7 +106,7 @@ def test_pretraining_size_is_table_5_at_the_sizes_of_its_data():
     assert [t.get_text() for t in ax.get_legend().texts][-2:] == ["my ViT-S/16", "y"]
 
 
-def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_colour():
+def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_color():
     ax = plot.few_shot(CURVES).axes[0]
     assert [list(line.get_ydata()) for line in ax.lines] == [[20, 33, 52], [17, 34, 53], [30, 38, 44], [27, 42, 52.5]]
     assert len(ax.collections) == 1

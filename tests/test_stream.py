@@ -71,7 +71,7 @@ def equal(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("w, h", [(50, 30), (30, 50), (31, 90), (24, 24), (24, 40), (200, 130)])
-def test_squash_and_centre_crop_are_torchvisions_antialiased_resizing(w, h):
+def test_squash_and_center_crop_are_torchvisions_antialiased_resizing(w, h):
     image = torch.from_numpy(np.array(Image.open(io.BytesIO(encoded(1, (w, h)))))).permute(2, 0, 1)
     assert torch.equal(shaped(image, SIZE, squash=True), TF.resize(image, [SIZE, SIZE], antialias=True))
     tall, wide = max(SIZE, round(h * SIZE / min(h, w))), max(SIZE, round(w * SIZE / min(h, w)))
@@ -205,7 +205,7 @@ def test_boxes_are_distributed_as_torchvisions(w, h, scale):
 
 
 @pytest.mark.parametrize("w, h", [(500, 20), (20, 500), (30, 30), (1, 1), (3, 1)])
-def test_a_box_that_never_fits_is_the_largest_in_the_centre(w, h):
+def test_a_box_that_never_fits_is_the_largest_in_the_center(w, h):
     box = random_box(h, w, (2.0, 2.0), (3 / 4, 4 / 3), torch.Generator())
     theirs = RandomResizedCrop.get_params(torch.empty(3, h, w), [2.0, 2.0], [3 / 4, 4 / 3])
     assert box == (theirs if min(w, h) > 1 else (box[0], box[1], 1, 1))
@@ -280,7 +280,7 @@ def test_a_stream_of_nothing_but_damage_ends(tmp_path):
 
 @dataclass(frozen=True)
 class Threads:
-    """Grey images as bright as the number of threads that the reading process has."""
+    """Gray images as bright as the number of threads that the reading process has."""
 
     n: int
 

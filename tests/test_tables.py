@@ -6,8 +6,7 @@ import pytest
 from test_cli import vitlens
 
 from vitlens import paper
-from vitlens.evaluate import records
-from vitlens.paper import MODELS, TABLE_2, TABLE_5
+from vitlens.paper import MODELS, TABLE_2, TABLE_5, records
 from vitlens.paper.measured import TEST_IMAGES
 
 RESULT = {
@@ -193,9 +192,9 @@ def test_tables_fit_a_terminal(tmp_path):
 
 def test_what_is_in_no_table_says_its_shots(tmp_path):
     few = [RESULT | {"data": "flowers5", "protocol": "fewshot", "shots": shots, "seeds": 3} for shots in (1, 5)]
-    near = RESULT | {"data": "flowers5", "protocol": "knn", "neighbours": 20}
+    near = RESULT | {"data": "flowers5", "protocol": "knn", "neighbors": 20}
     text = " ".join(paper.table_2(records.read(written(tmp_path / "r.json", *few, near))).split())
-    for manner in ("fewshot, 1 shot", "fewshot, 5 shots", "knn, 20 neighbours"):
+    for manner in ("fewshot, 1 shot", "fewshot, 5 shots", "knn, 20 neighbors"):
         assert f"on flowers5, {manner}, top1: 84.20" in text
 
 
@@ -234,7 +233,7 @@ def test_the_first_submission_stands_beside_as_such():
         (json.dumps(RESULT | {"weights": None}), "and weights, place, command, recipe and note as texts"),
         (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command, recipe and note as texts"),
         (json.dumps(RESULT | {"note": 3}), "and weights, place, command, recipe and note as texts"),
-        (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbours as whole numbers"),
+        (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbors as whole numbers"),
     ],
 )
 def test_what_is_no_result_is_told(tmp_path, text, sentence):

@@ -93,9 +93,9 @@ def test_features_that_are_no_numbers_are_refused():
         tokens.components(torch.full((6, 4), torch.nan))
 
 
-def test_colours_stretch_every_component_on_its_own():
+def test_colors_stretch_every_component_on_its_own():
     scores = torch.tensor([[-1.0, 10, 5], [1, 30, 5], [0, 20, 5]])
-    assert tokens.colours(scores).tolist() == [[0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]]
+    assert tokens.colors(scores).tolist() == [[0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]]
 
 
 def test_norms():

@@ -25,7 +25,7 @@ from vitlens.models import load_model
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
 from vitlens.train.guards import settings
 from vitlens.train.losses import unfused_attention
-from vitlens.train.optim import Muon, optimizers, orthogonalised
+from vitlens.train.optim import Muon, optimizers, orthogonalized
 from vitlens.train.recipes import Recipe, recipe, starting_from
 
 torch.set_num_threads(1)
@@ -100,7 +100,7 @@ def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
             p.data.mul_(1 - lr * r.muon_lr * 0.1).sub_(lr * r.muon_lr * 0.2 * max(p.shape) ** 0.5 * update)
         first_order.step()
         model.zero_grad()
-    if optimizer == "muon":  # orthogonalised in float64 and another way
+    if optimizer == "muon":  # orthogonalized in float64 and another way
         theirs = dict(model.named_parameters())
         for name, p in ours.named_parameters():
             # A bias of all keys alike changes no softmax: its gradient is rounding, which AdamW makes steps of.
@@ -127,9 +127,9 @@ def test_muon_equals_torchs():
         torch.testing.assert_close(p, q, atol=1e-4, rtol=1e-3)
 
 
-def test_orthogonalised_matrices_are_nearly_so():
+def test_orthogonalized_matrices_are_nearly_so():
     matrices = torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(orthogonalised(matrices).float())
+    values = torch.linalg.svdvals(orthogonalized(matrices).float())
     assert values.min() > 0.6 and values.max() < 1.3
 
 

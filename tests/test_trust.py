@@ -6,7 +6,7 @@ import torch
 from test_plot import assert_tidy
 
 from vitlens import plot
-from vitlens.faithfulness import Randomisation
+from vitlens.faithfulness import Randomization
 
 SHARES = np.linspace(0, 1, 9)
 NAMES = ("relevance", "integrated_gradients", "rollout")
@@ -38,13 +38,13 @@ def test_scores_below_zero_are_seen():
     assert all(ax.get_ylim()[0] <= -2 for ax in figure.axes)
 
 
-def randomisation(values, parts=("head", "blocks.1", "blocks.0")):
+def randomization(values, parts=("head", "blocks.1", "blocks.0")):
     correlations = torch.tensor(values)[:, None].expand(-1, 2) * torch.tensor([1.0, -0.5])
-    return Randomisation(parts, correlations, correlations, 0.4)
+    return Randomization(parts, correlations, correlations, 0.4)
 
 
 def test_maps_under_random_weights():
-    figure = plot.randomised({"rollout": randomisation([1.0, 0.8, 0.4]), "grad_cam": randomisation([0.2, 0.1, 0.0])})
+    figure = plot.randomized({"rollout": randomization([1.0, 0.8, 0.4]), "grad_cam": randomization([0.2, 0.1, 0.0])})
     assert_tidy(figure)
     (ax,) = figure.axes
     threshold, rollout, cam = ax.lines
@@ -55,7 +55,7 @@ def test_maps_under_random_weights():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "head", "blocks.1", "blocks.0"]
     named = {text.get_text(): text.get_color() for text in ax.texts}
     assert named == {"rollout": rollout.get_color(), "grad_cam": cam.get_color()}
-    figure = plot.randomised({"rollout": randomisation([1.0, 0.8, 0.4])}, threshold=0.7)
+    figure = plot.randomized({"rollout": randomization([1.0, 0.8, 0.4])}, threshold=0.7)
     assert list(figure.axes[0].lines[0].get_ydata()) == [0.7, 0.7]
 
 
@@ -65,9 +65,9 @@ def test_maps_under_random_weights():
         (lambda: plot.insertion_deletion({}, CONTROL, shares=SHARES), "One to 8 maps fit into the figure, but 0 came"),
         (lambda: plot.insertion_deletion(CURVES, CONTROL, shares=SHARES[1:]), "8 values were wanted, .* but 9 came"),
         (lambda: plot.insertion_deletion(CURVES, CONTROL[0], shares=SHARES), "Random orders of shape .orders, S."),
-        (lambda: plot.randomised({}), "One to 8 methods fit into the figure, but 0 came"),
+        (lambda: plot.randomized({}), "One to 8 methods fit into the figure, but 0 came"),
         (
-            lambda: plot.randomised({"a": randomisation([1.0] * 3), "b": randomisation([1.0], ("head",))}),
+            lambda: plot.randomized({"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}),
             "tried on one model, but its parts differ",
         ),
     ],

@@ -47,7 +47,7 @@ class Summary:
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     """(B, L, H) mean attention distance in input pixels (paper, section 4.5 and D.7).
 
-    Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalised
+    Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalized
     after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
     the attention that stays on patches.
     """
@@ -75,7 +75,7 @@ def rollout(
 
     query: (row, column) of a patch, or the position of any token in the sequence, instead of what the head reads.
     head_fusion: "mean" (the paper's), "max" or "min".
-    discard: share of the smallest entries of every fused row to drop (the row is renormalised after).
+    discard: share of the smallest entries of every fused row to drop (the row is renormalized after).
     Raises ValueError if the model reads no weighted sum of its tokens and no query is given.
     """
     return _run(attn, _Rollout(query, head_fusion, discard))[0]

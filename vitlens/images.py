@@ -86,7 +86,7 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
     [0, 1], or a torch tensor of the same kinds, channels last or first.
 
     The EXIF orientation is applied (an EXIF block that makes no sense counts as upright). Transparency is laid over
-    white. Grey of 16 bits (PIL modes `I;16` and `I`) is divided by 257 and floats (mode `F`) are multiplied by 255,
+    white. Gray of 16 bits (PIL modes `I;16` and `I`) is divided by 257 and floats (mode `F`) are multiplied by 255,
     both rounded and never clipped or stretched. Of animations and multi-page files the first frame is taken, of a PIL
     image the current one. Colors are converted from an embedded color profile to sRGB (`vitlens.profiles`). `on_note`
     is called with a sentence about what was done to the picture, or is to be known of it, if there is anything.
@@ -289,7 +289,7 @@ def rgb(
     else:
         colors = image
     if colors.mode.startswith(("I", "F")):
-        plain = _from_deep_grey(colors, name, notes)
+        plain = _from_deep_gray(colors, name, notes)
     elif (rgba := _with_alpha(colors)) is not None:
         plain = Image.alpha_composite(Image.new("RGBA", colors.size, "white"), rgba).convert("RGB")
         if rgba.getchannel("A").getextrema()[0] < 255:
@@ -306,8 +306,8 @@ def rgb(
     return plain
 
 
-def _from_deep_grey(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
-    """Grey of 16 bits or floats as RGB, a transparent level (PNG) as white."""
+def _from_deep_gray(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
+    """Gray of 16 bits or floats as RGB, a transparent level (PNG) as white."""
     values = np.asarray(image)
     if image.mode == "I" and (values.min() < 0 or values.max() > 65535):
         problem = f"has levels from {values.min()} to {values.max()}; rescale it to 0 … 65535"

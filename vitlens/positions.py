@@ -35,10 +35,10 @@ def table(model: nn.Module) -> Tensor:
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
-    """(rows, cols, rows, cols) cosine similarity of every patch position with every other (paper, Fig. 7 centre).
+    """(rows, cols, rows, cols) cosine similarity of every patch position with every other (paper, Fig. 7 center).
 
     [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table; nothing is
-    centred, prefix tokens are left out.
+    centered, prefix tokens are left out.
     """
     positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
     if positions.dim() != 3:
@@ -56,7 +56,7 @@ def resize(
 
     pos_embed: (1, prefix + grid rows·cols, D) as timm stores them; grid: its (rows, cols); size: the new ones.
     method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
-    (bicubic, antialiased, pixel centres aligned). Raises ValueError if shapes and method do not fit.
+    (bicubic, antialiased, pixel centers aligned). Raises ValueError if shapes and method do not fit.
     """
     rows, cols = grid
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:

@@ -35,7 +35,7 @@ def preprocess(
     H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
     at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size`, such as
     `built_size(model)`. `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input
-    channel are shown grey, normalised by the averages of the configured means and deviations. `on_note` is called with
+    channel are shown gray, normalized by the averages of the configured means and deviations. `on_note` is called with
     a sentence for each picture to which `load_image` has done something.
 
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
@@ -67,7 +67,7 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Pixels:
-    """`preprocess` up to the normalisation, one decoded picture at a time: uint8 (C, H, W) in, uint8 (C, H, W) out."""
+    """`preprocess` up to the normalization, one decoded picture at a time: uint8 (C, H, W) in, uint8 (C, H, W) out."""
 
     transform: Callable
 
@@ -76,7 +76,7 @@ class Pixels:
 
 
 def pixels(model: nn.Module) -> Pixels:
-    """What makes pictures ready for `model` where they are held as bytes, as data sets do, and normalised later.
+    """What makes pictures ready for `model` where they are held as bytes, as data sets do, and normalized later.
 
     Raises `ImageError` for a model of neither one nor three channels.
     """
@@ -86,7 +86,7 @@ def pixels(model: nn.Module) -> Pixels:
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     """The pictures in a preprocessed `batch` (B, C, H, W) as uint8 (B, H, W, 3): what `model` really sees.
 
-    Undoes the normalisation of `preprocess` to within one level; resizing and cropping stay. Grey is repeated over the
+    Undoes the normalization of `preprocess` to within one level; resizing and cropping stay. Gray is repeated over the
     three channels. Values that no picture has, as in a perturbed batch, become 0 or 255.
     Raises `ImageError` if the shape is not that of a batch for this model.
     """

@@ -49,7 +49,7 @@ def similarity(tokens: Tensor, query: Tensor) -> Tensor:
 def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     """The first k principal components of patch features: ((P, k) scores, (k,) explained variance ratio).
 
-    tokens: (P, D) of one picture, or of several laid one after the other for common colours. The mean is subtracted;
+    tokens: (P, D) of one picture, or of several laid one after the other for common colors. The mean is subtracted;
     components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
     Raises ValueError for fewer tokens or dimensions than components, and for features that are no numbers.
     """
@@ -60,15 +60,15 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
         )
     if not tokens.isfinite().all():
         raise ValueError("Patch features are finite numbers, but some of these are not; the weights are damaged.")
-    centred = float64(tokens) - float64(tokens).mean(0)
-    variances, axes = torch.linalg.eigh(centred.mT @ centred)
-    scores = centred @ axes.flip(-1)[:, :k]
+    centered = float64(tokens) - float64(tokens).mean(0)
+    variances, axes = torch.linalg.eigh(centered.mT @ centered)
+    scores = centered @ axes.flip(-1)[:, :k]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
     total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
     return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (variances.flip(0)[:k] / total).float()
 
 
-def colours(scores: Tensor) -> Tensor:
+def colors(scores: Tensor) -> Tensor:
     """(P, k) scores of components, each stretched from its least, 0, to its largest, 1: red, green and blue for k = 3
     (as DINOv2 is shown, Oquab et al. 2024). What is stretched says nothing about which component is large."""
     low, high = scores.amin(0), scores.amax(0)

@@ -1,6 +1,6 @@
 """The explorer in a real browser, in JupyterLab, Notebook 7 and Voila: what a person does, and the pixels they see.
 
-The pixels are compared with a picture made here, from timm's unfused attention, Pillow and Matplotlib's colours. What
+The pixels are compared with a picture made here, from timm's unfused attention, Pillow and Matplotlib's colors. What
 was broken on purpose to see these tests fail is kept in MUTATIONS.md.
 """
 
@@ -126,7 +126,7 @@ def page(opened):
 
 
 def expected(folder, picture, layer, head, query, strength=0.65, smooth=True):
-    """The overlay as it has to be: attention by timm's unfused path over the grey picture, in viridis from 0."""
+    """The overlay as it has to be: attention by timm's unfused path over the gray picture, in viridis from 0."""
     model = load_model(folder)
     x = preprocess(model, picture)
     maps = unfused_maps(model, x)[layer][0].numpy()
@@ -140,19 +140,19 @@ def painted(model, x, weights, strength=0.65, smooth=True):
     config = model.pretrained_cfg
     seen = x[0].permute(1, 2, 0).numpy() * config["std"] + config["mean"]
     side = 128 * 3
-    grey = Image.fromarray(np.rint(seen * 255).clip(0, 255).astype(np.uint8)).resize(
+    gray = Image.fromarray(np.rint(seen * 255).clip(0, 255).astype(np.uint8)).resize(
         (side, side), Image.Resampling.BICUBIC
     )
-    grey = np.asarray(grey.convert("L")).astype(float)[..., None]
+    gray = np.asarray(gray.convert("L")).astype(float)[..., None]
     if smooth:  # linear between the middles of patches, in float64
         places = (np.arange(side) + 0.5) * 8 / side - 0.5
         large = np.array([np.interp(places, np.arange(8), line) for line in weights.astype(np.float64)])
         large = np.array([np.interp(places, np.arange(8), line) for line in large.T]).T
     else:
         large = np.kron(weights.astype(np.float64), np.ones((side // 8, side // 8)))
-    table = mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255  # between its colours, in proportion
-    colour = np.stack([np.interp(large / weights.max() * 255, np.arange(256), channel) for channel in table.T], -1)
-    return np.rint(grey * (1 - strength) + colour * strength).astype(int)
+    table = mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255  # between its colors, in proportion
+    color = np.stack([np.interp(large / weights.max() * 255, np.arange(256), channel) for channel in table.T], -1)
+    return np.rint(gray * (1 - strength) + color * strength).astype(int)
 
 
 def assert_shows(page, wanted):
@@ -404,7 +404,7 @@ def test_narrow_and_dark(page, front):
 
 
 def luminance(css):
-    """Of a CSS colour (WCAG 2.1)."""
+    """Of a CSS color (WCAG 2.1)."""
     levels = np.array([float(n) for n in css[css.index("(") + 1 : -1].split(",")[:3]]) / 255
     linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])

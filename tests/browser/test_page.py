@@ -25,7 +25,7 @@ PYTHON = """
         name: "picture", title: "Attention", picture: "picture", rows, cols, cell: [1 / rows, 1 / cols],
         words: `${rows} by ${cols}`, axes: ["row", "column"], selected: null, picks: "the patch",
         values: view(new Float32Array(rows * cols).map((_, i) => i)), strength: 0.5, smooth: true, lines: false,
-        scale: { low: 0, high: rows * cols, colours: view(new Uint8Array(768)) }, ends: ["0", "1"],
+        scale: { low: 0, high: rows * cols, colors: view(new Uint8Array(768)) }, ends: ["0", "1"],
     });
     const handlers = {};
     const state = { pictures: { picture: view(Uint8Array.from(atob("PNG"), (c) => c.charCodeAt(0))) } };
@@ -54,7 +54,7 @@ def page():
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.set_content('<p id="above">A line of text above the page</p><div id="page"></div>')
         page.add_style_tag(path=HERE / "stage.css")
-        Image.new("RGB", (448, 448), "grey").save(png := io.BytesIO(), "PNG")
+        Image.new("RGB", (448, 448), "gray").save(png := io.BytesIO(), "PNG")
         python = PYTHON.replace("PNG", base64.b64encode(png.getvalue()).decode())
         source = (HERE / "stage.js").read_text().replace("export default { render };", f"{{{python}}}")
         page.add_script_tag(content=source, type="module")

@@ -3,7 +3,7 @@
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
 model: a supported timm Vision Transformer (`recorder.families`) with a classifier, in any mode, frozen or not. images:
-(B, C, H, W), normalised as the model wants them. target: a class number, a class name, one of either for each image, or
+(B, C, H, W), normalized as the model wants them. target: a class number, a class name, one of either for each image, or
 None for the predicted class; `names` are the classes' names in order, by default the model's own. All explain the
 target's logit, or, with `against` another class, why the target rather than that one: the difference of the two logits,
 which is meant wherever a method speaks of the target's logit. The model runs in eval mode and is left as it was, its

@@ -21,11 +21,11 @@ def grad_cam(
     """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
 
     The activation a_pc of patch p is what the attention reads: the output of the block's `norm1`, where
-    pytorch-grad-cam puts its hook on a ViT, or what the block is given where it normalises afterwards. The map is
+    pytorch-grad-cam puts its hook on a ViT, or what the block is given where it normalizes afterwards. The map is
     (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit; prefix tokens are dropped,
     nothing is rescaled. After the last attention a class token has read all it will, and the gradient of every patch is
     zero: hence here. Blocks with two attentions side by side have the channels of both; where attention and MLP share
-    one norm, its output is the activation, read by both; what is normalised afterwards goes on past the attention too,
+    one norm, its output is the activation, read by both; what is normalized afterwards goes on past the attention too,
     and ∂y/∂a_pc counts both ways.
 
     layer: its number, −1 for the last. target, against, names: see `vitlens.attribution`.

@@ -27,7 +27,7 @@ def integrated_gradients(
     The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
     multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows.
 
-    baseline: a number or tensor in normalised units; 0 is the mean colour. n_steps: points on the line, by the rule of
+    baseline: a number or tensor in normalized units; 0 is the mean color. n_steps: points on the line, by the rule of
     Gauss and Legendre. internal_batch_size: images in one forward. target, against, names: see
     `vitlens.attribution`.
     """
@@ -58,7 +58,7 @@ def gradient_shap(
 
     The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two.
 
-    stdevs: standard deviation of the noise on the image, in normalised units. seed: where captum's random numbers
+    stdevs: standard deviation of the noise on the image, in normalized units. seed: where captum's random numbers
     begin, the same for every image; the global generators are left as they were. internal_batch_size: images in one
     forward; which numbers are drawn depends on it. baseline, target, against, names: as in `integrated_gradients`.
     """
@@ -81,7 +81,7 @@ def gradient_shap(
 def input_x_gradient(
     model: nn.Module, images: Tensor, target=None, *, against=None, names: Sequence[str] | None = None
 ) -> Tensor:
-    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalised units, summed over each patch.
+    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalized units, summed over each patch.
 
     target, against, names: see `vitlens.attribution`.
     """

@@ -30,7 +30,7 @@ def occlusion(
 
     A square of window × window patches moves patch by patch; a patch gets the mean over the squares that cover it.
 
-    baseline: what covers it, a number or tensor in normalised units; 0 is the mean colour. internal_batch_size: images
+    baseline: what covers it, a number or tensor in normalized units; 0 is the mean color. internal_batch_size: images
     in one forward. target, against, names: see `vitlens.attribution`.
     """
     require_count(window=window, internal_batch_size=internal_batch_size)

@@ -63,7 +63,7 @@ def class_logits(model: nn.Module, output: object) -> Tensor:
         if not (output < torch.inf).all():  # −∞ is a class that cannot be
             raise ValueError(
                 f"The outputs of {model_name(model)} are not finite numbers, so there is no class to speak of; its "
-                "weights are damaged, its precision is too low, or the images are not normalised as it wants them."
+                "weights are damaged, its precision is too low, or the images are not normalized as it wants them."
             )
         return output
     came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__

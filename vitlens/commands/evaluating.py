@@ -18,7 +18,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="A JSON file to put the records into; old ones stay.")] = None,
     shots: Annotated[str, typer.Option(help="For fewshot: images of each class; by default 1,5,10,25.")] = "",
     seeds: Annotated[int | None, typer.Option(help="How many; by default 3 for fewshot, 1 for fine-tuning.")] = None,
-    neighbours: Annotated[int | None, typer.Option(help="For knn: how many; by default 20.")] = None,
+    neighbors: Annotated[int | None, typer.Option(help="For knn: how many; by default 20.")] = None,
     tasks: Annotated[str, typer.Option(help="Tasks of vtab, divided by commas; by default all 19.")] = "",
     recipe: Annotated[str, typer.Option(help="Fine-tune by this recipe, not by the data's own.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
@@ -28,7 +28,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
     list_tasks: Annotated[bool, typer.Option("--list", help="Show the data sets that have a name and stop.")] = False,
 ) -> None:
-    """Measure a model: accuracy, few-shot, nearest neighbours, a linear probe, fine-tuning, VTAB-1k."""
+    """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens.data.tasks import TASKS
     from vitlens.evaluate import Question, command_of, read_results, table, write
     from vitlens.evaluate import evaluate as answers
@@ -54,7 +54,7 @@ def evaluate(
     except ValueError:
         raise ValueError(f"--shots takes numbers divided by commas, such as 1,5,10,25, but {shots!r} came.") from None
     question = Question(
-        model, data, protocol, counts, seeds, neighbours, tuple(t.strip() for t in tasks.split(",") if t.strip()),
+        model, data, protocol, counts, seeds, neighbors, tuple(t.strip() for t in tasks.split(",") if t.strip()),
         recipe, tuple(settings or ()), runs, root, workers, device, command_of(sys.argv[1:]),
         lambda text: say(f"Note: {text}"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Labelled images for training: held in memory, or streamed from where they lie by worker processes.
+"""Labeled images for training: held in memory, or streamed from where they lie by worker processes.
 
 ``load`` opens one split of a source and returns an ``ImageSet`` or an ``ImageStream``. Both answer to the same words:
 ``len``, ``labels``, ``class_names``, ``damaged``, ``note``, ``size``, ``to``, ``subset``, ``chosen``, ``batches``,
@@ -8,6 +8,6 @@
 from vitlens.data.imageset import ImageSet
 from vitlens.data.loading import load
 from vitlens.data.stream import ImageStream
-from vitlens.data.validation import UNLABELLED
+from vitlens.data.validation import UNLABELED
 
-__all__ = ["UNLABELLED", "ImageSet", "ImageStream", "load"]
+__all__ = ["UNLABELED", "ImageSet", "ImageStream", "load"]

@@ -58,7 +58,7 @@ def _from_pillow(picture: Image.Image) -> Tensor:
 
 
 def shaped(image: Tensor, side: int, squash: bool) -> Tensor:
-    """The image as ``side`` × ``side`` pixels: squashed, or its short side resized and the centre cut out."""
+    """The image as ``side`` × ``side`` pixels: squashed, or its short side resized and the center cut out."""
     _, h, w = image.shape
     if (h, w) == (side, side):
         return image
@@ -81,7 +81,7 @@ def random_box(
     """Top, left, height and width in pixels of a random crop of an ``h`` × ``w`` image (Szegedy et al. 2015).
 
     Its share of the area is uniform in ``scale``, its width by height log-uniform in ``ratio``. If no draw fits, it is
-    the largest centred box whose ratio is in range.
+    the largest centered box whose ratio is in range.
     """
     for area, log_ratio, y, x in torch.rand(TRIES, 4, generator=rng, dtype=torch.float64).tolist():
         area = h * w * (scale[0] + (scale[1] - scale[0]) * area)

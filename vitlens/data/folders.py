@@ -11,7 +11,7 @@ import numpy as np
 from vitlens.data.division import divided, refuse_unknown
 from vitlens.data.samples import EVERY_SPLIT, SPLITS, Listing, is_image, packed, part
 from vitlens.data.tars import in_tars
-from vitlens.data.validation import UNLABELLED, WANTED, validation_files, validation_labels
+from vitlens.data.validation import UNLABELED, WANTED, validation_files, validation_labels
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _side_by_side(folder: Path, names: list[str], split: str) -> Listing:
     if split != "whole":
         raise ValueError(f"{missing}.")
     note = f"{missing} for top-1; without, they are scored by ReaL's labels alone."
-    return Listing(Files(folder, packed(names)), [0] * len(names), UNLABELLED, note)
+    return Listing(Files(folder, packed(names)), [0] * len(names), UNLABELED, note)
 
 
 def _in_split_folders(folder: Path, split: str) -> Listing:

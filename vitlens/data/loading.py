@@ -50,7 +50,7 @@ def load(
 
     ``source`` is one of
 
-    * ``"digits"``: the 1,797 handwritten digits of scikit-learn as they are, 8×8 grey, levels 0…16 scaled to 0…255.
+    * ``"digits"``: the 1,797 handwritten digits of scikit-learn as they are, 8×8 gray, levels 0…16 scaled to 0…255.
       Five stratified folds: ``split="valid"`` is number ``fold``, ``"train"`` the other four;
     * the name of a task (``"imagenet"``, ``"cifar10"``, ``"pets"``, ``"vtab/dtd"`` …; ``tasks.TASKS`` says where each
       comes from), unless there is a folder of that name. ``"vtab/…"`` are the 1,000 training images of VTAB-1k,
@@ -79,7 +79,7 @@ def load(
     ``root``: by default the folder that the environment variable ``VITLENS_DATA`` names, else ``~/.cache/vitlens``
     (for ``hfds/``, the cache of Hugging Face).
 
-    ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a centre crop; with
+    ``size``: side in pixels to which the short side is resized (bilinear, antialiased) before a center crop; with
     ``squash`` the whole image is resized to ``size`` × ``size`` whatever its shape. ``fit``, where given, does it in
     its own way: from uint8 (3, H, W) to uint8 (3, ``size``, ``size``). By default images stay as they are and must all
     be alike. ``on_damaged="skip"`` leaves out what cannot be decoded, or is over 100 times as long as wide (or as wide
@@ -108,10 +108,10 @@ def load(
     device = torch.device(device or "cpu")
     cache = Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
     listing = _listed(str(source), split, fold, allow_partial, cache, root)
-    if split in ("test", "whole") and not _labelled(listing):
+    if split in ("test", "whole") and not _labeled(listing):
         note = f"The test images of {source} have no labels, so its validation images count instead."
         listing = replace(_listed(str(source), "valid", fold, allow_partial, cache, root), note=note)
-    if not _labelled(listing):
+    if not _labeled(listing):
         raise ValueError(f"The {split} split of {source} holds no image with a label.")
     if stream is None:
         stream = size is not None and len(listing.samples) * 3 * size**2 > memory.free(device) / 2
@@ -126,7 +126,7 @@ def load(
     )
 
 
-def _labelled(listing: Listing) -> bool:
+def _labeled(listing: Listing) -> bool:
     """Whether there is a label: where they are kept back, folders of classes are missing or all labels are −1."""
     return any(label >= 0 for label in listing.labels)
 

@@ -98,7 +98,7 @@ class HuggingFace:
 
 
 def digits(split: str, fold: int) -> Listing:
-    """scikit-learn's digits: 8×8 grey, levels 0…16 scaled to 0…255; fold number ``fold`` of five is for validation."""
+    """scikit-learn's digits: 8×8 gray, levels 0…16 scaled to 0…255; fold number ``fold`` of five is for validation."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import StratifiedKFold
 
@@ -107,8 +107,8 @@ def digits(split: str, fold: int) -> Listing:
     data = load_digits()
     folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
     chosen = list(folds)[fold][0 if split == "train" else 1]
-    grey = torch.from_numpy(np.rint(data.images[chosen] * (255 / 16)).astype(np.uint8))
-    return Listing(Held("digits", grey[:, None].repeat(1, 3, 1, 1)), data.target[chosen], tuple("0123456789"))
+    gray = torch.from_numpy(np.rint(data.images[chosen] * (255 / 16)).astype(np.uint8))
+    return Listing(Held("digits", gray[:, None].repeat(1, 3, 1, 1)), data.target[chosen], tuple("0123456789"))
 
 
 def from_torchvision(name: str, split: str, root: Path) -> Listing:

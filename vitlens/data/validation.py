@@ -12,7 +12,7 @@ from vitlens.data.samples import VALIDATION, parsed
 
 FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
 COUNT = 50_000
-UNLABELLED = ("without a label",)
+UNLABELED = ("without a label",)
 """The one class of images without labels. ReaL can still score them, because its labels go by file name."""
 
 KIT = "ILSVRC2012_devkit_t12"

@@ -1,4 +1,4 @@
-"""What a model is worth, by the protocols of the paper: accuracy, few-shot, nearest neighbours, probe, fine-tuning.
+"""What a model is worth, by the protocols of the paper: accuracy, few-shot, nearest neighbors, probe, fine-tuning.
 
 ``evaluate`` answers a ``Question`` with ``Record``s, as ``vitlens evaluate`` does. Below it lie the parts: what a model
 says of every image (``features``, ``read``), classifiers on features (``few_shot``, ``nearest``, ``linear_probe``),

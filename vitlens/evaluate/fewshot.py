@@ -1,6 +1,6 @@
 """The paper's few-shot protocol: least squares on a few images of each class, solved in closed form (section 4.1).
 
-As in its authors' code: features are standardised by the mean and deviation of the few images, a constant feature of
+As in its authors' code: features are standardized by the mean and deviation of the few images, a constant feature of
 100 makes the bias all but free, targets are +1 for the class and −1 for all others, and the class with the largest
 value is named. Images are shown as the model was trained; there, they all are resized to 256 and cut to 224 pixels.
 
@@ -21,7 +21,7 @@ AT_ONCE = 10_000  # images whose values are held
 
 
 class LeastSquares(NamedTuple):
-    """A linear classifier on standardised features, in float64."""
+    """A linear classifier on standardized features, in float64."""
 
     mean: Tensor
     """(D,)"""
@@ -32,17 +32,17 @@ class LeastSquares(NamedTuple):
 
     def values(self, x: Tensor) -> Tensor:
         """(M, K) for features (M, D)."""
-        return standardised(x, self.mean, self.deviation) @ self.weights
+        return standardized(x, self.mean, self.deviation) @ self.weights
 
 
-def standardised(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def standardized(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """(N, D + 1) in float64: each feature less its mean, by its deviation, and the constant feature behind them."""
     x = (x.double() - mean) / deviation
     return torch.cat([x, x.new_full((len(x), 1), CONSTANT)], dim=1)
 
 
 def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) -> LeastSquares:
-    """The weights W that minimise |X W − Y|² + `penalty` |W|², for features x (N, D) and labels y (N,).
+    """The weights W that minimize |X W − Y|² + `penalty` |W|², for features x (N, D) and labels y (N,).
 
     Of (XᵀX + λI) W = XᵀY with D + 1 unknowns for each class, and the dual W = Xᵀ (XXᵀ + λI)⁻¹ Y with N, the smaller is
     solved. Raises ValueError for labels outside of 0…`classes` − 1 and a penalty of 0 or less.
@@ -53,7 +53,7 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
         raise ValueError(f"Labels from 0 to {classes - 1} were wanted, one for each of {len(x)} images.")
     wide = x.double()
     mean, deviation = wide.mean(0), wide.std(0, correction=0) + 1e-5
-    z = standardised(x, mean, deviation)
+    z = standardized(x, mean, deviation)
     dual = len(z) < z.shape[1]
     gram = z @ z.T if dual else z.T @ z
     gram.diagonal().add_(penalty)

@@ -1,4 +1,4 @@
-"""Naming an image as its nearest neighbours are named."""
+"""Naming an image as its nearest neighbors are named."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ AT_ONCE = 1_000  # images whose similarities are held
 def nearest(train: tuple[Tensor, Tensor], x: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
     """(M,) int64: the class that the `k` training images nearest to each of the features x (M, D) vote for.
 
-    Near is a large cosine of the features. A neighbour's vote weighs exp(cosine / `temperature`) (Wu et al. 2018), so
-    that of 20 neighbours a few may decide; of equal sums the lowest class wins. Where there are fewer than `k` training
+    Near is a large cosine of the features. A neighbor's vote weighs exp(cosine / `temperature`) (Wu et al. 2018), so
+    that of 20 neighbors a few may decide; of equal sums the lowest class wins. Where there are fewer than `k` training
     images all of them vote. Raises ValueError unless `k` and `temperature` are above 0.
     """
     if k < 1 or temperature <= 0:
-        raise ValueError(f"Neighbours and temperature must be above 0, but k = {k} and {temperature:g} came.")
+        raise ValueError(f"Neighbors and temperature must be above 0, but k = {k} and {temperature:g} came.")
     known, labels = F.normalize(train[0].float()), train[1]
     classes, found = int(labels.max()) + 1, []
     for part in F.normalize(x.float()).split(AT_ONCE):

@@ -12,7 +12,7 @@ from torch import Tensor
 def linear_probe(train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> float:
     """Top-1 (%) on `valid` of a multinomial logistic regression that learned on `train`.
 
-    train, valid: (N, D) features and (N,) labels, as `features` returns them. Each feature is standardised by its mean
+    train, valid: (N, D) features and (N,) labels, as `features` returns them. Each feature is standardized by its mean
     and deviation on `train`. The strength of the L2 penalty, 1/C for C = 10⁻⁴, 10⁻³ … 10, is the one that does best in
     a cross-validation on `train` alone: five stratified folds, or as many as the rarest class has images. Raises
     ValueError unless `train` holds two classes of two images, and `valid` features of the same width.

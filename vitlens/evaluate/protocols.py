@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitlens.data import UNLABELLED, ImageStream
+from vitlens.data import UNLABELED, ImageStream
 from vitlens.evaluate.accuracy import another_order, real, top_k, validation_numbers
 from vitlens.evaluate.classes import class_numbers, imagenet_numbers, matched
 from vitlens.evaluate.fewshot import few_shot, supports
@@ -42,7 +42,7 @@ class Question:
     """Images of each class, for fewshot; 1, 5, 10 and 25 by default."""
     seeds: int | None = None
     """How many, from 0 up: three by default for fewshot, one for fine-tuning."""
-    neighbours: int | None = None
+    neighbors: int | None = None
     """Of each image, for knn; 20 by default."""
     tasks: tuple[str, ...] = ()
     """Of VTAB-1k; all by default."""
@@ -173,9 +173,9 @@ def evaluate(question: Question) -> Iterator[Record]:
     if question.protocol not in protocols:
         raise ValueError(f"There is no protocol {question.protocol!r}. The protocols are {', '.join(protocols)}.")
     tuning = ("finetune", "vtab")
-    read = {"data": set(protocols) - {"vtab"}, "shots": {"fewshot"}, "neighbours": {"knn"}, "tasks": {"vtab"},
+    read = {"data": set(protocols) - {"vtab"}, "shots": {"fewshot"}, "neighbors": {"knn"}, "tasks": {"vtab"},
             "recipe": tuning, "set": tuning, "seeds": {"fewshot", *tuning}}  # fmt: skip
-    given = {"data": question.data, "shots": question.shots, "neighbours": question.neighbours,
+    given = {"data": question.data, "shots": question.shots, "neighbors": question.neighbors,
              "tasks": question.tasks, "recipe": question.recipe, "set": question.overrides,
              "seeds": question.seeds}  # fmt: skip
     for option, value in given.items():
@@ -188,14 +188,14 @@ def evaluate(question: Question) -> Iterator[Record]:
         raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
     if question.seeds is not None and question.seeds < 1:
         raise ValueError(f"An evaluation takes one seed or more, but {question.seeds} came.")
-    if question.neighbours is not None and question.neighbours < 1:
-        raise ValueError(f"An image is named by one neighbour or more, but {question.neighbours} came.")
+    if question.neighbors is not None and question.neighbors < 1:
+        raise ValueError(f"An image is named by one neighbor or more, but {question.neighbors} came.")
     yield from protocols[question.protocol](question)
 
 
 def _top1(q: Question) -> Iterator[Record]:
     images, known = q.images("whole"), imagenet_numbers(q.network)
-    real_alone = q.data == "imagenet-real" or images.class_names == UNLABELLED
+    real_alone = q.data == "imagenet-real" or images.class_names == UNLABELED
     if real_alone and known is None:
         raise ValueError(
             "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all; name its classes by "
@@ -267,10 +267,10 @@ def _features(q: Question) -> tuple[Reading, Reading, tuple[str, ...], list[str]
 
 def _knn(q: Question) -> Iterator[Record]:
     train, test, damaged, notes = _features(q)
-    k = q.neighbours or 20
+    k = q.neighbors or 20
     right = int((nearest(train[:2], test.values, k) == test.labels).sum())
     score = proportion(right, len(test.labels))
-    yield q.record(q.data, "top1", score, len(test.labels), damaged, notes, neighbours=k)
+    yield q.record(q.data, "top1", score, len(test.labels), damaged, notes, neighbors=k)
 
 
 def _probe(q: Question) -> Iterator[Record]:

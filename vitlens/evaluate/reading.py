@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.data.augment import normalised
+from vitlens.data.augment import normalized
 from vitlens.preprocessing import pixels
 from vitlens.recorder.families import evaluating
 from vitlens.train import World
@@ -39,12 +39,12 @@ def opened(
 ) -> ImageStream:
     """A split of what `data.load` reads, streamed, each image as `preprocessing.preprocess` shows it to `model`.
 
-    Raises ValueError for what `load` refuses and for a model of grey or of oblong images.
+    Raises ValueError for what `load` refuses and for a model of gray or of oblong images.
     """
     channels, height, width = resolve_model_data_config(model)["input_size"]
     if height != width or channels != 3:
         raise ValueError(
-            f"Evaluation shows square images in colour, but this model takes {channels} × {height} × {width}; use one "
+            f"Evaluation shows square images in color, but this model takes {channels} × {height} × {width}; use one "
             "that takes 3 × S × S."
         )
 
@@ -76,7 +76,7 @@ def lost_classes(images: ImageStream, found: Reading) -> str:
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
     """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
 
-    The images must have the size that the model takes. They are normalised as its `pretrained_cfg` says, which for a
+    The images must have the size that the model takes. They are normalized as its `pretrained_cfg` says, which for a
     model that was opened is what it was trained with. The training flag of each module is left as found. Damaged images
     of a stream are left out. The processes of `world` share the images, and all of them have all features at the end.
     """
@@ -110,7 +110,7 @@ def read(
     batch: int = 100,
     progress: str = "",
 ) -> Reading:
-    """What `say` makes of each normalised batch, of all images of `data`; see `features`. `progress`: what to call the
+    """What `say` makes of each normalized batch, of all images of `data`; see `features`. `progress`: what to call the
     bar; without it there is none.
 
     Raises ValueError if there are fewer images than processes, if the model gives what is no finite number, or −1 for a
@@ -129,7 +129,7 @@ def read(
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, found) in zip(mine, data.batches(mine), strict=True):
-            said = say(normalised(images.to(device), config["mean"], config["std"]))
+            said = say(normalized(images.to(device), config["mean"], config["std"]))
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])
             values[row], labels[row] = said, found.to(device)

@@ -9,9 +9,9 @@ from vitlens.recorder.arguments import fitted
 from vitlens.recorder.grid import TokenGrid
 
 BASELINES = {
-    "mean": "by the mean colour",
+    "mean": "by the mean color",
     "blur": "by the blurred picture",
-    "zero": "by the colour that is zero to the model",
+    "zero": "by the color that is zero to the model",
 }
 """What may cover a patch, by name, and in words."""
 
@@ -19,9 +19,9 @@ BASELINES = {
 def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     """(B, C, H, W) what is left of the images when all patches are covered.
 
-    baseline: "mean", the mean colour of each image, per channel; "blur", the image blurred by a Gaussian whose standard
+    baseline: "mean", the mean color of each image, per channel; "blur", the image blurred by a Gaussian whose standard
     deviation is the longer side of a patch, so that nothing smaller than a patch survives; "zero", zero in the model's
-    own input space, which is the mean colour of its training set where it normalises by that; or a tensor that fits the
+    own input space, which is the mean color of its training set where it normalizes by that; or a tensor that fits the
     images, such as `blurred(images, sigma)`. Raises ValueError for anything else.
     """
     if isinstance(baseline, Tensor):

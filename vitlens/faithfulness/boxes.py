@@ -18,7 +18,7 @@ from vitlens.recorder.grid import TokenGrid
 def pointing(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid, *, tolerance: float = 0.0) -> Tensor:
     """(…, B) the pointing game (Zhang et al. 2016, arXiv 1608.00507): 1 where the map's maximum hits the box, else 0.
 
-    The maximum is the centre of the highest patch, or of its part inside the image; it hits if its distance from the
+    The maximum is the center of the highest patch, or of its part inside the image; it hits if its distance from the
     box is at most the tolerance, in pixels (Zhang et al. allow 15). Of several highest patches each counts by its
     share, so a constant map scores what a random point scores. The mean over images is the accuracy. Raises ValueError
     for boxes that are not in the image.

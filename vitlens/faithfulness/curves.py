@@ -63,7 +63,7 @@ def curves(
     order. Scores are read after 0, step, 2·step … P patches. Both use one baseline, so one's end is the other's start;
     Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
 
-    baseline: "mean" (each image's own mean colour), "blur" (standard deviation: a patch's longer side), "zero" (in the
+    baseline: "mean" (each image's own mean color), "blur" (standard deviation: a patch's longer side), "zero" (in the
     model's input space) or a tensor; see `vitlens.faithfulness.baselines`. step: patches at a time; by default as many
     as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit"; with `against` another class,
     the probability among the two, or the difference of the logits. seed: the order among patches of the same value, the

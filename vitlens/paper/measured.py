@@ -49,7 +49,7 @@ for _group, _tasks in TASKS.items():
 TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
 """Of the data sets of the tables. One in a hundred may be missing, as damaged; other numbers are other data."""
 TRANSFER = ("top1", "finetune", "vtab")
-"""The protocols that measure what these tables do; few-shot, neighbours and a probe are something else."""
+"""The protocols that measure what these tables do; few-shot, neighbors and a probe are something else."""
 
 
 @dataclass

@@ -34,7 +34,7 @@ class Weights:
 class Model:
     """One model of the paper.
 
-    kind: "ViT", "hybrid", "ResNet" (BiT's: pre-activation, group norm, weight standardisation) or "EfficientNet".
+    kind: "ViT", "hybrid", "ResNet" (BiT's: pre-activation, group norm, weight standardization) or "EfficientNet".
     timm: the name that builds it, with `arguments`; of a ResNet without `weights` its nearest relative, whose class is
     built with `arguments`. image_size: pixels at pre-training.
     """

@@ -41,7 +41,7 @@ class Record:
     shots: int | None = None
     seeds: int | None = None
     """How many, where the number is a mean over seeds; they are 0, 1, 2 …"""
-    neighbours: int | None = None
+    neighbors: int | None = None
     """Of each image, for knn."""
     recipe: str | None = None
     """Of fine-tuning: the recipe and what was changed in it, where it is not simply the data's own."""
@@ -52,14 +52,14 @@ class Record:
     def key(self) -> tuple:
         """What makes two records measurements of the same thing."""
         what = self.model, self.weights, self.data, self.place, self.protocol, self.metric
-        return *what, self.shots, self.neighbours, self.recipe
+        return *what, self.shots, self.neighbors, self.recipe
 
     @property
     def manner(self) -> str:
         """The protocol and its settings, such as "fewshot, 5 shots"."""
         parts = [self.protocol]
         parts += [f"{self.shots} shot{'s' * (self.shots > 1)}"] if self.shots else []
-        parts += [f"{self.neighbours} neighbour{'s' * (self.neighbours > 1)}"] if self.neighbours else []
+        parts += [f"{self.neighbors} neighbor{'s' * (self.neighbors > 1)}"] if self.neighbors else []
         return ", ".join([*parts, *([self.recipe] if self.recipe else [])])
 
     @property
@@ -139,11 +139,11 @@ def _check(record: Record, path: str | Path) -> None:
         )
     texts = (record.model, record.data, record.protocol, record.metric, record.when)
     whole = isinstance(record.images, int) and record.images > 0
-    counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbours) if n is not None))
+    counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbors) if n is not None))
     words = (record.weights, record.place, record.command, record.recipe or "", record.note or "")
     if not (all(isinstance(n, int) for n in counts) and all(isinstance(text, str) for text in words)):
         raise ValueError(
-            f"A result gives damaged, shots, seeds and neighbours as whole numbers, and weights, place, command, "
+            f"A result gives damaged, shots, seeds and neighbors as whole numbers, and weights, place, command, "
             f"recipe and note as texts, but {path} has a result on {record.data} that does not. Leave out what is not "
             "known."
         )

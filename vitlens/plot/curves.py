@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 from vitlens.plot.style import page, panel, styled
 
-COLOURS = {"top1": "#0173b2", "top1_average": "#de8f05"}
+COLORS = {"top1": "#0173b2", "top1_average": "#de8f05"}
 NAMES = {"top1": "weights", "top1_average": "their moving average"}
 TITLES = ("Loss of the batch", "Accuracy on validation images (%)", "Learning rate, share of its peak")
 
@@ -30,11 +30,11 @@ def training(records) -> plt.Figure:
         if records:
             rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
         if losses:
-            loss.plot(*zip(*losses, strict=True), color=COLOURS["top1"])
+            loss.plot(*zip(*losses, strict=True), color=COLORS["top1"])
         for key, points in accuracies.items():
             if points:
                 label = f"{NAMES[key]}: {points[-1][1]:.1f} %"
-                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=COLOURS[key], label=label)
+                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=COLORS[key], label=label)
                 accuracy.legend(loc="best", framealpha=0.9, edgecolor="0.85")  # wherever there are fewest points
         steps = records[-1]["steps"] if records else 1
         for ax in (loss, accuracy, rate):

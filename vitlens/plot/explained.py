@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlens.images import load_image
 from vitlens.plot.maps import overlay
-from vitlens.plot.style import WIDTH, array, colours, page, place, styled, write
+from vitlens.plot.style import WIDTH, array, colors, page, place, styled, write
 from vitlens.recorder.grid import TokenGrid
 
 EDGE, GAP, TOP, LEADING = 14, 12, 60, 15
@@ -20,7 +20,7 @@ def explained(
     image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
     note: str = "", smooth: bool = True,
 ) -> plt.Figure:  # fmt: skip
-    """A picture, and the same picture under each map, four to a line; each map in colours from 0 to its own largest
+    """A picture, and the same picture under each map, four to a line; each map in colors from 0 to its own largest
     value, or from −max to max if some are negative. That value stands below the map, and what it means at the foot.
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols) by the name of their method. title: what is
@@ -57,16 +57,16 @@ def explained(
 
 
 def _end(values: np.ndarray) -> str:
-    """Where the colours of a map end, with a sign if they begin below 0."""
+    """Where the colors of a map end, with a sign if they begin below 0."""
     largest = np.abs(values[np.isfinite(values)]).max(initial=0)
     return f"{'±' if _signed(values) else 'max '}{largest:.3g}".replace("-", "−")
 
 
 def _scale(maps: Mapping[str, np.ndarray]) -> str:
-    """What the colours mean."""
+    """What the colors mean."""
     signed = ", or from −max (blue) to max (red) where some values are negative" * any(map(_signed, maps.values()))
-    return f"Colours: each map has its own scale, from 0 (violet) to its max (yellow){signed}."
+    return f"Colors: each map has its own scale, from 0 (violet) to its max (yellow){signed}."
 
 
 def _signed(values: np.ndarray) -> bool:
-    return colours(values)["vmin"] < 0
+    return colors(values)["vmin"] < 0

@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from vitlens.plot.style import WIDTH, array, bar, colour_map, colours, page, place, show, styled, write
-from vitlens.plot.weights import about_grey, head_colours
+from vitlens.plot.style import WIDTH, array, bar, color_map, colors, page, place, show, styled, write
+from vitlens.plot.weights import about_gray, head_colors
 from vitlens.recorder.grid import TokenGrid
 
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
@@ -115,7 +115,7 @@ class _Run:
 
     def draw_filters(self, figure: plt.Figure, index: int, box, cols: int, most: int) -> None:
         real = np.abs(self.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
-        _mosaic(figure, box, about_grey(self.filters[index, real][:most]), cols)
+        _mosaic(figure, box, about_gray(self.filters[index, real][:most]), cols)
 
     def draw_positions(self, figure: plt.Figure, index: int, box):
         rows, cols = self.positions.shape[1:3]
@@ -124,17 +124,17 @@ class _Run:
         every = fits[0] if fits else most
         down, across = (range((n - 1) % every // 2, n, every) for n in (rows, cols))
         tiles = self.positions[index][down][:, across].reshape(-1, rows, cols)
-        return _mosaic(figure, box, tiles, len(across), cmap=colour_map("RdBu_r"), vmin=-1, vmax=1)
+        return _mosaic(figure, box, tiles, len(across), cmap=color_map("RdBu_r"), vmin=-1, vmax=1)
 
     def draw_rollouts(self, figure: plt.Figure, index: int, box, cols: int, most: int):
-        return _mosaic(figure, box, self.rollout[index, :most], cols, **colours(self.rollout[:, :most]))
+        return _mosaic(figure, box, self.rollout[index, :most], cols, **colors(self.rollout[:, :most]))
 
     def draw_distances(self, figure: plt.Figure, index: int, box, size: float = 5) -> plt.Axes:
         layers, heads = self.distances.shape[1:]
         ax = place(figure, *box)
         ax.spines[["left", "bottom"]].set_visible(True)
-        for head, colour in enumerate(head_colours(heads)):
-            ax.plot(self.distances[index, :, head], "o", color=colour, markersize=size, mec="white", mew=0.4)
+        for head, color in enumerate(head_colors(heads)):
+            ax.plot(self.distances[index, :, head], "o", color=color, markersize=size, mec="white", mew=0.4)
         ax.axhline(self.uniform, color="0.35", linestyle="--", linewidth=1, zorder=1)
         ax.set(xlim=(-0.6, layers - 0.4), ylim=(0, 1.08 * max(self.distances.max(), self.uniform)))
         ax.set_xticks(range(0, layers, -(-layers // (int(box[2]) // 17))))

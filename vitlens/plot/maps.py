@@ -12,7 +12,7 @@ from matplotlib.textpath import TextPath
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot.style import DPI, INK, WIDTH, array, colours, page, place, show, styled, write
+from vitlens.plot.style import DPI, INK, WIDTH, array, colors, page, place, show, styled, write
 from vitlens.recorder.grid import TokenGrid
 
 
@@ -75,9 +75,9 @@ def overlay(
 
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
     are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
-    0…1. mode "heat": the map's own values in colours of opacity `alpha` over the picture in grey, from 0 to its largest
-    (from −max to max if some are negative) or between `limits`, in red and blue if 0 is their middle, with a colour
-    bar, NaN grey; a map of shape (rows, cols, 3) holds the colours themselves, red, green and blue from 0 to 1. smooth:
+    0…1. mode "heat": the map's own values in colors of opacity `alpha` over the picture in gray, from 0 to its largest
+    (from −max to max if some are negative) or between `limits`, in red and blue if 0 is their middle, with a color
+    bar, NaN gray; a map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from 0 to 1. smooth:
     False shows exact patches.
     """
     if mode not in ("paper", "heat"):
@@ -87,8 +87,8 @@ def overlay(
     painted = values.ndim == 3
     if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
-            f"Three colours from 0 to 1 for every patch were wanted, but an array of shape {values.shape} from "
-            f"{values.min():.3g} to {values.max():.3g} came; vitlens.tokens.colours makes them of components."
+            f"Three colors from 0 to 1 for every patch were wanted, but an array of shape {values.shape} from "
+            f"{values.min():.3g} to {values.max():.3g} came; vitlens.tokens.colors makes them of components."
         )
     picture = load_image(image)
     grid = _grid(values.shape[:2], picture, grid)
@@ -111,7 +111,7 @@ def overlay(
             ]
             large = np.stack(channels, -1).clip(0, 1) if painted else channels[0]  # rounding may leave 0…1
             box = (0, large.shape[1], large.shape[0], 0)
-            scale = colours(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
+            scale = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
             scale |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
             heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **({} if painted else scale))
             if colorbar and not painted:
@@ -187,7 +187,7 @@ def heads(
     """The attention of all heads of a layer from one query, with the picture beside them if it is given.
 
     weights: (H, rows, cols). query: (row, column) of the patch that asks, counted from 0 and marked by a white frame;
-    None for a class token. scale: "shared", one colour scale from 0 to the largest weight of all heads; or "each",
+    None for a class token. scale: "shared", one color scale from 0 to the largest weight of all heads; or "each",
     every head up to its own largest weight, written above it. The figure says which. cols: thumbnails in a line.
     """
     values = array(weights, 3, "Attention of shape (heads, rows, cols)", "give one layer’s and one query’s weights")
@@ -226,7 +226,7 @@ def heads(
         for head, weight in enumerate(values):
             x = edge + beside + head % cols * (width + gap)
             ax = place(figure, x, top + head // cols * (height + gap + heading), width, height)
-            limits = colours(values if scale == "shared" else weight, cmap, signed=(values < 0).any())
+            limits = colors(values if scale == "shared" else weight, cmap, signed=(values < 0).any())
             shown = show(ax, weight, 0, 0, *covered[::-1], **limits)
             peak = "" if scale == "shared" else f"\nmax {limits['vmax']:#.2g}"
             ax.set_title(f"Head {head}{peak}", size=9, pad=5, linespacing=1.1)
@@ -234,9 +234,9 @@ def heads(
         x = edge + beside + cols * (width + gap) + 6
         key = figure.colorbar(shown, cax=place(figure, x, top, 12, block))
         key.outline.set_visible(False)
-        note = "Colours: attention weight, one scale for all heads."
+        note = "Colors: attention weight, one scale for all heads."
         if scale == "each":
-            note = "Colours: attention weight, a scale for each head up to its own largest."
+            note = "Colors: attention weight, a scale for each head up to its own largest."
             key.set_ticks([shown.norm.vmin, shown.norm.vmax], labels=["0" if shown.norm.vmin == 0 else "−max", "max"])
         write(figure, edge, top + block + 10, note, va="top", size=8.5, color="0.35")
     return figure
@@ -245,7 +245,7 @@ def heads(
 def mark(
     ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], origin: tuple[float, float] = (0, 0)
 ) -> None:
-    """A white frame with a dark rim, which shows on any colour, around the patch that asks. origin: of the map."""
+    """A white frame with a dark rim, which shows on any color, around the patch that asks. origin: of the map."""
     if query is not None:
         corner = (origin[0] + query[1] * patch[1], origin[1] + query[0] * patch[0])
         frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)

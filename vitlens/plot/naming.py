@@ -16,7 +16,7 @@ WAYS = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 0.8), (-1, 0.8), (1, -0.8), (-1, -
 
 
 def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first: int = 0) -> None:
-    """Names beside points (x, y, name, colour), where they cover nothing and lie nearest to their own point.
+    """Names beside points (x, y, name, color), where they cover nothing and lie nearest to their own point.
 
     Names that find no such room inside the axes are left out, but for those of the `first` points, which take the best
     place there is. Call it when the limits of the axes are set.
@@ -24,9 +24,9 @@ def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first:
     box = ax.get_window_extent()
     spots = ax.transData.transform([point[:2] for point in points])
     taken = [np.array([x - POINT, y - POINT, x + POINT, y + POINT]) for x, y in spots]
-    for k, (x, y, name, colour) in enumerate(points):
+    for k, (x, y, name, color) in enumerate(points):
         label = ax.annotate(
-            name, (x, y), (0, 0), textcoords="offset points", size=SIZE, color=colour, parse_math=False,
+            name, (x, y), (0, 0), textcoords="offset points", size=SIZE, color=color, parse_math=False,
             weight="bold" if k < first else "normal", ha="center", va="center",
         )  # fmt: skip
         extent = label.get_window_extent()
@@ -51,7 +51,7 @@ def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first:
 
 
 def at_the_right(ax: plt.Axes, ends: Iterable[tuple[float, str, str]]) -> None:
-    """Names right of the axes at the heights of (y, name, colour), moved where lines of text would overlap."""
+    """Names right of the axes at the heights of (y, name, color), moved where lines of text would overlap."""
     ends, apart = sorted(ends), 15  # pixels
     height = ax.get_window_extent().height
     low, high = ax.get_ylim()
@@ -60,9 +60,9 @@ def at_the_right(ax: plt.Axes, ends: Iterable[tuple[float, str, str]]) -> None:
         places[k] = max(places[k], places[k - 1] + apart)
     for k in reversed(range(len(places))):
         places[k] = min(places[k], (places[k + 1] if k + 1 < len(places) else height + apart) - apart)
-    for place, (_, name, colour) in zip(places, ends, strict=True):
+    for place, (_, name, color) in zip(places, ends, strict=True):
         ax.text(
-            1.015, place / height, name, transform=ax.transAxes, color=colour, size=8.5, va="center", parse_math=False
+            1.015, place / height, name, transform=ax.transAxes, color=color, size=8.5, va="center", parse_math=False
         )
 
 

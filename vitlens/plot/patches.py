@@ -16,8 +16,8 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     """A picture, the same cut into patches, and below them the beginning and the end of the sequence of tokens.
 
     image: what `load_image` takes, as the model saw it. grid: where its patches lie (`TokenGrid`, or `attn.grid`).
-    Numbers are positions in the sequence, from 0; prefix tokens, which are no part of the picture, are grey. Pixels
-    that no patch sees are on the left only, and padding beyond the picture is grey.
+    Numbers are positions in the sequence, from 0; prefix tokens, which are no part of the picture, are gray. Pixels
+    that no patch sees are on the left only, and padding beyond the picture is gray.
     """
     picture = load_image(image)
     check_size(picture, grid)

@@ -44,15 +44,15 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
             ax = panel(figure, 60 + 444 * k, 40, 388, 312, title)
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
             named = [(p[0], p[1 + k], name, OWN) for name, p in points.items() if p[1 + k] is not None]
-            for x, y, _, colour in named:
-                ax.plot(x, y, "*", color=colour, ms=11, mec="white", mew=0.6)
+            for x, y, _, color in named:
+                ax.plot(x, y, "*", color=color, ms=11, mec="white", mew=0.6)
             own = len(named)
             for row in paper.TABLE_6:
-                colour, marker = KINDS[paper.MODELS[row.model].kind]
+                color, marker = KINDS[paper.MODELS[row.model].kind]
                 value = row.accuracy["ImageNet"] if k else row.average
                 size = 5 if row.epochs == 7 else 7.5
-                ax.plot(row.exaflops, value, marker, color=colour, ms=size, mec="white", mew=0.6)
-                named.append((row.exaflops, value, row.model.replace("ViT-", ""), colour))
+                ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
+                named.append((row.exaflops, value, row.model.replace("ViT-", ""), color))
             ax.margins(0.09, 0.08)
             left, right = ax.get_xlim()
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right < 300 * left else (1,), numticks=9))
@@ -87,7 +87,7 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
             )
     rows |= own
     height = 34 * len(rows)
-    colours = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
+    colors = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
     with styled():
         figure = page(900, height + 88)
         for k, (group, limits) in enumerate(LIMITS.items()):
@@ -102,9 +102,9 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
             ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="Top-1 (%)")
             ax.set_yticklabels(list(rows) if k == 0 else [], size=8.5)
             ax.tick_params(axis="y", length=0)
-            for y, (value, colour) in enumerate(zip(values, colours, strict=True)):
+            for y, (value, color) in enumerate(zip(values, colors, strict=True)):
                 if value == value:
-                    ax.plot(value, y, "o", color=colour, ms=7, mec="white", mew=0.6)
+                    ax.plot(value, y, "o", color=color, ms=7, mec="white", mew=0.6)
                     ax.annotate(f"{value:.1f}", (value, y), (0, 6), textcoords="offset points", ha="center", size=8)
     return figure
 
@@ -160,11 +160,11 @@ def few_shot(
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         ends = []
         for k, (name, rows) in enumerate(found.items()):
-            colour = SERIES[k % len(SERIES)]
-            ax.plot(rows[:, 0], rows[:, 1], "o-", color=colour, ms=6, mec="white", mew=0.6, lw=1.6)
+            color = SERIES[k % len(SERIES)]
+            ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6)
             if rows.shape[1] == 4:
-                ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=colour, alpha=0.15, lw=0)
-            ends.append((rows[-1, 1], name, colour))
+                ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
+            ends.append((rows[-1, 1], name, color))
         ax.margins(0.05, 0.08)
         _sizes(ax, {}, found.values())
         at_the_right(ax, ends)

@@ -1,4 +1,4 @@
-"""What all figures share: the look, pages measured in pixels, colour scales, and the check of what comes in."""
+"""What all figures share: the look, pages measured in pixels, color scales, and the check of what comes in."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def show(ax: plt.Axes, picture, x: float, y: float, width: float, height: float,
 
 
 def bar(figure: plt.Figure, shown, x: float, y: float, width: float, height: float, size: float = 8.5) -> None:
-    """The colours of a picture in a box of a page, with their ends, and zero where it lies between them, beside it."""
+    """The colors of a picture in a box of a page, with their ends, and zero where it lies between them, beside it."""
     low, high = shown.get_clim()
     ends = [low, 0, high] if low < 0 < high else [low, high]
     cax, lying = place(figure, x, y, width, height), width > height
@@ -95,18 +95,18 @@ def bar(figure: plt.Figure, shown, x: float, y: float, width: float, height: flo
     key.outline.set_visible(False)
 
 
-def colour_map(name: str) -> mpl.colors.Colormap:
-    """Matplotlib's colour map of that name, with grey for what is not a number."""
+def color_map(name: str) -> mpl.colors.Colormap:
+    """Matplotlib's color map of that name, with gray for what is not a number."""
     return mpl.colormaps[name].with_extremes(bad="0.65")
 
 
-def colours(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
-    """Colour map and limits that the data ask for: 0…max in viridis, ±max in red and blue where some are negative."""
+def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
+    """Color map and limits that the data ask for: 0…max in viridis, ±max in red and blue where some are negative."""
     finite = values[np.isfinite(values)]
     high = np.abs(finite).max(initial=0) or 1.0
     signed = finite.min(initial=0) < 0 if signed is None else signed
     return {
-        "cmap": colour_map(cmap or ("RdBu_r" if signed else "viridis")),
+        "cmap": color_map(cmap or ("RdBu_r" if signed else "viridis")),
         "vmin": -high if signed else 0.0,
         "vmax": high,
     }

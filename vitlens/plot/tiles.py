@@ -9,17 +9,17 @@ import numpy as np
 
 from vitlens.images import load_image
 from vitlens.plot.maps import mark, overlay
-from vitlens.plot.style import WIDTH, array, bar, colours, page, place, show, styled, write
+from vitlens.plot.style import WIDTH, array, bar, colors, page, place, show, styled, write
 from vitlens.recorder.grid import TokenGrid
 
 EDGE, GAP, TOP = 14, 16, 34
 
 
 def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
-    """Maps in a line, their names above, and below each its own colour bar with the values of its ends.
+    """Maps in a line, their names above, and below each its own color bar with the values of its ends.
 
-    maps: (rows, cols) by name, at most six, of any shapes. Colours reach from 0 to the largest value, or from −max to
-    max where a map holds negative ones; with `signed` they do so in all of them. NaN is grey. Raises ValueError for
+    maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
+    max where a map holds negative ones; with `signed` they do so in all of them. NaN is gray. Raises ValueError for
     more maps or other axes.
     """
     _check_count(maps)
@@ -31,7 +31,7 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
         for k, (name, each) in enumerate(values.items()):
             x, height = EDGE + k * (side + GAP), round(side * each.shape[0] / each.shape[1])
             ax = place(figure, x, TOP, side, height)
-            shown = show(ax, each, 0, 0, *each.shape[::-1], **colours(each, signed=signed or None))
+            shown = show(ax, each, 0, 0, *each.shape[::-1], **colors(each, signed=signed or None))
             write(figure, x + side / 2, TOP - 8, name, ha="center", size=9.5)
             bar(figure, shown, x + side // 6, TOP + tall + 12, side - 2 * (side // 6), 9)
     return figure
@@ -48,8 +48,8 @@ def overlays(
 ) -> plt.Figure:
     """A picture, and beside it the same picture under each map, as `overlay` draws it in mode "heat".
 
-    image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colours, by name, at
-    most five. Below each is its own colour bar: from 0 to its largest value, from −max to max if some are negative, or
+    image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
+    most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
     between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them. Raises
     ValueError for more maps or other shapes, IndexError for a patch outside the grid.
     """
@@ -103,7 +103,7 @@ def all_heads(weights, *, query: tuple[int, int] | None = None, scale: str = "ea
         ax = place(figure, left, top, wide, tall)
         for layer, head in np.ndindex(layers, heads):
             x, y, weight = layer * across, head * down, values[layer, head]
-            show(ax, weight, x, y, width, height, **colours(weight if scale == "each" else values))
+            show(ax, weight, x, y, width, height, **colors(weight if scale == "each" else values))
             most = f"{100 * weight.max():.3g}"
             ax.text(x + width / 2, y + height + 3, most, ha="center", va="top", size=7, color="0.35")
             mark(ax, query, (height / rows, width / cols), (x, y))
@@ -113,7 +113,7 @@ def all_heads(weights, *, query: tuple[int, int] | None = None, scale: str = "ea
         ax.tick_params(length=0, labeltop=True, labelbottom=False)
         write(figure, left - 8, top - 6, "layer", ha="right", size=8.5)
         how = "each from 0 to its own largest" if scale == "each" else f"one scale, 0 to {100 * values.max():.3g} %"
-        note = f"Colours: attention weight, {how}. Below each: its largest weight in per cent."
+        note = f"Colors: attention weight, {how}. Below each: its largest weight in per cent."
         write(figure, EDGE, top + tall + 6, note, va="top", size=8.5, color="0.35")
     return figure
 

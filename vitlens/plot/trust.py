@@ -40,8 +40,8 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
         for k, ax in enumerate(axes):
             ax.fill_between(shares, chance[k].min(0), chance[k].max(0), color="0.9", lw=0)
             ax.plot(shares, chance[k].mean(0), color="0.5", lw=1.2, ls=(0, (4, 3)), label="random orders")
-            for colour, (name, both) in zip(SERIES, lines.items(), strict=False):
-                ax.plot(shares, both[k], color=colour, lw=1.7, label=name)
+            for color, (name, both) in zip(SERIES, lines.items(), strict=False):
+                ax.plot(shares, both[k], color=color, lw=1.7, label=name)
             ax.set(xlim=(0, 1), ylim=(lowest, highest), xlabel=("Patches covered", "Patches shown")[k])
             ax.xaxis.set_major_formatter(PercentFormatter(1))
         axes[0].set_ylabel(score)
@@ -49,10 +49,10 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     return figure
 
 
-def randomised(found: Mapping[str, object], *, threshold: float | None = None) -> plt.Figure:
+def randomized(found: Mapping[str, object], *, threshold: float | None = None) -> plt.Figure:
     """How like its own each map still is while the model's weights are replaced by random ones, from the head down.
 
-    found: by name of the method, a `vitlens.faithfulness.Randomisation`, of one model; at most eight. The mean over
+    found: by name of the method, a `vitlens.faithfulness.Randomization`, of one model; at most eight. The mean over
     images of |rank correlation| with the map of the model as it is, after each part. threshold: a dashed line; by
     default that of the first. Raises ValueError for other numbers of methods, or several models.
     """
@@ -68,10 +68,10 @@ def randomised(found: Mapping[str, object], *, threshold: float | None = None) -
         level = next(iter(found.values())).threshold if threshold is None else threshold
         ax.axhline(level, color="0.5", lw=1.0, ls=(0, (4, 3)))
         ends = []
-        for colour, (name, each) in zip(SERIES, found.items(), strict=False):
+        for color, (name, each) in zip(SERIES, found.items(), strict=False):
             values = np.array([1.0, *each.rank_correlation.abs().mean(1).tolist()])
-            ax.plot(steps, values, "o-", color=colour, ms=4, lw=1.6)
-            ends.append((values[-1], name, colour))
+            ax.plot(steps, values, "o-", color=color, ms=4, lw=1.6)
+            ends.append((values[-1], name, color))
         ax.set(xlim=(-0.2, len(steps) - 0.8), ylim=(0, 1.03))
         ax.set_xticks(steps, names, rotation=40, ha="right", rotation_mode="anchor")
         at_the_right(ax, ends)

@@ -9,19 +9,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.legend_handler import HandlerTuple
 
-from vitlens.plot.style import WIDTH, array, colour_map, page, place, show, styled, write
+from vitlens.plot.style import WIDTH, array, color_map, page, place, show, styled, write
 
-# Eight colours that the colour-blind tell apart: seaborn's "colorblind" without the two lightest.
+# Eight colors that the color-blind tell apart: seaborn's "colorblind" without the two lightest.
 HEADS = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494")
 
 
-def head_colours(heads: int) -> Sequence:
-    """A colour for each head: eight that are easily told apart, or as many of a sequence as there are heads."""
+def head_colors(heads: int) -> Sequence:
+    """A color for each head: eight that are easily told apart, or as many of a sequence as there are heads."""
     return HEADS[:heads] if heads <= len(HEADS) else mpl.colormaps["viridis"](np.linspace(0, 0.95, heads))
 
 
-def about_grey(tiles: np.ndarray) -> np.ndarray:
-    """Tiles (n, p, q, C) as colours (n, p, q, 3), each scaled on its own: v → ½ + ½·v / max|v|."""
+def about_gray(tiles: np.ndarray) -> np.ndarray:
+    """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled on its own: v → ½ + ½·v / max|v|."""
     largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
     return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
 
@@ -29,9 +29,9 @@ def about_grey(tiles: np.ndarray) -> np.ndarray:
 def filters(components, explained_variance=None, *, cols: int = 7) -> plt.Figure:
     """Principal components of the patch-embedding filters as small pictures (paper, Fig. 7 left).
 
-    components: (k, p, q, C), C = 3 (colours) or 1 (greys), as `vitlens.filters.components` returns them.
+    components: (k, p, q, C), C = 3 (colors) or 1 (grays), as `vitlens.filters.components` returns them.
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line.
-    Every tile is scaled on its own, symmetrically about zero: v → ½ + ½·v / max|v|, so zero is middle grey in all of
+    Every tile is scaled on its own, symmetrically about zero: v → ½ + ½·v / max|v|, so zero is middle gray in all of
     them, and brightness says nothing about which of two tiles is larger.
     """
     tiles = array(components, 4, "Filters of shape (k, p, q, C)", "give what vitlens.filters.components returns")
@@ -48,7 +48,7 @@ def filters(components, explained_variance=None, *, cols: int = 7) -> plt.Figure
                 f"{count} shares of the variance between 0 and 1 were wanted, but {len(shares)} from "
                 f"{shares.min():.3g} to {shares.max():.3g} came; give both from one call of vitlens.filters.components."
             )
-    tiles = about_grey(tiles)
+    tiles = about_gray(tiles)
 
     cols = min(cols, count)
     lines = -(-count // cols)
@@ -77,7 +77,7 @@ def filters(components, explained_variance=None, *, cols: int = 7) -> plt.Figure
 
 
 def position_similarity(similarity, *, every: int | None = None) -> plt.Figure:
-    """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 centre and Fig. 10).
+    """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 center and Fig. 10).
 
     similarity: (rows, cols, rows, cols), as `vitlens.positions.similarity` returns it. Positions count from 1, as in
     the paper. every: show every so-many-th row and column of tiles; by default as many as stay readable, at most 14
@@ -117,7 +117,7 @@ def position_similarity(similarity, *, every: int | None = None) -> plt.Figure:
         figure = page(room[1] + 170, room[0] + 106)
         ax = place(figure, 62 + (room[1] - wide) // 2, 40 + (room[0] - tall) // 2, wide, tall)
         ax.set_facecolor("0.82")
-        scale = {"cmap": colour_map("RdBu_r"), "vmin": -1.0, "vmax": 1.0}
+        scale = {"cmap": color_map("RdBu_r"), "vmin": -1.0, "vmax": 1.0}
         for i, row in enumerate(down):
             for j, col in enumerate(across):
                 tile = show(ax, values[row, col], j * (width + gap), i * (height + gap), width, height, **scale)
@@ -137,7 +137,7 @@ def attention_distance(mean_distance, *, uniform=None, image_size=None, ax=None,
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
     mean_distance: (L, H) in pixels, or (B, L, H), of which the mean over B is drawn. uniform: the distance of attention
-    spread evenly (`TokenGrid.uniform_distance`, renormalised where the dots are), a dashed line. image_size: (height,
+    spread evenly (`TokenGrid.uniform_distance`, renormalized where the dots are), a dashed line. image_size: (height,
     width) of the input, or one number for both, named at the axis so that the pixels mean something. Layers and heads
     count from 0.
     """
@@ -150,8 +150,8 @@ def attention_distance(mean_distance, *, uniform=None, image_size=None, ax=None,
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
         dots = [
-            ax.plot(values[:, head], "o", color=colour, markersize=6, mec="white", mew=0.5, alpha=0.9)[0]
-            for head, colour in enumerate(head_colours(heads))
+            ax.plot(values[:, head], "o", color=color, markersize=6, mec="white", mew=0.5, alpha=0.9)[0]
+            for head, color in enumerate(head_colors(heads))
         ]
         entries = {f"Head {head}": dot for head, dot in enumerate(dots)}
         if heads > len(HEADS):

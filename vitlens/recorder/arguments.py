@@ -25,7 +25,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             else type(images).__name__
         )
         raise ValueError(
-            f"Images are a floating-point tensor (B, channels, height, width), normalised as the model wants them, but "
+            f"Images are a floating-point tensor (B, channels, height, width), normalized as the model wants them, but "
             f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
         )
     if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := channels(model)):
@@ -88,7 +88,7 @@ def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor
     blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None
     if blank is None or not blank.isfinite().all():
         came = repr(baseline) if blank is None else "one that is not finite"
-        raise ValueError(f"A baseline is a finite number or tensor in the images' normalised units, but {came} came.")
+        raise ValueError(f"A baseline is a finite number or tensor in the images' normalized units, but {came} came.")
     try:
         return blank.to(images).expand_as(images)
     except RuntimeError:

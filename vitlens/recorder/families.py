@@ -57,7 +57,7 @@ REASONS = {
     "Hiera": "its attention runs inside mask units and pools the queries, so no map covers the whole image",
     "Xcit": "its attention is a softmax over channels, not over patches",
     "Cait": _MIXED,
-    "VOLO": "its outlook attention weighs a small neighbourhood and is not a softmax over the patches",
+    "VOLO": "its outlook attention weighs a small neighborhood and is not a softmax over the patches",
     "ConVit": "its heads blend a softmax over content with one over positions, which no single map shows",
     "Levit": _SHRINKING,
     "LevitDistilled": _SHRINKING,

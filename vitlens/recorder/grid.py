@@ -84,7 +84,7 @@ class TokenGrid:
         return query
 
     def centers(self, *, dtype=torch.float32, device=None) -> Tensor:
-        """(P, 2) centres of the patches in input pixels, as (y, x), in the order of the sequence."""
+        """(P, 2) centers of the patches in input pixels, as (y, x), in the order of the sequence."""
         y = (torch.arange(self.rows, dtype=dtype, device=device) + 0.5) * self.patch[0]
         x = (torch.arange(self.cols, dtype=dtype, device=device) + 0.5) * self.patch[1]
         return torch.cartesian_prod(y, x)
@@ -103,7 +103,7 @@ class TokenGrid:
     def uniform_distance(self, renormalize: bool = False) -> float:
         """`attention.mean_distance` of attention spread evenly over all tokens: the line to compare heads with.
 
-        What goes to prefix tokens counts as distance 0, or not at all if renormalised, as it does there. In closed
+        What goes to prefix tokens counts as distance 0, or not at all if renormalized, as it does there. In closed
         form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
         dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))

@@ -121,7 +121,7 @@ def _tile(dtype: torch.dtype, padded: int) -> dict:
 
 @functools.lru_cache(maxsize=8)
 def _places(grid: TokenGrid, device: torch.device) -> Tensor:
-    """(3, T) for every token: 1 if it is a patch, and its centre (y, x) in input pixels; 0 for the prefix."""
+    """(3, T) for every token: 1 if it is a patch, and its center (y, x) in input pixels; 0 for the prefix."""
     places = torch.zeros(3, grid.tokens, device=device, dtype=torch.float32)
     places[0, grid.prefix :] = 1
     places[1:, grid.prefix :] = grid.centers(device=device).mT

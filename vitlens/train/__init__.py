@@ -1,4 +1,4 @@
-"""Training: one loop, its optimisers, checkpoints that survive being killed, and export to timm's hub layout."""
+"""Training: one loop, its optimizers, checkpoints that survive being killed, and export to timm's hub layout."""
 
 from vitlens.train.export import export
 from vitlens.train.loop import Step, fit

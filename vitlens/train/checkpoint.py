@@ -121,5 +121,5 @@ def restore(
         for full, value in tensors.items():
             if full.startswith(prefix):
                 name, _, key = full[len(prefix) :].rpartition(".")
-                # Step counters of the fused optimisers live beside their parameters, in fp32 like the moments.
+                # Step counters of the fused optimizers live beside their parameters, in fp32 like the moments.
                 optimizer.state[parameters[name]][key] = value.to(parameters[name].device, copy=True)

@@ -1,6 +1,6 @@
 """The training loop.
 
-``fit`` is a generator: it yields a ``Step`` after each optimiser step and leaves printing, plotting and stopping to
+``fit`` is a generator: it yields a ``Step`` after each optimizer step and leaves printing, plotting and stopping to
 whoever consumes it. The order of the samples is a function of (seed, epoch); augmentation, dropout and stochastic depth
 of (seed, epoch, step). Nothing random is carried over, so a resumed run continues as if it had never stopped.
 """
@@ -32,10 +32,10 @@ from vitlens.train.validation import validation
 
 @dataclass(frozen=True)
 class Step:
-    """What is known after an optimiser step."""
+    """What is known after an optimizer step."""
 
     step: int
-    """Optimiser steps taken, from 1."""
+    """Optimizer steps taken, from 1."""
     steps: int
     """Steps of the whole run."""
     epoch: int

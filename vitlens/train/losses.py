@@ -18,7 +18,7 @@ from vitlens.train.recipes.recipe import Recipe
 
 
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of ``logits`` (B, classes) with λ·a + (1 − λ)·b, smoothed towards uniform by ``smoothing``."""
+    """Mean cross-entropy of ``logits`` (B, classes) with λ·a + (1 − λ)·b, smoothed toward uniform by ``smoothing``."""
     log_p = F.log_softmax(logits, dim=-1)
     a, b = log_p.gather(1, y.a[:, None])[:, 0], log_p.gather(1, y.b[:, None])[:, 0]
     return -((1 - smoothing) * (y.lam * a + (1 - y.lam) * b) + smoothing * log_p.mean(dim=-1)).mean()

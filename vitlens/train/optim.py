@@ -1,4 +1,4 @@
-"""Optimisers: AdamW, SGD and Muon over a vision transformer's parameters."""
+"""Optimizers: AdamW, SGD and Muon over a vision transformer's parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vitlens.train.recipes.recipe import Recipe
 
-# Quintic that drives singular values towards 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
+# Quintic that drives singular values toward 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token", "relative_position_bias_table")
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimisers. Each group carries ``peak_lr``, which the schedule multiplies.
+    """The recipe's optimizers. Each group carries ``peak_lr``, which the schedule multiplies.
 
     Muon takes the matrices inside the blocks; a fused ``qkv`` counts as three. Embeddings, the head and everything of
     one dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
@@ -77,11 +77,11 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, s
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz iteration (Jordan et al. 2024), with Nesterov's look-ahead.
+    """Momentum, orthogonalized by Newton-Schulz iteration (Jordan et al. 2024), with Nesterov's look-ahead.
 
     The update of an m×n matrix is scaled by 0.2·√max(m, n), which gives it the root mean square of AdamW's
     (Liu et al. 2025, arXiv 2502.16982). Equal to ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but matrices of
-    one shape are orthogonalised together: some 30 launches a step for a whole ViT rather than more than a thousand.
+    one shape are orthogonalized together: some 30 launches a step for a whole ViT rather than more than a thousand.
 
     A group with ``parts`` = 3 holds matrices that are three stacked along their rows (q, k and v). ``products`` is the
     precision of the iteration.
@@ -116,12 +116,12 @@ class Muon(torch.optim.Optimizer):
                     stacks[pair[0].shape].append(pair)
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
-                orthogonal = orthogonalised(torch.stack(updates).to(self.products)).to(targets[0].dtype)
+                orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(targets[0].dtype)
                 scale = 0.2 * math.sqrt(max(shape))
                 torch._foreach_add_(list(targets), list(orthogonal.unbind()), alpha=-group["lr"] * scale)
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
+def orthogonalized(matrices: Tensor) -> Tensor:
     """Approximately U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns): singular values in about 0.7…1.2."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]

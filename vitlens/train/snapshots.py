@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalised
+from vitlens.data.augment import normalized
 from vitlens.files import write
 from vitlens.recorder.families import evaluating
 from vitlens.train.recipes.recipe import Recipe
@@ -33,17 +33,17 @@ def schedule(steps: int, count: int = 24) -> list[int]:
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
-    """``n`` images (all, if there are fewer), always the same, normalised as the model wants them.
+    """``n`` images (all, if there are fewer), always the same, normalized as the model wants them.
 
     By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
     """
     some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
     images, _ = next(some.batches([torch.arange(len(some))]))
-    return normalised(images, recipe.mean, recipe.std)
+    return normalized(images, recipe.mean, recipe.std)
 
 
 def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -> dict[str, np.ndarray]:
-    """One snapshot of ``model``, evaluated on normalised ``images`` (B, C, H, W) in fp32:
+    """One snapshot of ``model``, evaluated on normalized ``images`` (B, C, H, W) in fp32:
 
     * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
       embedding; where there are fewer, the rest is zeros;

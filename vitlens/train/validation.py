@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalised
+from vitlens.data.augment import normalized
 from vitlens.recorder.families import evaluating
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
@@ -33,7 +33,7 @@ def accuracy(
     right = torch.zeros(len(data), dtype=torch.bool, device=world.device)
     with evaluating(model):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
-            x = normalised(images, recipe.mean, recipe.std)
+            x = normalized(images, recipe.mean, recipe.std)
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
                 logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
             right[rows.to(right.device, non_blocking=True)] = logits.argmax(-1) == labels

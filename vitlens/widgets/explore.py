@@ -247,7 +247,7 @@ def panel(
     """A view of a subject over its picture, with its words."""
     grid, values, scale, words = subject.grid, shown.values, None, shown.words + "."
     if values.ndim == 2:
-        scale = scale_of(values, cmap=state["colours"], stretch=state["stretch"], limit=shown.limit)
+        scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
         words += f" Patches have {number(values.min())} to {number(values.max())}."
     words += f" The model saw {grid.image[0]} × {grid.image[1]} pixels."
     for count, where in zip(grid.cut, ("at the bottom", "at the right"), strict=True):

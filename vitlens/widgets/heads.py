@@ -46,7 +46,7 @@ class Heads(Pictured):
         maps = self._maps()
         count, layers = maps.shape[:2]
         flat = maps.reshape(count * layers, *maps.shape[2:])
-        scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colours"]) for each in flat]
+        scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colors"]) for each in flat]
         scope = "each up to its own largest" if self.state["own"] else f"one scale, 0 to {number(maps.max())}"
         tiles = Panel(
             name="heads",

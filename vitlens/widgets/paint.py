@@ -1,4 +1,4 @@
-"""From maps to what the browser paints: pictures as PNG files, values as numbers with a table of colours."""
+"""From maps to what the browser paints: pictures as PNG files, values as numbers with a table of colors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image
 
-from vitlens.plot.style import colours
+from vitlens.plot.style import colors
 
 SIDE = 448
 """Pixels along the longer side of what is shown, at least: smaller pictures are enlarged by a whole factor."""
@@ -18,30 +18,30 @@ MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
 
 @dataclass(frozen=True)
 class Scale:
-    """How values become colours: a Matplotlib colour map from low to high."""
+    """How values become colors: a Matplotlib color map from low to high."""
 
     cmap: str
     low: float
     high: float
 
     def table(self) -> np.ndarray:
-        """(256, 3) uint8: the colours from low to high."""
+        """(256, 3) uint8: the colors from low to high."""
         return (mpl.colormaps[self.cmap](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
 
     def message(self) -> dict:
         """As the browser takes it."""
-        return {"low": self.low, "high": self.high, "colours": self.table().tobytes()}
+        return {"low": self.low, "high": self.high, "colors": self.table().tobytes()}
 
 
 def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
-    """The colours of a map: 0 to its largest value, or, where some are negative, ±largest in red and blue.
+    """The colors of a map: 0 to its largest value, or, where some are negative, ±largest in red and blue.
 
     limit: the end of the scale where it is known, as 1 for cosines; the scale is then signed. stretch: from the least
-    value to the largest instead. cmap: another colour map.
+    value to the largest instead. cmap: another color map.
     """
     if stretch:
         return Scale(cmap or "viridis", float(values.min()), float(values.max()))
-    chosen = colours(values, cmap or None, signed=None if limit is None else True)
+    chosen = colors(values, cmap or None, signed=None if limit is None else True)
     high = float(limit or chosen["vmax"])
     return Scale(chosen["cmap"].name, -high if chosen["vmin"] < 0 else 0.0, high)
 

@@ -19,7 +19,7 @@ GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
 LARGEST = 64 * 2**20
 """Largest upload, in bytes."""
-PAINT = {"strength": 0.65, "colours": "", "stretch": False, "smooth": True, "lines": False}
+PAINT = {"strength": 0.65, "colors": "", "stretch": False, "smooth": True, "lines": False}
 
 
 @dataclass
@@ -145,12 +145,12 @@ class Pictured(Stage):
         return Control(name, label, "range", value, choices, disabled=view not in HAS_HEAD)
 
     def paint_controls(self, view: str = "") -> list[Control]:
-        state, plain = self.state, view == "components"  # whose values are colours themselves
+        state, plain = self.state, view == "components"  # whose values are colors themselves
         maps = (("automatic", ""), *((name, name) for name in MAPS))
         return [
             Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
-            Control("colours", "Colours", "select", state["colours"], maps, disabled=plain),
-            Control("stretch", "Colours from the least value", "check", state["stretch"], disabled=plain),
+            Control("colors", "Colors", "select", state["colors"], maps, disabled=plain),
+            Control("stretch", "Colors from the least value", "check", state["stretch"], disabled=plain),
             Control("smooth", "Smooth", "check", state["smooth"]),
             Control("lines", "Patch grid", "check", state["lines"]),
         ]

@@ -15,7 +15,7 @@ MOST = 24  # rows or columns up to which all maps are shown at once
 
 
 def positions(model: nn.Module) -> Positions:
-    """Click a position, see how alike its embedding is to those of all others (paper, Fig. 7 centre).
+    """Click a position, see how alike its embedding is to those of all others (paper, Fig. 7 center).
 
     Raises ValueError for models without a table of positions (rotary ones), or with a single one.
     """
@@ -47,7 +47,7 @@ class Positions(Stage):
         if self.state["stretch"]:
             scale = Scale("viridis", float(values.min()), float(others.max()))
         side = max(1, 448 // max(rows, cols))
-        pictures = {"one": png(Image.new("RGB", (cols * side, rows * side), "grey"))}
+        pictures = {"one": png(Image.new("RGB", (cols * side, rows * side), "gray"))}
         common = {"rows": rows, "cols": cols, "cell": (1 / rows, 1 / cols), "selected": place, "picks": "the position"}
         panels = [
             Panel(
@@ -76,6 +76,6 @@ class Positions(Stage):
         return [
             Control("row", "Row", "number", self.state["row"], high=rows - 1),
             Control("column", "Column", "number", self.state["column"], high=cols - 1),
-            Control("stretch", "Colours from the least value", "check", self.state["stretch"]),
+            Control("stretch", "Colors from the least value", "check", self.state["stretch"]),
             Control("smooth", "Smooth", "check", self.state["smooth"]),
         ]

@@ -1,4 +1,4 @@
-// Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colours.
+// Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colors.
 
 const PART = 2 ** 19; // bytes of a file in one message: every front end lets such messages pass
 const AHEAD = 4; // parts of a file that are under way at once
@@ -101,7 +101,7 @@ function between(length, count, smooth) {
   });
 }
 
-// A map over the picture in grey, as plot.overlay draws it.
+// A map over the picture in gray, as plot.overlay draws it.
 function painted(base, panel) {
   const { width, height } = base;
   const result = new ImageData(new Uint8ClampedArray(base.data), width, height);
@@ -113,7 +113,7 @@ function painted(base, panel) {
       out[i] = out[i + 1] = out[i + 2] = (out[i] * 19595 + out[i + 1] * 38470 + out[i + 2] * 7471 + 32768) >> 16;
   const values = floatsOf(panel.values);
   const channels = values.length / (rows * cols);
-  const colours = scale && bytesOf(scale.colours);
+  const colors = scale && bytesOf(scale.colors);
   const across = between(Math.round(cols * panel.cell[1] * width), cols, panel.smooth);
   const down = between(Math.round(rows * panel.cell[0] * height), rows, panel.smooth);
   const at = (row, col, channel) => values[(row * cols + col) * channels + channel];
@@ -124,20 +124,20 @@ function painted(base, panel) {
       const pixel = 4 * (y * width + x);
       let place = 0;
       for (let channel = 0; channel < 3; channel += 1) {
-        let colour;
+        let color;
         if (channel < channels) {
           const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
           const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
           const value = upper * (1 - v) + lower * v;
-          if (colours) place = Math.min(255, Math.max(0, ((value - scale.low) / (scale.high - scale.low || 1)) * 255));
-          else colour = value * 255;
+          if (colors) place = Math.min(255, Math.max(0, ((value - scale.low) / (scale.high - scale.low || 1)) * 255));
+          else color = value * 255;
         }
-        if (colours) {
+        if (colors) {
           const below = Math.floor(place);
           const next = Math.min(below + 1, 255);
-          colour = colours[3 * below + channel] * (1 - place + below) + colours[3 * next + channel] * (place - below);
+          color = colors[3 * below + channel] * (1 - place + below) + colors[3 * next + channel] * (place - below);
         }
-        out[pixel + channel] = out[pixel + channel] * (1 - strength) + colour * strength;
+        out[pixel + channel] = out[pixel + channel] * (1 - strength) + color * strength;
       }
     }
   }
@@ -247,7 +247,7 @@ function panelOf(name, send) {
     legend.hidden = !panel.ends;
     if (panel.ends) {
       const strip = new ImageData(256, 1);
-      bytesOf(panel.scale.colours).forEach((c, i) => (strip.data[4 * Math.floor(i / 3) + (i % 3)] = c));
+      bytesOf(panel.scale.colors).forEach((c, i) => (strip.data[4 * Math.floor(i / 3) + (i % 3)] = c));
       for (let i = 3; i < strip.data.length; i += 4) strip.data[i] = 255;
       gradient.getContext("2d").putImageData(strip, 0, 0);
       panel.ends.forEach((text, i) => (ends[i].textContent = text));

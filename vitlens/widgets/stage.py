@@ -66,7 +66,7 @@ class Panel:
 
     picture: which of the pictures sent. cell: (height, width) as shares of the picture. axes: what a row and a column
     are called. selected: (row, col) or None. picks: what a click or an arrow key asks for, nothing if empty. values:
-    what hovering tells, (rows, cols) or (rows, cols, 3). scale: their colours, None for values that are colours
+    what hovering tells, (rows, cols) or (rows, cols, 3). scale: their colors, None for values that are colors
     themselves or are not painted. strength: opacity of the map, 0 for none. ends: the ends of the scale in words.
     """
 

@@ -31,7 +31,7 @@ class Choice:
 @dataclass(frozen=True)
 class View:
     """One view. values: (rows, cols), or (rows, cols, 3) where they are three components. words: what they are, to be
-    continued. limit: the end of the colour scale, where it is known."""
+    continued. limit: the end of the color scale, where it is known."""
 
     values: np.ndarray
     words: str
@@ -105,9 +105,9 @@ def _attention(subject: Subject, choice: Choice, wanted) -> View:
     words = f"Attention from {source}, layer {choice.layer}, {_head_words(choice.head)}"
     if subject.grid.prefix and choice.head != MAX:
         rest = weights[: subject.grid.prefix].sum()
-        words += f". {percent(rest)} goes to {_prefix_words(subject)}; the rest is not renormalised"
+        words += f". {percent(rest)} goes to {_prefix_words(subject)}; the rest is not renormalized"
     elif subject.grid.prefix:
-        words += "; not renormalised"
+        words += "; not renormalized"
     return View(values.numpy(), words + _gate_words(subject))
 
 
@@ -123,7 +123,7 @@ def _prefix_words(subject: Subject) -> str:
 def _received(subject: Subject, choice: Choice, wanted) -> View:
     values = _fused(subject.received(choice.layer, wanted), choice.head).unflatten(0, _shape(subject))
     words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
-    return View(values.numpy(), words + "; not renormalised" * bool(subject.grid.prefix) + _gate_words(subject))
+    return View(values.numpy(), words + "; not renormalized" * bool(subject.grid.prefix) + _gate_words(subject))
 
 
 def _rollout(subject: Subject, choice: Choice, wanted) -> View:
@@ -134,7 +134,7 @@ def _rollout(subject: Subject, choice: Choice, wanted) -> View:
     through = "all layers" if choice.layer == len(subject.attn) - 1 else f"layers 0 to {choice.layer}"
     words = f"Rollout from {query_words(subject, choice.query)} through {through}, {_head_words(fusion)}"
     rest = f". {percent(1 - values.sum())} stays with {_prefix_words(subject)}" if subject.grid.prefix else ""
-    return View(values.numpy(), words + rest + "; the rest is not renormalised" * bool(rest) + _gate_words(subject))
+    return View(values.numpy(), words + rest + "; the rest is not renormalized" * bool(rest) + _gate_words(subject))
 
 
 def _similarity(subject: Subject, choice: Choice, wanted) -> View:
@@ -146,7 +146,7 @@ def _similarity(subject: Subject, choice: Choice, wanted) -> View:
 def _components(subject: Subject, choice: Choice, wanted) -> View:
     patches = subject.tokens[choice.layer][0, subject.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
-    values = tokens.colours(scores).unflatten(0, _shape(subject))
+    values = tokens.colors(scores).unflatten(0, _shape(subject))
     shares = ", ".join(map(percent, variance))
     words = (
         f"First three principal components of the patch tokens after layer {choice.layer} as red, green and blue, each "

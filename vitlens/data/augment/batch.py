@@ -1,10 +1,10 @@
-"""Augmentation of a whole batch at once, on the device that holds it: uint8 in, normalised floats and targets out.
+"""Augmentation of a whole batch at once, on the device that holds it: uint8 in, normalized floats and targets out.
 
 Every random choice comes from ``draws(device, seed, epoch, step)``: the same arguments give the same batch on the same
 device, whether it is augmented at once or in parts, and no global state is read or written. timm's transforms work
 image by image in loader workers; here a batch of 1,024 costs about a millisecond of an accelerator.
 
-Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalised.
+Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalized.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.data.augment.colour import colour_jitter, grey_solarise_posterise
+from vitlens.data.augment.color import color_jitter, gray_solarize_posterize
 from vitlens.data.augment.draws import Draws
 from vitlens.data.augment.geometry import resized_crop, shift_and_flip
 from vitlens.data.augment.mixing import Targets, erased, mixed
@@ -39,14 +39,14 @@ class Augment:
     jitter: float = 0.0
     """Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter."""
     policy: float = 0.0
-    """Probability of one of greyscale, solarise, posterise: DeiT III's 3-Augment, with posterise in place of blur
+    """Probability of one of grayscale, solarize, posterize: DeiT III's 3-Augment, with posterize in place of blur
     because at 64 px little is left to blur."""
     operations: int = 0
     """RandAugment's N: operations in a row; 0 for none (Cubuk et al. 2019)."""
     magnitude: float = 9.0
     """RandAugment's M, 0 to 10."""
     erase: float = 0.0
-    """Probability of erasing a rectangle of 2 to 33 % of the area with the mean colour (Zhong et al. 2017)."""
+    """Probability of erasing a rectangle of 2 to 33 % of the area with the mean color (Zhong et al. 2017)."""
     cutmix: float = 0.0
     """Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019)."""
     mixup: float = 0.0
@@ -108,10 +108,10 @@ def augmented(
     if augment.operations:
         x = randaugment(x, augment.operations, augment.magnitude, rng)
     if augment.jitter:
-        x = colour_jitter(x, augment.jitter, rng)
+        x = color_jitter(x, augment.jitter, rng)
     if augment.policy:
-        x = grey_solarise_posterise(x, augment.policy, rng)
-    x = normalised(x, mean, std)
+        x = gray_solarize_posterize(x, augment.policy, rng)
+    x = normalized(x, mean, std)
     if augment.erase:
         x = erased(x, augment.erase, rng)
     if mix and (augment.cutmix or augment.mixup):
@@ -120,7 +120,7 @@ def augmented(
     return x, Targets(labels, labels.clone(), torch.ones(len(x), device=x.device))
 
 
-def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     # Channel by channel from Python numbers: a tensor made of them here would wait for the device at every batch.

@@ -60,7 +60,7 @@ def resized_crop(
     """Random resized crop and rotation in one bilinear resampling to ``size`` (rows, columns).
 
     In the coordinates of ``affine_grid`` an image spans [−1, 1]: a crop of width w and height h (shares of the image)
-    at centre (cx, cy) reads position (cx + w·u, cy + h·v) for the output position (u, v).
+    at center (cx, cy) reads position (cx + w·u, cy + h·v) for the output position (u, v).
     """
     b = len(x)
     area, log_ratio, angle, cx, cy = rng.uniform(5, b)
@@ -77,6 +77,6 @@ def resized_crop(
     )
     # What F.affine_grid makes of it, by rows and columns: a matrix product for each pixel takes longer than sampling.
     v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
-    across, down, centre = theta[:, None].unbind(-1)
-    grid = (down * v)[:, :, None] + (across * u + centre)[:, None]  # (B, rows, columns, 2)
+    across, down, center = theta[:, None].unbind(-1)
+    grid = (down * v)[:, :, None] + (across * u + center)[:, None]  # (B, rows, columns, 2)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

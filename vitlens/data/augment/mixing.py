@@ -1,4 +1,4 @@
-"""Erasing, mixup and cutmix of a normalised batch, and the soft labels that come of it."""
+"""Erasing, mixup and cutmix of a normalized batch, and the soft labels that come of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Targets(NamedTuple):
 
 
 def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
-    """Zero (the mean colour, once normalised) a rectangle: area 2 to 33 %, ratio 0.3 to 3.3, as in the paper."""
+    """Zero (the mean color, once normalized) a rectangle: area 2 to 33 %, ratio 0.3 to 3.3, as in the paper."""
     b, _, h, w = x.shape
     drawn, area, log_ratio, cy, cx = rng.uniform(5, b)
     area, root = 0.02 + 0.31 * area, ((2 * log_ratio - 1) * math.log(3.3) / 2).exp()
@@ -29,7 +29,7 @@ def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
 
 
 def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: int) -> Tensor:
-    """Boolean (B, 1, h, w): rectangles with centre and sides as shares of the image (B,), cut at its border."""
+    """Boolean (B, 1, h, w): rectangles with center and sides as shares of the image (B,), cut at its border."""
     top, bottom = ((cy - height / 2) * h).round(), ((cy + height / 2) * h).round()
     left, right = ((cx - width / 2) * w).round(), ((cx + width / 2) * w).round()
     y, x = torch.arange(h, device=cy.device), torch.arange(w, device=cy.device)
@@ -39,9 +39,9 @@ def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: 
 
 
 def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) -> tuple[Tensor, Targets]:
-    """Mix each sample with its neighbour in the batch: by cutmix, by mixup or not at all, with these chances.
+    """Mix each sample with its neighbor in the batch: by cutmix, by mixup or not at all, with these chances.
 
-    Neighbours stay together when a batch is cut into parts of an even number of samples; the last of an odd number has
+    Neighbors stay together when a batch is cut into parts of an even number of samples; the last of an odd number has
     none and stays as it is.
 
     λ is drawn per sample; after cutmix it is the share of pixels that really stayed (the box is cut at the border).

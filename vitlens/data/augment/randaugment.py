@@ -15,8 +15,8 @@ BILINEAR = {"interpolation": InterpolationMode.BILINEAR}
 def _affine(x: Tensor, *, dx: float = 0.0, dy: float = 0.0, shear=(0.0, 0.0)) -> Tensor:
     # A shear is a slope about the top left corner, as in Cubuk et al. 2018.
     shear = [float(torch.rad2deg(torch.atan(torch.tensor(s)))) for s in shear]
-    centre = [0, 0] if any(shear) else None
-    return tv.affine(x, 0.0, [round(dx), round(dy)], 1.0, shear, center=centre, **BILINEAR)
+    center = [0, 0] if any(shear) else None
+    return tv.affine(x, 0.0, [round(dx), round(dy)], 1.0, shear, center=center, **BILINEAR)
 
 
 # Each takes uint8 images (n, 3, H, W) and a strength s in [−1, 1]; ranges as in torchvision's RandAugment.
@@ -28,13 +28,13 @@ OPERATIONS = (
     ("translate y", lambda x, s: _affine(x, dy=150 / 331 * x.shape[-2] * s)),
     ("rotate", lambda x, s: tv.rotate(x, 30 * s, **BILINEAR)),
     ("brightness", lambda x, s: tv.adjust_brightness(x, 1 + 0.9 * s)),
-    ("colour", lambda x, s: tv.adjust_saturation(x, 1 + 0.9 * s)),
+    ("color", lambda x, s: tv.adjust_saturation(x, 1 + 0.9 * s)),
     ("contrast", lambda x, s: tv.adjust_contrast(x, 1 + 0.9 * s)),
     ("sharpness", lambda x, s: tv.adjust_sharpness(x, 1 + 0.9 * s)),
-    ("posterise", lambda x, s: tv.posterize(x, 8 - round(4 * abs(s)))),
-    ("solarise", lambda x, s: tv.solarize(x, 255 * (1 - abs(s)))),
+    ("posterize", lambda x, s: tv.posterize(x, 8 - round(4 * abs(s)))),
+    ("solarize", lambda x, s: tv.solarize(x, 255 * (1 - abs(s)))),
     ("autocontrast", lambda x, s: tv.autocontrast(x)),
-    ("equalise", lambda x, s: tv.equalize(x)),
+    ("equalize", lambda x, s: tv.equalize(x)),
 )
 
 

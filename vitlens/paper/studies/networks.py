@@ -62,7 +62,7 @@ class Network:
         )  # fmt: skip
 
     def _resnet(self, classes: int, **form) -> ResNetV2:
-        """BiT's: weights standardised, GroupNorm, no other norm (Kolesnikov et al. 2020)."""
+        """BiT's: weights standardized, GroupNorm, no other norm (Kolesnikov et al. 2020)."""
         groups = min(32, self.channels // 8)  # BiT's 32, but never of a single channel
         model = ResNetV2(
             layers=self.stages, channels=tuple(self.channels * 2**k for k in range(len(self.stages))),

@@ -12,7 +12,7 @@ VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letters B
 SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 # How often the steps of a row go through its first data set, for about ten validations a run.
 EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
-GREY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
+GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
 
 
 def pretraining(row: Pretraining, model: str) -> Recipe:
@@ -33,7 +33,7 @@ def pretraining(row: Pretraining, model: str) -> Recipe:
         loss="sigmoid",  # told for ImageNet-21k and JFT, not told for ImageNet, where Scenic's re-run takes it too
         dropout=row.dropout,
         augment=Augment(flip=0.5, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),  # told by the authors
-        **GREY,
+        **GRAY,
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def fine_tuning(row: FineTuning, lr: float) -> Recipe:
         augment=Augment(flip=0.5),
         evaluate_every=EPOCHS[row.data[0]] // 10 or 1,
         average=0.9999 if row.data == ("ImageNet",) else 0.0,  # Table 2
-        **GREY,
+        **GRAY,
     )  # fmt: skip
 
 

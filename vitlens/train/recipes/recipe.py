@@ -49,11 +49,11 @@ class Recipe:
     num_classes: int = 200
     """Classes; a run takes the number from its data."""
     head: str = "linear"
-    """"linear", or "mlp": the paper's for pre-training, a hidden layer with tanh before a zero-initialised one."""
+    """"linear", or "mlp": the paper's for pre-training, a hidden layer with tanh before a zero-initialized one."""
     head_bias: float = 0.0
     """Where the output biases of an "mlp" head start; −10 keeps a sigmoid loss over many classes small at first."""
     init: str = ""
-    """A model to start from, a timm name or a folder, with a zero-initialised linear head (``starting_from``)."""
+    """A model to start from, a timm name or a folder, with a zero-initialized linear head (``starting_from``)."""
     continues: bool = False
     """Made for trained models: refuses to start from random weights."""
     model_kwargs: dict = field(default_factory=dict)
@@ -62,13 +62,13 @@ class Recipe:
     epochs: int = 100
     """Passes over the training images; 0 where steps are given."""
     steps: int = 0
-    """Optimiser steps, where a run is counted in them; then epochs is 0."""
+    """Optimizer steps, where a run is counted in them; then epochs is 0."""
     batch_size: int = 1024
-    """Images per optimiser step. What does not fill a batch at the end of an epoch is dropped, each time others."""
+    """Images per optimizer step. What does not fill a batch at the end of an epoch is dropped, each time others."""
     accumulate: int = 1
     """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole, but
     where a model has batch normalization, which sees one part at a time."""
-    # Optimiser.
+    # Optimizer.
     optimizer: str = "adamw"
     """"adamw", "sgd" with momentum, or "muon": Muon for the hidden matrices and AdamW for the rest."""
     lr: float = 1e-3
@@ -116,7 +116,7 @@ class Recipe:
     resize: int = 0
     """Side in pixels at which training images are held, to cut image_size from at random; 0: image_size itself."""
     squash: bool = False
-    """Squeeze whole images into squares (the paper's fine-tuning), instead of cutting the centre square out."""
+    """Squeeze whole images into squares (the paper's fine-tuning), instead of cutting the center square out."""
     train_images: int = 0
     """Training images used, a random subset; 0 for all."""
     valid_images: int = 0
@@ -152,7 +152,7 @@ class Recipe:
         check(self)
 
     def length(self, images: int) -> int:
-        """Optimiser steps of a run on that many training images."""
+        """Optimizer steps of a run on that many training images."""
         return self.steps or images // self.batch_size * self.epochs
 
     def rate(self, step: int, steps: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitlens.attribution import gradient_rollout, integrated_gradients, relevance
-from vitlens.faithfulness import Randomisation, randomisation
+from vitlens.faithfulness import Randomization, randomization
 
 PARTS = ("head", "norm", "blocks.2", "blocks.1", "blocks.0", "patch_embed", "pos_embed", "cls_token")
 
@@ -18,7 +18,7 @@ def images(batch=2, size=(64, 96), seed=0):
 
 
 def edges(model, x, target):
-    """How much the pixels of a patch differ from their neighbours: it never looks at the model."""
+    """How much the pixels of a patch differ from their neighbors: it never looks at the model."""
     return x.diff(dim=-1)[..., :-1, :].abs().mean(1).unfold(-2, 15, 16).unfold(-2, 15, 16).mean((-1, -2))
 
 
@@ -31,11 +31,11 @@ def fixed(*values):
 @pytest.mark.parametrize("method", [gradient_rollout, lambda *a: integrated_gradients(*a, n_steps=4)])
 def test_an_edge_detector_is_flagged_and_a_gradient_method_is_not(vit, method):
     model, x = vit(img_size=(64, 96)), images()
-    flagged = randomisation(model, x, edges)
+    flagged = randomization(model, x, edges)
     assert flagged.unchanged and flagged.parts == PARTS
     torch.testing.assert_close(flagged.rank_correlation, torch.ones(8, 2))
     torch.testing.assert_close(flagged.ssim, torch.ones(8, 2))
-    found = randomisation(model, x, method, 3)
+    found = randomization(model, x, method, 3)
     assert not found.unchanged and found.rank_correlation[-1].abs().max() < 0.5 and found.ssim[-1].max() < 0.5
 
 
@@ -50,7 +50,7 @@ def test_parts_become_random_from_the_top(vit):
 
     with torch.no_grad():
         chosen = model(x).argmax(-1).tolist()
-    assert randomisation(model.train(), x, method).parts == PARTS and len(states) == 9
+    assert randomization(model.train(), x, method).parts == PARTS and len(states) == 9
     own = model.state_dict()
     assert all(torch.equal(own[k], v) for k, v in states[0].items())
     for step, state in enumerate(states):
@@ -78,15 +78,15 @@ def test_the_model_is_left_as_it_was(vit):
         subject(given)[:, 3].sum().backward()
         return given.grad.abs().mean(1).unfold(-2, 16, 16).unfold(-2, 16, 16).mean((-1, -2))
 
-    found = randomisation(model, x, careless, 3, seed=7)
+    found = randomization(model, x, careless, 3, seed=7)
     assert torch.equal(torch.get_rng_state(), generator) and torch.is_grad_enabled()
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert [m.training for m in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters() if p is not model.head.bias)
     assert (model.head.bias.grad == 1).all()
-    again = randomisation(model, x, careless, 3, seed=7)
+    again = randomization(model, x, careless, 3, seed=7)
     assert torch.equal(found.rank_correlation, again.rank_correlation)
-    assert not torch.equal(found.rank_correlation, randomisation(model, x, careless, 3, seed=8).rank_correlation)
+    assert not torch.equal(found.rank_correlation, randomization(model, x, careless, 3, seed=8).rank_correlation)
 
 
 def one_layer():
@@ -98,20 +98,20 @@ def test_rank_correlation_in_closed_form():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.stack([torch.randperm(24, generator=generator) for _ in range(2)]).double() for _ in "ab")
     shaped = [m.exp().reshape(2, 4, 6) for m in (a, b)]  # ranks alone count
-    found = randomisation(one_layer(), images(), fixed(*shaped))
+    found = randomization(one_layer(), images(), fixed(*shaped))
     assert found.parts == ("1",)
     expected = 1 - 6 * (a - b).square().sum(-1) / (24 * (24**2 - 1))
     torch.testing.assert_close(found.rank_correlation[0], expected.float())
     flat = torch.ones(2, 4, 6)
-    assert randomisation(one_layer(), images(), fixed(flat, 5 * flat)).rank_correlation.tolist() == [[1, 1]]
+    assert randomization(one_layer(), images(), fixed(flat, 5 * flat)).rank_correlation.tolist() == [[1, 1]]
     for pair in ((flat, shaped[0]), (shaped[0], flat)):
-        assert randomisation(one_layer(), images(), fixed(*pair)).rank_correlation.tolist() == [[0, 0]]
+        assert randomization(one_layer(), images(), fixed(*pair)).rank_correlation.tolist() == [[0, 0]]
 
 
 def test_ssim_in_closed_form():
     """7 × 7 maps have one window: (2ab + c)(2·cov + d) / ((a² + b² + c)(var a + var b + d)), Wang et al. 2004."""
     a, b = (torch.rand(1, 7, 7, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
-    found = randomisation(one_layer(), images(1), fixed(3 * a + 2, b))
+    found = randomization(one_layer(), images(1), fixed(3 * a + 2, b))
     a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
     cov = torch.cov(torch.stack([a.flatten(), b.flatten()]))
     light, contrast = 0.01**2, 0.03**2
@@ -119,15 +119,15 @@ def test_ssim_in_closed_form():
     expected /= (a.mean() ** 2 + b.mean() ** 2 + light) * (cov[0, 0] + cov[1, 1] + contrast)
     assert found.ssim.item() == pytest.approx(expected.item(), rel=1e-5)
     tiny = [torch.rand(1, 2, 9) for _ in range(2)]
-    assert randomisation(one_layer(), images(1), fixed(*tiny)).ssim.isnan().all()
+    assert randomization(one_layer(), images(1), fixed(*tiny)).ssim.isnan().all()
     for shape in ((1, 3, 9), (1, 4, 4), (1, 6, 6)):
         pair = [torch.rand(shape) for _ in range(2)]
-        assert randomisation(one_layer(), images(1), fixed(*pair)).ssim.isfinite().all()
+        assert randomization(one_layer(), images(1), fixed(*pair)).ssim.isfinite().all()
 
 
 def test_the_flag_is_about_the_last_step_and_size_alone():
     for last, unchanged in (([0.9, 0.2], True), ([-0.9, -0.2], True), ([0.6, 0.3], False), ([0.5, -0.5], False)):
-        found = Randomisation(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
+        found = Randomization(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
         assert found.unchanged is unchanged
 
 
@@ -136,26 +136,26 @@ def test_refusals(vit):
     good = torch.rand(2, 4, 6)
     for threshold in (-0.1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="lies between 0 and 1, but"):
-            randomisation(model, x, edges, threshold=threshold)
+            randomization(model, x, edges, threshold=threshold)
     for wrong in (good[0], good[:1], good.double().fill_(torch.nan), [good]):
         with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
-            randomisation(model, x, fixed(wrong, good))
+            randomization(model, x, fixed(wrong, good))
         with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
-            randomisation(model, x, fixed(good, wrong))
+            randomization(model, x, fixed(good, wrong))
     with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class 10"):
-        randomisation(model, x, edges, 10)
+        randomization(model, x, edges, 10)
     with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
-        randomisation(vit(num_classes=0), x, edges)
+        randomization(vit(num_classes=0), x, edges)
     with pytest.raises(ValueError, match="A model with weights was wanted, but Flatten has none"):
-        randomisation(nn.Flatten(), x, edges)
+        randomization(nn.Flatten(), x, edges)
 
 
 def test_bad_input_is_one_sentence(vit):
     model, x = vit(), torch.randn(2, 3, 64, 64)
     for wrong in ("cat.jpg", x[0], x.byte()):
         with pytest.raises(ValueError, match="Images are a floating-point tensor"):
-            randomisation(model, wrong, relevance)
+            randomization(model, wrong, relevance)
     with pytest.raises(ValueError, match="does not take this size"):
-        randomisation(model, torch.randn(1, 3, 80, 80), relevance)
+        randomization(model, torch.randn(1, 3, 80, 80), relevance)
     with pytest.raises(ValueError, match="internal_batch_size is a whole number from 1 up, but 0 came"):
-        randomisation(model, x, relevance, internal_batch_size=0)
+        randomization(model, x, relevance, internal_batch_size=0)

@@ -17,10 +17,10 @@ _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 
 
 @dataclass(frozen=True)
-class Randomisation:
+class Randomization:
     """How like the model's own map the maps of ever more random models are.
 
-    parts: (S,) the model's parts in the order in which they were randomised; step s has all of parts[: s + 1] random. A
+    parts: (S,) the model's parts in the order in which they were randomized; step s has all of parts[: s + 1] random. A
     map that is still the same when the head is random does not depend on the class: rollout, for one.
     rank_correlation: (S, B) Spearman's, over the patches of each image; two constant maps count as 1, one as 0. ssim:
     (S, B) structural similarity of the maps stretched to 0 … 1, nan on grids below 3 × 3. threshold: see `unchanged`.
@@ -40,7 +40,7 @@ class Randomisation:
         return self.rank_correlation[-1].abs().mean().item() > self.threshold
 
 
-def randomisation(
+def randomization(
     model: nn.Module,
     images: Tensor,
     method: Callable[[nn.Module, Tensor, Tensor], Tensor],
@@ -49,8 +49,8 @@ def randomisation(
     threshold: float = 0.5,
     seed: int = 0,
     internal_batch_size: int = 32,
-) -> Randomisation:
-    """Cascading randomisation (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
+) -> Randomization:
+    """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
     The parts are the model's own, blocks one by one, from the last it holds to the first: in a timm model the head, the
     final norm, the last block … the first, the patch embedding, the position embedding and the class token. Every
@@ -77,11 +77,11 @@ def randomisation(
         parts.append(part)
         correlations.append([_rank_correlation(*pair) for pair in pairs])
         similarities.append([_ssim(*pair) for pair in pairs])
-    return Randomisation(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
+    return Randomization(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
 
 
 def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
-    """Randomises the model in place, part by part from the top; yields the name of each part after its turn."""
+    """Randomizes the model in place, part by part from the top; yields the name of each part after its turn."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
         listed = isinstance(getattr(model, first), nn.ModuleList | nn.Sequential)
         parts.setdefault(f"{first}.{rest[0]}" if listed else first, []).append(parameter)
     if not parts:
-        raise ValueError(f"A model with weights was wanted, but {type(model).__name__} has none to randomise.")
+        raise ValueError(f"A model with weights was wanted, but {type(model).__name__} has none to randomize.")
     for part, parameters in reversed(parts.items()):
         with torch.no_grad():
             for p in parameters:
