@@ -51,8 +51,8 @@ def move(page, layer=1):
     )
 
 
-SLOW = "import time\ntime.sleep(2)\nprint('here I am')"
-"""A cell for tests of many pages, which need not load a model ten times."""
+SLOW = "import time\nfrom ipywidgets import Label\ntime.sleep(2)\nLabel('here I am')"
+"""A cell for tests of many pages, which need not load a model ten times. It is seen once the page is connected."""
 SHOWN = "text=here I am"
 
 
