@@ -26,7 +26,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
         raise ValueError(
             f"Images are a floating-point tensor (B, channels, height, width), normalized as the model wants them, but "
-            f"{came} came. `vitlens.preprocessing.preprocess(model, pictures)` makes one."
+            f"{came} came. `vitlens.models.preprocess(model, pictures)` makes one."
         )
     if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := channels(model)):
         raise ValueError(

@@ -18,8 +18,7 @@ from vitlens.attribution import METHODS
 from vitlens.attribution.forward import captured
 from vitlens.attribution.target import SameClass, asked
 from vitlens.images import ImageError
-from vitlens.models import label_names
-from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.models import built_size, label_names, preprocess, restore
 from vitlens.recorder.families import architecture, evaluating, model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid, patch_embedding
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
 from vitlens.images import ImageError, load_image
-from vitlens.models import class_count, top_classes
-from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.models import built_size, class_count, preprocess, restore, top_classes
 from vitlens.recorder.families import architecture, attention_modules, float64, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.images import load_image
-from vitlens.models import class_count, label_names
-from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.models import built_size, class_count, label_names, preprocess, restore
 from vitlens.recorder.arguments import taking
 from vitlens.recorder.families import architecture, evaluating, unwrap
 from vitlens.recorder.grid import patch_embedding, prefix_names
