@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from vitlens.files import announce, reach
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
-from vitlens.recorder.families import model_name, unwrap, within
+from vitlens.recorder.families import model_name, timm_name, unwrap, within
 
 
 def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kwargs) -> nn.Module:
@@ -156,6 +157,21 @@ def _is_hub_error(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def architecture(model: nn.Module) -> str:
+    """What to call a model in a picture: its timm architecture, or else its class.
+
+    Where patches or images are not as large as timm's name for it says, as in vit_tiny_patch16_224, their sizes follow.
+    """
+    name, embed = timm_name(model), getattr(model, "patch_embed", None)
+    sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
+    parts = [name]
+    for pattern, attribute, words in sizes:
+        said, built = re.search(pattern, name), getattr(embed, attribute, None)
+        if said and built and tuple(built) != (int(said[1]),) * 2:
+            parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
+    return ", ".join(parts)
 
 
 def class_count(model: nn.Module) -> int | None:

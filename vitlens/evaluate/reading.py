@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.augment import normalized
 from vitlens.models import pixels
-from vitlens.recorder.families import evaluating
+from vitlens.recorder.running import evaluating
 from vitlens.train import World
 
 
