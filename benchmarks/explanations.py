@@ -31,7 +31,7 @@ from tqdm import tqdm
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.reports import explanation
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"

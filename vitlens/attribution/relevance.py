@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
-from vitlens.recorder.layer import Layer, full_precision
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.running import full_precision
 
 
 def relevance(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, readout
-from vitlens.recorder.layer import full_precision
+from vitlens.recorder.running import full_precision
 
 
 def gradient_rollout(

@@ -5,7 +5,6 @@ Shapes: B batch, H heads, T tokens, Q queries, K head width.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,25 +15,7 @@ from torch import Tensor
 
 from vitlens.recorder import fused
 from vitlens.recorder.families import UnsupportedModelError
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their factors, also inside of autocast and where a GPU may round to TF32."""
-    autocast = torch.amp.is_autocast_available(device.type)
-    products = torch.backends.cuda.matmul
-    # PyTorch's newer name for the setting does not raise where a program has set it by both.
-    name, exact = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(products, name)
-    with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
-        if before not in ("tf32", True):
-            yield
-            return
-        setattr(products, name, exact)
-        try:
-            yield
-        finally:
-            setattr(products, name, before)
+from vitlens.recorder.running import full_precision
 
 
 def _exact(method: Callable) -> Callable:

@@ -32,6 +32,7 @@ from vitlens.recorder.families import (
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid, patch_embedding, token_grid
 from vitlens.recorder.layer import Layer, all_heads, joined
+from vitlens.recorder.running import uncompiled
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
 
@@ -124,7 +125,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     threads = set()
     with (
         modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
-        _uncompiled(),
+        uncompiled(),
         _Recorder(model, modules, attn, values, gradients),
     ):
         yield attn
@@ -295,24 +296,3 @@ def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | No
     latents = slice(0, 1) if model.attn_pool.pool == "token" else slice(None)
     row = pool.weights(latents).mean((1, 2))
     return F.pad(row, (grid.tokens - row.shape[-1], 0))
-
-
-_stance_lock, _stance_users, _stance = threading.Lock(), 0, None
-
-
-@contextlib.contextmanager
-def _uncompiled():
-    """Let compiled models run eagerly while any capture is open (a compiled graph would hide its calls)."""
-    global _stance_users, _stance
-    with _stance_lock:
-        _stance_users += 1
-        if _stance_users == 1:
-            _stance = torch.compiler.set_stance("force_eager")
-            _stance.__enter__()
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _stance_users -= 1
-            if _stance_users == 0:
-                _stance.__exit__(None, None, None)

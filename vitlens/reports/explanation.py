@@ -18,10 +18,10 @@ from vitlens.attribution import METHODS
 from vitlens.attribution.forward import captured
 from vitlens.attribution.target import SameClass, asked
 from vitlens.images import ImageError
-from vitlens.models import label_names
-from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.families import architecture, evaluating, model_name, transformer, unwrap
+from vitlens.models import architecture, built_size, label_names, preprocess, restore
+from vitlens.recorder.families import model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid, patch_embedding
+from vitlens.recorder.running import evaluating
 
 QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 """What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
 from vitlens.images import ImageError, load_image
-from vitlens.models import class_count, top_classes
-from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.families import architecture, attention_modules, float64, gated, unwrap
+from vitlens.models import architecture, built_size, class_count, preprocess, restore, top_classes
+from vitlens.recorder.families import attention_modules, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
+from vitlens.recorder.running import float64
 
 SHOWN = 12  # pictures in rollout.png
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
