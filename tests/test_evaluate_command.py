@@ -327,7 +327,7 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert found["high"] == pytest.approx(min(100, np.mean(values) + half), abs=0.01)
     assert not list((tmp_path / "runs").rglob("*checkpoint*")), "what is finished takes no more room than its model"
     with monkeypatch.context() as patched:  # finished runs are not done again: the same numbers at once
-        patched.setattr(sys.modules["vitlens.train.runs.run"], "fit", None)
+        patched.setattr(sys.modules["vitlens.train.runs"], "fit", None)
         evaluate(small, folder, "finetune", out, *runs)
     assert json.loads(out.read_text())[0]["value"] == found["value"]
     shutil.copy(folder / "train" / "red" / "0.png", folder / "train" / "red" / "more.png")
@@ -346,9 +346,9 @@ def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, smal
     more = ("--runs", tmp_path / "runs", "--set", "epochs=2", *SHORT)
     with monkeypatch.context() as patched:
         patched.setattr(
-            sys.modules["vitlens.train.runs.run"].Stop, "__enter__", lambda self: vars(self).update(signal=2) or self
+            sys.modules["vitlens.train.runs"].Stop, "__enter__", lambda self: vars(self).update(signal=2) or self
         )
-        patched.setattr(sys.modules["vitlens.train.runs.run"].Stop, "__exit__", lambda *_: None)
+        patched.setattr(sys.modules["vitlens.train.runs"].Stop, "__exit__", lambda *_: None)
         done = evaluate(small, folder, "finetune", out, *more, expect=130)
     assert "Stopped as it was asked to, at step 1 of 6; the same command goes on." in done.stderr
     assert "--resume" not in done.stderr and not out.exists()

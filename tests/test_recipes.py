@@ -13,9 +13,8 @@ from timm.models import save_for_hf
 from vitlens import load_model
 from vitlens.models import preprocess
 from vitlens.paper import TABLE_4
-from vitlens.train import export
+from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_from
 from vitlens.train.optim import optimizers
-from vitlens.train.recipes import RECIPES, Recipe, recipe, starting_from
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -98,11 +97,50 @@ def test_a_file_with_another_type_is_refused(field, value):
         Recipe.from_dict({"name": "x", field: value})
 
 
+def test_a_recipe_is_registered_under_a_name_of_its_own(monkeypatch):
+    monkeypatch.setattr("vitlens.train.recipes.RECIPES", dict(RECIPES))
+    mine = register(dataclasses.replace(recipe("digits"), name="mine"))
+    assert recipe("mine") is mine
+    with pytest.raises(ValueError, match="'mine' already"):
+        register(mine)
+
+
+@pytest.mark.parametrize("build", [
+    lambda: dataclasses.replace(recipe("digits"), model_kwargs={"pos_embed": "none", "qk_norm": True}).build(),
+    lambda: recipe("digits").override("model.pos_embed=none", "model.qk_norm=true").build(),
+    lambda: Recipe.from_json(recipe("digits").override("model.pos_embed=none", "model.qk_norm=true").to_json()).build(),
+])  # fmt: skip
+def test_keywords_of_the_model_reach_timm(build, tmp_path):
+    model = build()
+    assert model.pos_embed is None and isinstance(model.blocks[0].attn.q_norm, torch.nn.LayerNorm)
+
+
+def test_an_exported_model_is_built_with_its_keywords(tmp_path):
+    r = recipe("digits").tiny().override("model.pos_embed=none", "model.init_values=0.5")
+    model = r.build().eval()
+    export(model, tmp_path, r, "0123456789", dtype=torch.float32)
+    opened, x = load_model(tmp_path), torch.randn(2, 3, 8, 8)
+    assert opened.pos_embed is None and torch.equal(opened(x), model(x))
+
+
+@pytest.mark.parametrize("setting, named", [
+    ("model.embed_dim=64", "set width"), ("model.drop_path_rate=0.1", "set drop_path"),
+    ("model.num_classes=3", "set num_classes"), ("model.pos_embed=null", "pos_embed"), ("model.nothing=1", "nothing"),
+    ("model=1", "no setting model"), ("model_kwargs=1", "one by one"),
+])  # fmt: skip
+def test_keywords_of_the_model_that_timm_would_not_get_are_refused(setting, named):
+    with pytest.raises(ValueError, match=named):
+        recipe("digits").override(setting).build()
+
+
+def test_keywords_of_the_model_come_with_the_one_to_start_from(trained):
+    with pytest.raises(ValueError, match="model.pos_embed comes with the model"):
+        starting_from(recipe("finetune-small").override("model.pos_embed=none"), trained[0])
+
+
 def test_recipes_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe("digits").epochs = 3
-    with pytest.raises(TypeError):
-        RECIPES["mine"] = recipe("digits")
 
 
 def test_models_are_functions_of_the_seed_and_of_the_promised_size():
@@ -311,7 +349,7 @@ def test_models_without_patches_are_started_from(name, tmp_path):
 def test_settings_of_transformers_are_refused_for_other_models(setting, tmp_path):
     save_for_hf(timm.create_model("test_resnet"), tmp_path, safe_serialization=True)
     name = setting.removesuffix("=0.1")
-    with pytest.raises(ValueError, match=f"{name} is for .*\\(ResNet\\) has none. Leave it out"):
+    with pytest.raises(ValueError, match=f"{name} is for .*{tmp_path} has none. Leave it out"):
         starting_from(recipe("finetune-small").override(setting), tmp_path)
 
 

@@ -15,12 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitlens.data import load
-from vitlens.train import Step, World, accuracy, runs
-from vitlens.train.recipes import Recipe, recipe
-from vitlens.train.runs import plan
-from vitlens.train.runs.account import command_of, finish, seconds_before
-from vitlens.train.runs.sources import Source
-from vitlens.train.runs.watching import Board, Progress
+from vitlens.train import Recipe, Step, World, accuracy, recipe, runs, timing
+from vitlens.train.account import command_of, finish, seconds_before
+from vitlens.train.sources import Source
+from vitlens.train.watching import Board, Progress
 
 torch.set_num_threads(1)
 
@@ -45,7 +43,7 @@ def test_a_run_from_the_top(tmp_path, capsys):
 
 def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
-        slow.setattr(plan, "_speed", lambda *_: 0.2)
+        slow.setattr(timing, "_speed", lambda *_: 0.2)
         account = runs.run("digits", "digits", tmp_path, tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=60)
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"] == 2
     with pytest.raises(ValueError, match="Not one epoch"):
@@ -53,11 +51,11 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     # At 50 images/s with half of the patches and 20 with all, an epoch of 8 × 32 images and its validations.
     r = replace(recipe("digits").tiny(), patch_drop=0.5, patch_drop_until=0.75, evaluate_every=2)
     now = iter(range(0, 1000, 3))  # each look at the clock takes three seconds
-    monkeypatch.setattr(plan, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
-    monkeypatch.setattr(plan, "accuracy", lambda *_, **__: 10.0)
-    monkeypatch.setattr(plan, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
+    monkeypatch.setattr(timing, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
+    monkeypatch.setattr(timing, "accuracy", lambda *_, **__: 10.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
     data = load("digits", "train").subset(280), load("digits", "valid").subset(100)
-    found = plan.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)
+    found = timing.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)
     validating = 2 * 3  # of the weights, and of their average
     epoch = 256 * (0.75 / 50 + 0.25 / 20) + validating / 2
     assert found.epochs == int((970 - 30 - validating) / epoch) == 93
@@ -139,7 +137,7 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
     with pytest.raises(ValueError, match="name one with --model"):
         runs.run("finetune-pets", "digits", tmp_path / "b", quiet=True)
     with pytest.raises(ValueError, match="comes with the model"):
-        runs.run("finetune-pets", "digits", tmp_path / "b", overrides=["model_kwargs=1"], quiet=True)
+        runs.run("finetune-pets", "digits", tmp_path / "b", overrides=["model.depth=3"], model=start, quiet=True)
 
 
 def test_a_recipe_from_a_file(tmp_path):
@@ -166,11 +164,11 @@ def test_what_determinism_costs_is_measured_and_the_weights_stay(monkeypatch):
     model = r.build()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
-    plan.cost_of_determinism(model, data, r, world)
+    timing.cost_of_determinism(model, data, r, world)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not torch.are_deterministic_algorithms_enabled()
-    monkeypatch.setattr(plan, "_speed", lambda _, __, trial, *___: 100.0 if trial.deterministic else 250.0)
-    assert plan.cost_of_determinism(model, data, r, world) == 1.5
+    monkeypatch.setattr(timing, "_speed", lambda _, __, trial, *___: 100.0 if trial.deterministic else 250.0)
+    assert timing.cost_of_determinism(model, data, r, world) == 1.5
 
 
 def test_the_bar_of_a_resumed_run_begins_where_the_run_does(capsys):
@@ -239,7 +237,7 @@ def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatc
     done = runs.run("digits", "digits", tmp_path, **options)
     shutil.rmtree(tmp_path / "checkpoints")
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["vitlens.train.runs.run"], "fit", None)
+        patched.setattr(sys.modules["vitlens.train.runs"], "fit", None)
         again = runs.run("digits", "digits", tmp_path, resume=True, **options | {"quiet": False})
     assert again == json.loads(json.dumps(done)) and "is finished." in capsys.readouterr().err
     anew = runs.run("digits", "digits", tmp_path, resume=True, overrides=["epochs=1"], **options)

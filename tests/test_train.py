@@ -23,7 +23,7 @@ from vitlens.data import load
 from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
-from vitlens.train.guards import settings
+from vitlens.train.loop import numerics
 from vitlens.train.losses import unfused_attention
 from vitlens.train.optim import Muon, optimizers, orthogonalized
 from vitlens.train.recipes import Recipe, recipe, starting_from
@@ -398,7 +398,7 @@ def test_a_step_is_yielded_before_it_is_saved(data, tmp_path):
 ])  # fmt: skip
 def test_trouble_in_the_loop_is_told_in_a_sentence(error, kind, message):
     world = World(0, 4, torch.device("cpu"))
-    with pytest.raises(kind, match=message), settings(tiny(batch_size=64, accumulate=2), world):
+    with pytest.raises(kind, match=message), numerics(tiny(batch_size=64, accumulate=2), world):
         raise error
 
 

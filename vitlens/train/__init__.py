@@ -1,9 +1,15 @@
-"""Training: one loop, its optimizers, checkpoints that survive being killed, and export to timm's hub layout."""
+"""Training: recipes, one loop with its optimizers, checkpoints that survive being killed, and timm's hub layout."""
 
-from vitlens.train.export import export
+from vitlens.train import changes, snapshots
+from vitlens.train.hub_layout import export
 from vitlens.train.loop import Step, fit
 from vitlens.train.losses import compiled
 from vitlens.train.processes import World, join
-from vitlens.train.validation import accuracy, validation
+from vitlens.train.recipes import RECIPES, Recipe, read_recipe, recipe, register, starting_from
+from vitlens.train.runs import fitted, hardware, run, versions
+from vitlens.train.validation import accuracy
 
-__all__ = ["Step", "World", "accuracy", "compiled", "export", "fit", "join", "validation"]
+__all__ = [
+    "RECIPES", "Recipe", "Step", "World", "accuracy", "changes", "compiled", "export", "fit", "fitted", "hardware",
+    "join", "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
+]  # fmt: skip

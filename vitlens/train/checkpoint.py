@@ -1,7 +1,7 @@
 """Checkpoints that survive being killed: safetensors for tensors, JSON for the rest, no pickle.
 
-A checkpoint of step n is two files. ``step-n.safetensors`` holds every tensor under a flat name (``model.…``,
-``average.…``, ``optimizer.0.<parameter>.<moment>``); ``step-n.json`` holds scalars, the recipe and the SHA-256 of the
+A checkpoint of step n is two files. `step-n.safetensors` holds every tensor under a flat name (`model.…`,
+`average.…`, `optimizer.0.<parameter>.<moment>`); `step-n.json` holds scalars, the recipe and the SHA-256 of the
 first, and is renamed into place last: a checkpoint exists once its JSON does. The two newest are kept.
 """
 
@@ -26,7 +26,7 @@ class Damaged(Exception):
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> None:
-    """Write one checkpoint and drop all but the newest ``KEPT``. An ``OSError`` (disk full) leaves those intact."""
+    """Write one checkpoint and drop all but the newest `KEPT`. An `OSError` (disk full) leaves those intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
     payload = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
@@ -43,7 +43,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> 
 
 
 def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors (on the CPU) and scalars of the checkpoint whose JSON is ``marker``. Raises ``Damaged``."""
+    """Tensors (on the CPU) and scalars of the checkpoint whose JSON is `marker`. Raises `Damaged`."""
     try:
         content = json.loads(marker.read_bytes())
         if content.pop("check") != _digest(content):
@@ -59,7 +59,7 @@ def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
 def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
     """The newest good checkpoint, or None where there has never been one. Says what it had to pass over.
 
-    Raises ``ValueError`` if there are checkpoints and every one is damaged.
+    Raises `ValueError` if there are checkpoints and every one is damaged.
     """
     markers = newest_first(folder)
     for marker in markers:
@@ -103,7 +103,7 @@ def restore(
     average: dict[str, Tensor],
     optimizers: list[torch.optim.Optimizer],
 ) -> None:
-    """Undo ``flat`` in place. Raises ``ValueError`` if the tensors belong to another model."""
+    """Undo `flat` in place. Raises `ValueError` if the tensors belong to another model."""
     found = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
     wanted = model.state_dict()
     wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if found[n].shape != wanted[n].shape]

@@ -19,7 +19,7 @@ from vitlens.data import ImageSet
 from vitlens.files import write
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.settings import Recipe
 
 # Fields that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")
@@ -55,7 +55,7 @@ def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
 
 
 class Journal:
-    """The folder of one run; with ``out=None`` nothing is written. Holds the run's tensors by reference."""
+    """The folder of one run; with `out=None` nothing is written. Holds the run's tensors by reference."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Journal:
         self.began, self.seconds_before = self.saved_at, 0.0
 
     def begin(self) -> int:
-        """Steps done: none. Raises ``ValueError`` if the folder holds another run."""
+        """Steps done: none. Raises `ValueError` if the folder holds another run."""
         if self.writes:
             if checkpoint.newest_first(self.folder / "checkpoints"):
                 raise ValueError(
@@ -88,7 +88,7 @@ class Journal:
     def resume(self) -> int:
         """Steps done, after restoring the newest good checkpoint. Says what will make later steps differ in bits.
 
-        Raises ``ValueError`` if the checkpoint is of another run.
+        Raises `ValueError` if the checkpoint is of another run.
         """
         found = checkpoint.load_newest(self.folder / "checkpoints")
         if found is None:
@@ -143,7 +143,7 @@ class Journal:
 
     @contextmanager
     def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
-        """Save what ``step`` steps have brought, and log ``record``, if another process is lost meanwhile."""
+        """Save what `step` steps have brought, and log `record`, if another process is lost meanwhile."""
         try:
             yield
         except ConnectionError:

@@ -1,6 +1,6 @@
 """The training loop.
 
-``fit`` is a generator: it yields a ``Step`` after each optimizer step and leaves printing, plotting and stopping to
+`fit` returns an iterator that yields a `Step` after each optimizer step and leaves printing, plotting and stopping to
 whoever consumes it. The order of the samples is a function of (seed, epoch); augmentation, dropout and stochastic depth
 of (seed, epoch, step). Nothing random is carried over, so a resumed run continues as if it had never stopped.
 """
@@ -8,8 +8,10 @@ of (seed, epoch, step). Nothing random is carried over, so a resumed run continu
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,17 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import Targets
-from vitlens.train.export import STATISTICS
-from vitlens.train.feed import batches
-from vitlens.train.guards import check, finite, settings
+from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
+from vitlens.data.stream import WORKERS_ENDED, workers_ended
+from vitlens.recorder.running import out_of_memory
+from vitlens.train.hub_layout import STATISTICS
 from vitlens.train.journal import Journal, facts_of
 from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
-from vitlens.train.recipes.recipe import Recipe
-from vitlens.train.validation import validation
+from vitlens.train.settings import Recipe
+from vitlens.train.validation import validate
+
+Parts = Iterator[tuple[Tensor, Targets]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Step:
     epoch: int
     """Epoch that the step belongs to, from 0."""
     lr: float
-    """Learning rate of AdamW or SGD; Muon's is the recipe's ``muon_lr`` / ``lr`` times as large."""
+    """Learning rate of AdamW or SGD; Muon's is the recipe's `muon_lr` / `lr` times as large."""
     rate: float
     """The same as a share of its peak."""
     loss: float | None = None
@@ -49,7 +53,7 @@ class Step:
     images_per_second: float | None = None
     """Training speed since the last reading, without validation and saving; None between readings."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """``top1`` and ``top1_average`` (%) on the validation images, after steps that were validated; else empty."""
+    """`top1` and `top1_average` (%) on the validation images, after steps that were validated; else empty."""
 
 
 def fit(
@@ -64,32 +68,78 @@ def fit(
     criterion: Callable[[Tensor, Targets], Tensor] | None = None,
     world: World | None = None,
 ) -> Iterator[Step]:
-    """Train ``model`` in place on ``data`` = (training set, validation set), yielding a ``Step`` after each step.
+    """Train the model in place on `data` = (training set, validation set), yielding a `Step` after each step.
 
-    ``out``: folder for ``log.jsonl`` and ``checkpoints/``; without it nothing is written. ``resume`` continues from the
-    newest good checkpoint there, bit for bit on a CPU. Closing the generator saves once more, so a loop over it may
-    ``break`` at any step; within ``contextlib.closing`` it also hears of a save that fails. ``average``: a dict that
-    receives the moving average of the parameters and of batch normalization's statistics. ``criterion``: what
-    ``compiled`` returned, to compile once for several calls. ``device``: by default CUDA where there is one. ``world``:
-    what ``join`` returned, where several processes share the run.
+    out: folder for `log.jsonl` and `checkpoints/`; without it nothing is written. resume: continue from the newest good
+    checkpoint there, bit for bit on a CPU. average: a dict that receives the moving average of the parameters and of
+    batch normalization's statistics. criterion: what `compiled` returned, to compile once for several calls. device: by
+    default CUDA where there is one. world: what `join` returned, where several processes share the run.
 
-    Raises ``ValueError`` for arguments that do not fit together, ``FloatingPointError`` when the loss is no number,
-    ``MemoryError`` when memory runs out and ``ConnectionError`` when another process of the run is gone.
+    Closing the iterator saves once more, so a loop over it may `break` at any step; within `contextlib.closing` it also
+    raises if that save fails.
+
+    Raises ValueError at once for arguments that do not fit together; while training FloatingPointError when the loss is
+    no number, MemoryError when memory runs out and ConnectionError when another process of the run is gone.
     """
     world = world or (World() if device is None else World(device=torch.device(device)))
     recipe = settled(recipe, world)
-    check(data, recipe, out, resume, world)
+    check(data, recipe, world)
+    if resume and out is None:
+        raise ValueError("Resuming needs the folder of the run: pass out=….")
     train, valid = (split.to(world.device) for split in data)
-    per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))
-    average = {} if average is None else average
+    model = model.to(world.device)
+    criterion = criterion or compiled(model, recipe, world.device)
+    return _steps(model, (train, valid), recipe, out, resume, {} if average is None else average, criterion, world)
 
-    with settings(recipe, world):
-        model = model.to(world.device).train()
-        criterion = criterion or compiled(model, recipe, world.device)
+
+def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
+    """Refuse data and recipes that do not fit together."""
+    train, valid = data
+    for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
+        h, w = split.size
+        if (h, w) != (side, side):
+            raise ValueError(
+                f"The recipe trains at {side}×{side} pixels and the images are {h}×{w}. Load them with size={side}."
+            )
+    if len(train.class_names) != recipe.num_classes or train.class_names != valid.class_names:
+        raise ValueError(
+            f"The recipe has {recipe.num_classes} classes, training has {len(train.class_names)}, validation "
+            f"{len(valid.class_names)}, and they must be the same. Set num_classes={len(train.class_names)}, or "
+            "check that both splits come from one source."
+        )
+    if len(train) < recipe.batch_size:
+        raise ValueError(f"A batch of {recipe.batch_size} exceeds the {len(train)} training images. Lower batch_size.")
+    parts = world.size * recipe.accumulate
+    if parts > 1 and recipe.batch_size % (2 * parts):
+        raise ValueError(
+            f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
+            f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."
+        )
+    if recipe.warmup_steps >= recipe.length(len(train)):
+        raise ValueError(
+            f"A run of {recipe.length(len(train))} steps on {len(train)} images would end within its "
+            f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
+        )
+    if len(train.class_names) < 2:
+        raise ValueError(f"To tell classes apart takes at least two, and there is only {train.class_names[0]!r}.")
+    if not len(valid):
+        raise ValueError("The validation set is empty, so accuracy cannot be measured.")
+    train.remaining(recipe.augment)  # a stream refuses what it cannot do
+
+
+def _steps(model, data, recipe, out, resume, average, criterion, world) -> Iterator[Step]:
+    """The loop itself, of arguments that fit together and are on the device."""
+    train, valid = data
+    per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))
+
+    with numerics(recipe, world):
+        model.train()
         parameters = [p for p in model.parameters() if p.requires_grad]
-        if recipe.average:  # also of batch normalization's statistics, which belong to the weights
-            real = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
-            average.update({name: t.clone() for name, t in real.items()})
+        averaged = []  # with batch normalization's statistics, which belong to the weights
+        if recipe.average:
+            state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+            average.update({name: t.clone() for name, t in state.items()})
+            averaged = [(average[name], t) for name, t in state.items()]  # both change in place
         # Each process has statistics of its own images, so their mean is taken.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
@@ -114,19 +164,19 @@ def fit(
             for o in optimizer:
                 o.step()
                 o.zero_grad()
-            if average:
-                update_average(average, model, recipe.average, step)
+            if averaged:
+                update_average(*zip(*averaged, strict=True), recipe.average, step)
 
             epoch, last = step // per_epoch, step + 1 == steps
-            validate = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
-            due, read = last or journal.due(), validate or (step + 1) % recipe.log_every == 0
+            validating = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
+            due, read = last or journal.due(), validating or (step + 1) % recipe.log_every == 0
             record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
                 value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
                 record = replace(record, loss=value, images_per_second=speed)
-                if validate:
+                if validating:
                     with journal.kept(step + 1, asdict(record)):
-                        record = replace(record, metrics=validation(model, average, valid, recipe, world))
+                        record = replace(record, metrics=validate(model, average, valid, recipe, world))
                 journal.log(asdict(record))
             try:
                 yield record  # before it is saved: what its reader makes of this step is not lost if both are killed
@@ -139,6 +189,93 @@ def fit(
                 journal.save(step + 1)
             if read or due:
                 clock = Clock(step + 1)
+
+
+@contextmanager
+def numerics(recipe: Recipe, world: World):
+    """Precision of products and convolutions, determinism and the state of the global generators, put back when the
+    run ends. Errors of memory and of reading become sentences."""
+    device, parts = world.device, world.size * recipe.accumulate
+    matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    convolutions = torch.backends.cudnn.allow_tf32  # true unless told otherwise, also where products are exact
+    torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.tf32
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    except RuntimeError as error:
+        if workers_ended(error):  # PyTorch says so at any moment, not only where images are waited for
+            raise ChildProcessError(WORKERS_ENDED.format(error)) from error
+        if not out_of_memory(error):
+            raise
+        raise MemoryError(
+            f"The memory of {device} does not hold {recipe.batch_size // parts} images of "
+            f"{recipe.image_size}×{recipe.image_size} pixels at a time. The last checkpoint is intact; resume with "
+            f"each batch in more parts (accumulate={2 * recipe.accumulate}), or train anew with a lower batch_size."
+        ) from error
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def finite(loss: Tensor, norm: Tensor, step: int) -> float:
+    """The loss as a number. Raises FloatingPointError if it, or the norm of its gradient, is none."""
+    value = loss.item()
+    if not (math.isfinite(value) and math.isfinite(norm.item())):
+        raise FloatingPointError(
+            f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}. The last checkpoint is "
+            "intact; train anew, into another folder, with a lower learning rate, a longer warm-up or in fp32."
+        )
+    return value
+
+
+def batches(
+    model: nn.Module, train: ImageSet, recipe: Recipe, world: World, done: int, steps: int
+) -> Iterator[tuple[int, Parts]]:
+    """(step, this process's parts of its batch, augmented) from step `done` to `steps`.
+
+    Order and augmentation do not depend on the number of parts. Dropout, stochastic depth and patch dropout do: they
+    draw from the global generator, which is seeded anew before each part.
+    """
+    per_epoch, parts = len(train) // recipe.batch_size, world.size * recipe.accumulate
+    mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
+    size, remaining = recipe.batch_size // parts, train.remaining(recipe.augment)
+    for epoch in range(done // per_epoch, -(-steps // per_epoch)):
+        # Beside the labels: an index on another device than the images would make the host wait at every batch.
+        order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
+        order = order.to(train.labels.device).split(size)
+        within = range(max(done - epoch * per_epoch, 0), min(steps - epoch * per_epoch, per_epoch))
+        rows = (order[i * parts + k] for i in within for k in mine)
+        loaded = train.batches(rows, recipe.augment, (recipe.seed, epoch))
+
+        def part(k: int, i: int, epoch: int = epoch, loaded=loaded) -> tuple[Tensor, Targets]:
+            progress = (epoch * per_epoch + i) / steps
+            images, labels = next(loaded)
+            torch.manual_seed(seed_of(recipe.seed, epoch, i, 1 + k))
+            set_patch_drop(model, recipe.patch_drop if progress < recipe.patch_drop_until else 0.0)
+            return augmented(
+                images, labels, remaining, draws(images.device, recipe.seed, epoch, i, part=k, parts=parts),
+                size=recipe.image_size, mean=recipe.mean, std=recipe.std, mix=progress < recipe.mix_until,
+            )  # fmt: skip
+
+        for i in within:
+            yield epoch * per_epoch + i, (part(k, i) for k in mine)
+
+
+def set_patch_drop(model: nn.Module, share: float) -> None:
+    """Set timm's patch dropout. Raises ValueError if patches are to be dropped by a model built without it."""
+    layer = getattr(model, "patch_drop", None)
+    if not hasattr(layer, "prob"):
+        if share:
+            raise ValueError(
+                "The recipe drops patches and the model has no layer that does; build it with patch_drop_rate above 0."
+            )
+    elif layer.prob != share:
+        layer.prob = share
 
 
 class Clock:

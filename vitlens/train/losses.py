@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlens.data.augment import Targets
-from vitlens.train.precision import settled
-from vitlens.train.processes import World
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.precision import trains_in_bf16
+from vitlens.train.settings import Recipe
 
 
 def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of ``logits`` (B, classes) with λ·a + (1 − λ)·b, smoothed toward uniform by ``smoothing``."""
+    """Mean cross-entropy of `logits` (B, classes) with λ·a + (1 − λ)·b, smoothed toward uniform by `smoothing`."""
     log_p = F.log_softmax(logits, dim=-1)
     a, b = log_p.gather(1, y.a[:, None])[:, 0], log_p.gather(1, y.b[:, None])[:, 0]
     return -((1 - smoothing) * (y.lam * a + (1 - y.lam) * b) + smoothing * log_p.mean(dim=-1)).mean()
@@ -47,7 +46,7 @@ def unfused_attention() -> Iterator[None]:
     """Attention as two matrix products and a softmax, in the precision of its inputs.
 
     On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at the
-    lengths that ViTs are trained with there; these products take less than either (``benchmarks/training.py``).
+    lengths that ViTs are trained with there; these products take less than either (`benchmarks/training.py`).
     """
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -59,13 +58,12 @@ def unfused_attention() -> Iterator[None]:
 
 
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
-    """Forward pass and loss as one function of a batch, compiled where the recipe says so. ``model`` stays as it is.
+    """Forward pass and loss as one function of a batch, compiled where the recipe says so. `model` stays as it is.
 
     Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
     """
     device = torch.device(device)
-    recipe = settled(recipe, World(device=device))
-    bf16, loss, smoothing = recipe.precision == "bf16", LOSSES[recipe.loss], recipe.label_smoothing
+    bf16, loss, smoothing = trains_in_bf16(recipe, device), LOSSES[recipe.loss], recipe.label_smoothing
     few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
     attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext
 
@@ -87,7 +85,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
 
 
 def _or(fast: Callable, plain: Callable) -> Callable:
-    """``fast``, which compiles when it is called, or ``plain`` from the time on when that fails."""
+    """`fast`, which compiles when it is called, or `plain` from the time on when that fails."""
 
     def run(x: Tensor, y: Targets) -> Tensor:
         nonlocal fast

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import timm.optim
 import torch
 from torch import Tensor, nn
 
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.settings import Recipe
 
 # Quintic that drives singular values toward 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -18,11 +18,11 @@ UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token", "relative_posi
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimizers. Each group carries ``peak_lr``, which the schedule multiplies.
+    """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies.
 
-    Muon takes the matrices inside the blocks; a fused ``qkv`` counts as three. Embeddings, the head and everything of
+    Muon takes the matrices inside the blocks; a fused `qkv` counts as three. Embeddings, the head and everything of
     one dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
-    take smaller steps in lower layers (``layer_decay``). Frozen parameters stay out.
+    take smaller steps in lower layers (`layer_decay`). Frozen parameters stay out.
     """
     if recipe.optimizer != "muon":
         return [_plain(model, recipe)]
@@ -64,26 +64,26 @@ def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
-    """Set every learning rate to ``factor`` times its peak."""
+    """Set every learning rate to `factor` times its peak."""
     for group in (group for o in optimizer for group in o.param_groups):
         group["lr"] = factor * group["peak_lr"]
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Exponential moving average; its memory grows with the run at first, so that the random start is forgotten."""
-    decay, state = min(decay, (1 + step) / (10 + step)), model.state_dict()
-    torch._foreach_lerp_(list(average.values()), [state[name] for name in average], 1 - decay)
+def update_average(average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int) -> None:
+    """Exponential moving average, in place; its memory grows with the run at first, to forget the random start."""
+    torch._foreach_lerp_(average, now, 1 - min(decay, (1 + step) / (10 + step)))
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized by Newton-Schulz iteration (Jordan et al. 2024), with Nesterov's look-ahead.
 
     The update of an m×n matrix is scaled by 0.2·√max(m, n), which gives it the root mean square of AdamW's
-    (Liu et al. 2025, arXiv 2502.16982). Equal to ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``, but matrices of
-    one shape are orthogonalized together: some 30 launches a step for a whole ViT rather than more than a thousand.
+    (Liu et al. 2025, arXiv 2502.16982). Equal to `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of
+    one shape are orthogonalized together. Not timm's Muon, which iterates in bf16 only, matrix by matrix, and takes a
+    fused qkv for one matrix: the committed models and tables were made with this one.
 
-    A group with ``parts`` = 3 holds matrices that are three stacked along their rows (q, k and v). ``products`` is the
+    A group with `parts` = 3 holds matrices that are three stacked along their rows (q, k and v). `products` is the
     precision of the iteration.
     """
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from vitlens.train.processes import World
-from vitlens.train.recipes.named import RECIPES
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.recipes import RECIPES
+from vitlens.train.settings import Recipe
 
 NARROW = ("DEFAULT", "NO AVX", "AVX2")  # of PyTorch's names for what it uses of an x86 processor
 EMULATED = ("AVX512_CORE", "AVX512_CORE_VNNI")  # what oneDNN can be limited to, and then still takes bf16
@@ -21,7 +21,7 @@ def computes_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bf16 in hardware; a CPU with AVX2 alone takes 25 times as long as for fp32.
 
     On a CPU, oneDNN takes bf16 wherever there is AVX512, with or without instructions for it. What limits PyTorch or
-    oneDNN (``ATEN_CPU_CAPABILITY``, ``ONEDNN_MAX_CPU_ISA``) counts as if the processor had no more.
+    oneDNN (`ATEN_CPU_CAPABILITY`, `ONEDNN_MAX_CPU_ISA`) counts as if the processor had no more.
     """
     if device.type != "cpu":
         return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -37,11 +37,14 @@ def computes_bf16(device: torch.device) -> bool:
         return False
 
 
+def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the recipe's products are made in bf16 on this device: the one place that "auto" is decided."""
+    return recipe.precision == "bf16" or (recipe.precision == "auto" and computes_bf16(device))
+
+
 def settled(recipe: Recipe, world: World) -> Recipe:
-    """The recipe with a precision: for "auto" bf16 if all processes of the run compute it in hardware, else fp32."""
-    if recipe.precision != "auto":
-        return recipe
-    everywhere = world.total(computes_bf16(world.device)) == world.size
+    """The recipe as a run keeps it: "auto" is bf16 if all its processes compute that in hardware, else fp32."""
+    everywhere = world.total(trains_in_bf16(recipe, world.device)) == world.size
     return replace(recipe, precision="bf16" if everywhere else "fp32")
 
 

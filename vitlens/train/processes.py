@@ -1,4 +1,4 @@
-"""Several processes, one run: those that ``torchrun`` or ``accelerate launch`` started, each with a share of the batch.
+"""Several processes, one run: those that `torchrun` or `accelerate launch` started, each with a share of the batch.
 
 Every process holds the whole model and the same weights; gradients are summed before each step. Only the first writes.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
-    """Process ``rank`` of ``size``, and its device. A world of one, the default, does nothing."""
+    """Process `rank` of `size`, and its device. A world of one, the default, does nothing."""
 
     rank: int = 0
     size: int = 1
@@ -25,7 +25,7 @@ class World:
     def sum(self, tensors: list[Tensor]) -> None:
         """Add each tensor up over all processes, in place.
 
-        Raises ``ConnectionError`` if one of them is gone; NCCL waits for it, until the launcher ends the others.
+        Raises `ConnectionError` if one of them is gone; NCCL waits for it, until the launcher ends the others.
         """
         if self.size == 1:
             return
@@ -42,12 +42,12 @@ class World:
             t.copy_(whole.view_as(t))
 
     def agree(self, done: int) -> None:
-        """Raise ``ValueError`` unless all processes found the same number of steps done."""
+        """Raise `ValueError` unless all processes found the same number of steps done."""
         if self.total(done) != self.size * done:
             raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
 
     def total(self, value: float) -> float:
-        """The sum of ``value`` over all processes; of one, without waiting for its device."""
+        """The sum of `value` over all processes; of one, without waiting for its device."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -63,14 +63,14 @@ class World:
         return [value for part in parts for value in part]
 
     def first(self, value: float) -> float:
-        """The first process's ``value``, in all of them."""
+        """The first process's `value`, in all of them."""
         return self.total(value if self.rank == 0 else 0.0)
 
 
 def join(device: torch.device | str | None = None) -> World:
     """The world that this process was started into; of one, unless a launcher says otherwise.
 
-    device: asked for; without it CUDA where there is one. Raises ``ValueError`` where ``accelerate`` is missing.
+    device: asked for; without it CUDA where there is one. Raises `ValueError` where `accelerate` is missing.
     """
     alone = World() if device is None else World(device=torch.device(device))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:

@@ -19,21 +19,21 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
 from vitlens.files import write
 from vitlens.recorder.running import evaluating
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.settings import Recipe
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
 COMPONENTS = 28  # filters in the paper's figure 7
 
 
 def schedule(steps: int, count: int = 24) -> list[int]:
-    """At most ``count`` steps out of 0…``steps``, both included, evenly spaced on a logarithmic scale."""
+    """At most `count` steps out of 0…`steps`, both included, evenly spaced on a logarithmic scale."""
     if count < 2:
         raise ValueError(f"A run is watched at two steps at least, the first and the last; {count} came.")
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
-    """``n`` images (all, if there are fewer), always the same, normalized as the model wants them.
+    """`n` images (all, if there are fewer), always the same, normalized as the model wants them.
 
     By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
     """
@@ -43,17 +43,17 @@ def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
 
 
 def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -> dict[str, np.ndarray]:
-    """One snapshot of ``model``, evaluated on normalized ``images`` (B, C, H, W) in fp32:
+    """One snapshot of `model`, evaluated on normalized `images` (B, C, H, W) in fp32:
 
-    * ``filters`` (COMPONENTS, p, p, C) and ``filters_variance`` (COMPONENTS,): principal components of the patch
+    * `filters` (COMPONENTS, p, p, C) and `filters_variance` (COMPONENTS,): principal components of the patch
       embedding; where there are fewer, the rest is zeros;
-    * ``positions`` (h, w, h, w): cosine similarity of position embeddings;
-    * ``distances`` (L, H): mean attention distance in input pixels, mean over the batch;
-    * ``rollout`` (ROLLOUTS, h, w) of the first images;
-    * ``prefix`` (), how many tokens are no patches;
-    * ``top1_confidence`` (B,): the highest class probability.
+    * `positions` (h, w, h, w): cosine similarity of position embeddings;
+    * `distances` (L, H): mean attention distance in input pixels, mean over the batch;
+    * `rollout` (ROLLOUTS, h, w) of the first images;
+    * `prefix` (), how many tokens are no patches;
+    * `top1_confidence` (B,): the highest class probability.
 
-    What the model does not have (a table of positions, attention that can be captured) is left out; ``missing``
+    What the model does not have (a table of positions, attention that can be captured) is left out; `missing`
     receives the reason. The training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
@@ -89,9 +89,9 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
-    """Add the snapshot of ``step`` to the file ``path``, a compressed ``.npz``; later steps in it are dropped.
+    """Add the snapshot of `step` to the file `path`, a compressed `.npz`; later steps in it are dropped.
 
-    The file holds ``steps`` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
+    The file holds `steps` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
     some 20 to 100 kB a snapshot.
     """
     path = Path(path)
@@ -108,7 +108,7 @@ def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
 
 
 def load(path: Path | str) -> dict[str, np.ndarray]:
-    """The arrays of a file that ``save`` wrote."""
+    """The arrays of a file that `save` wrote."""
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
 

@@ -10,7 +10,7 @@ from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
 from timm.models import ResNetV2, VisionTransformer
 from torch import nn
 
-from vitlens.train.recipes import Recipe, pixels
+from vitlens.train.recipes import Recipe
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Network:
                 model = self._resnet(recipe.num_classes) if not self.depth else self._transformer(recipe)
             except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as error:
                 raise ValueError(f"{self.name} cannot be built from {self}: {error}.") from error
-        model.pretrained_cfg = {"architecture": self.name, **pixels(recipe)}
+        model.pretrained_cfg = {"architecture": self.name, **recipe.pixels()}
         return model.train()
 
     def tiny(self) -> Network:

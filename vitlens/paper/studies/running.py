@@ -32,7 +32,7 @@ from vitlens.train import Step, World, compiled, fit, join
 from vitlens.train.precision import said_of, settled
 from vitlens.train.recipes import Recipe
 from vitlens.train.runs import hardware, versions
-from vitlens.train.runs.watching import Stop
+from vitlens.train.watching import Stop
 
 SHOTS, DRAWS = 5, 3
 

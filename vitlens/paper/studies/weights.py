@@ -13,7 +13,7 @@ from torch import nn
 
 from vitlens.files import write
 from vitlens.paper.studies.networks import Network
-from vitlens.train.export import stored
+from vitlens.train.hub_layout import stored
 from vitlens.train.recipes import Recipe
 
 

@@ -1,25 +1,33 @@
-"""Named recipes, with a reason beside each number."""
+"""Named recipes, with a reason beside each number: small ones, and the paper's from its Tables 3 and 4.
+
+A recipe is one row of `RECIPES`: add it to `SMALL`, or from elsewhere with `register`.
+"""
 
 from __future__ import annotations
 
-import types
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from vitlens.data.augment import Augment
-from vitlens.train.recipes.paper import paper_recipes
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
+from vitlens.train.model import settings_of
+from vitlens.train.settings import FROM_MODEL, Recipe
+
+__all__ = ["FROM_MODEL", "RECIPES", "Recipe", "read_recipe", "recipe", "register", "starting_from"]
 
 # fmt: off
 SMALL = (
-    # As accurate as about 15 minutes on one H200 allow, on a grid fine enough to look at.
+    # For one GPU, on a grid fine enough to look at.
     Recipe(
         name="tiny-imagenet",
-        image_size=64, patch_size=4,  # a 16×16 grid: maps worth looking at; more accurate than patch 8, for 4× the cost
+        image_size=64, patch_size=4,  # a 16×16 grid: maps worth looking at, for 4× the cost of patch 8
         width=192, depth=12, heads=3,  # ViT-Ti of Touvron et al. 2021: 5.4 M parameters, 11 MB in fp16
         epochs=150,  # fitted to the time at hand with --fit-minutes
         batch_size=1024,  # 97 steps an epoch; the batch of DeiT and of big_vision's small ViTs
-        optimizer="muon",  # ahead of AdamW on small ViTs from the first epochs, at about 1 % of a step's time
+        optimizer="muon",  # for the matrices of the blocks, AdamW for the rest
         lr=1e-3,  # AdamW's part: embeddings, head, norms, biases. DeiT's 5e-4 · batch / 512
-        muon_lr=3e-3,  # on a small subset 3e-3 and 1e-2 did equally well after 3 epochs; a long run wants the lower
+        muon_lr=3e-3,  # three times AdamW's
         weight_decay=0.1,  # big_vision's 1e-4 at its learning rate of 1e-3
         betas=(0.9, 0.99),  # a shorter memory of squares for a shorter run
         warmup=0.05,  # some 7 epochs; 5 in DeiT
@@ -37,11 +45,11 @@ SMALL = (
         average=0.999,  # some 10 epochs
         evaluate_every=10,
     ),
-    # Time to accuracy: 61 % in two minutes of one H200.
+    # For benchmarks/time_to_accuracy.py: the most accurate model after two minutes of one GPU.
     Recipe(
         name="tiny-imagenet-2min",
         image_size=64, patch_size=8,  # 65 tokens, a quarter of the price of patch 4
-        width=384, depth=12, heads=6,  # ViT-S: matrix products wide enough to keep an H200 busy
+        width=384, depth=12, heads=6,  # ViT-S: matrix products wide enough to keep a large GPU busy
         epochs=30,  # fitted to the time at hand with --fit-minutes
         batch_size=1024,
         optimizer="muon", lr=1e-3, muon_lr=5e-3,  # the fewer steps, the larger
@@ -97,14 +105,14 @@ SMALL = (
         image_size=64, patch_size=8,  # 65 tokens: about 310 images/s with half of the patches, 170 with all
         width=192, depth=6, heads=6,  # 2.7 M parameters; heads of 32 give more dots to look at than heads of 64
         epochs=30, batch_size=256,  # 390 steps an epoch; --fit-minutes 60 for a first look
-        optimizer="muon", lr=1e-3, muon_lr=3e-3,  # Muon learned fastest in a short trial on 40 classes
+        optimizer="muon", lr=1e-3, muon_lr=3e-3,  # of tiny-imagenet
         weight_decay=0.05,  # DeiT's
         betas=(0.9, 0.99), warmup=0.05, schedule="linear",  # as above
         clip=1.0,  # the paper's for ImageNet
         label_smoothing=0.1,  # of tiny-imagenet, as crops, jitter and mixing
         augment=Augment(
             flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3,
-            cutmix=0.5, mixup=0.2,  # without, 18 epochs overfit: 45.2 % before their end, 44.8 % at it
+            cutmix=0.5, mixup=0.2,  # of tiny-imagenet, against overfitting
         ),
         mix_until=0.9,
         patch_drop=0.5, patch_drop_until=0.88,  # twice the pictures a second; all patches for the last 4 epochs
@@ -128,7 +136,7 @@ SMALL = (
         image_size=8, patch_size=2,  # a 4×4 grid
         width=96, depth=6, heads=3,  # 0.7 M parameters: less than the million that 1,437 images could still fill
         num_classes=10,
-        epochs=40, batch_size=64,  # 22 steps an epoch; 40 end above 98.5 % in cross-validation
+        epochs=40, batch_size=64,  # 22 steps an epoch; data/results/digits.csv has the accuracies
         optimizer="muon", lr=2e-3, muon_lr=4e-3,  # twice those of large runs: the run is short, the model narrow
         warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # as a large run would have them
         # A mirrored digit is none; wider, narrower and slanted ones are what writers differ in.
@@ -140,7 +148,77 @@ SMALL = (
     ),
 )
 # fmt: on
-RECIPES = types.MappingProxyType({recipe.name: recipe for recipe in (*SMALL, *paper_recipes())})
+VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letters B, L, H
+SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+# How often the steps of a row of Table 4 go through its first data set, for about ten validations a run.
+EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
+GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
+
+
+def pretraining(row: Pretraining, model: str) -> Recipe:
+    """The recipe of a row of Table 3 for one of its models, such as ViT-B/16; of two numbers of epochs the smaller."""
+    variant, patch = VARIANTS[model[4]], int(model.partition("/")[2])
+    return Recipe(
+        name=f"{model.lower().replace('/', '')}-{SHORT[row.data]}",
+        architecture=variant.timm, image_size=224, patch_size=patch,
+        width=variant.width, depth=variant.layers, heads=variant.heads,
+        num_classes=CLASSES[row.data],
+        head="mlp", head_bias=-10.0,  # told by the authors for ImageNet-21k
+        epochs=row.epochs[0], batch_size=4096,
+        optimizer="adamw",  # decay decoupled and scheduled with the rate, told by Steiner et al. 2021
+        lr=row.lr, end_lr=1e-5,  # the end: told by the authors
+        weight_decay=row.weight_decay, betas=(0.9, 0.999),
+        warmup=0.0, warmup_steps=10_000, schedule=row.schedule,
+        clip=1.0 if row.data == "ImageNet" else 0.0,
+        loss="sigmoid",  # told for ImageNet-21k and JFT, not told for ImageNet, where Scenic's re-run takes it too
+        dropout=row.dropout,
+        augment=Augment(flip=0.5, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),  # told by the authors
+        **GRAY,
+    )  # fmt: skip
+
+
+def fine_tuning(row: FineTuning, lr: float) -> Recipe:
+    """The recipe of a row of Table 4 with one of its learning rates."""
+    return Recipe(
+        name=f"finetune-{row.data[0].split()[-1].lower().replace('-100', '')}",
+        continues=True,
+        image_size=384, resize=448, squash=True,  # as in BiT, which the paper follows
+        epochs=0, steps=row.steps, batch_size=512,
+        optimizer="sgd", momentum=0.9, lr=lr, weight_decay=0.0,
+        warmup=0.0, warmup_steps=100 if row.steps < 1000 else 500,  # in the official code
+        schedule="cosine", clip=1.0,
+        augment=Augment(flip=0.5),
+        evaluate_every=EPOCHS[row.data[0]] // 10 or 1,
+        average=0.9999 if row.data == ("ImageNet",) else 0.0,  # Table 2
+        **GRAY,
+    )  # fmt: skip
+
+
+def paper_recipes() -> Iterator[Recipe]:
+    """Every ViT of Table 3, and each row of Table 4 with learning rate 0.01, which every grid holds."""
+    every = [f"ViT-{size}" for size in ("B/16", "B/32", "L/16", "L/32", "H/14")]
+    for row in TABLE_3:
+        for model in every if row.models == ("ViT-*",) else row.models:
+            if model in every:
+                yield pretraining(row, model)
+    for row in TABLE_4:
+        yield fine_tuning(row, 0.01)
+
+
+RECIPES: dict[str, Recipe] = {}
+"""The recipes by name, as `vitlens train --list` shows them."""
+
+
+def register(recipe: Recipe) -> Recipe:
+    """Add a recipe to `RECIPES`, and return it. Raises ValueError if its name is taken."""
+    if recipe.name in RECIPES:
+        raise ValueError(f"There is a recipe {recipe.name!r} already; give this one another name.")
+    RECIPES[recipe.name] = recipe
+    return recipe
+
+
+for each in (*SMALL, *paper_recipes()):
+    register(each)
 
 
 def recipe(name: str) -> Recipe:
@@ -148,3 +226,36 @@ def recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise ValueError(f"There is no recipe {name!r}. The recipes are: {', '.join(RECIPES)}.")
     return RECIPES[name]
+
+
+def read_recipe(name: str | Path) -> Recipe:
+    """The recipe of that name, or in that JSON file. Raises ValueError if there is none."""
+    path = Path(name)
+    if path.suffix != ".json":
+        return recipe(str(name))
+    try:
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, AttributeError, OSError) as problem:
+        raise ValueError(f"{path} cannot be read as a recipe ({problem}).") from problem
+
+
+def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
+    """The recipe, to be continued from a trained model: a timm name or a folder in timm's hub layout.
+
+    Any classifier of timm whose head can be replaced: the paper tunes BiT's ResNets like its transformers (Table 4).
+    Architecture, sizes, mean and standard deviation of the pixels become the model's; image_size stays the recipe's.
+    Pixels beyond whole patches are not seen, as in the paper: of 384 pixels H/14 sees 27 × 14.
+    Raises what `load_model` raises, and ValueError for models without a head, for settings that are of transformers
+    alone, and for keywords of another architecture.
+    """
+    if recipe.model_kwargs and not recipe.init:
+        keyword = next(iter(recipe.model_kwargs))
+        raise ValueError(f"model.{keyword} comes with the model that the run starts from, and cannot be set.")
+    found = settings_of(source, recipe.image_size)
+    if found["depth"] == found["heads"] == found["patch_size"] == 1 and (recipe.dropout or recipe.optimizer == "muon"):
+        setting = "dropout" if recipe.dropout else "optimizer=muon"
+        raise ValueError(
+            f"{setting} is for the layers of transformers over patches, and {source} has none. Leave it out, or start "
+            "from another model."
+        )
+    return replace(recipe, **found)

@@ -1,4 +1,4 @@
-"""Write a trained model so that ``timm.create_model("local-dir:FOLDER", pretrained=True)`` opens it."""
+"""A trained model in timm's hub layout, which `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.files import write
-from vitlens.train.recipes.models import model_args, pixels
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.settings import Recipe
 
 STATISTICS = ("running_mean", "running_var")
 """Name endings of batch normalization's running statistics."""
@@ -28,16 +27,15 @@ def export(
     training: dict | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` in timm's hub layout, ready for a model hub; returns the folder.
+    """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub; returns the folder.
 
-    ``weights`` replaces parameters by name (the moving average). ``training`` is written to ``training.json``: how the
-    model came about. ``dtype`` is the type on disk, of what it can hold; fp16 halves the file and changes logits by
-    about 1e-3.
+    weights: replace the model's by name, as the moving average does. training: how the model was made, written to
+    `training.json`. dtype: on disk, for what it can hold; fp16 halves the file and changes logits by about 1e-3.
 
     The hidden layer of an "mlp" head is for pre-training alone, and timm has none: such a model is written without a
-    head (``num_classes`` 0), its head into ``pretraining_head/head.safetensors``.
+    head (`num_classes` 0), its head into `pretraining_head/head.safetensors`.
 
-    Raises ``ValueError`` if the number of names is not the number of classes. Layout: timm/models/_hub.py.
+    Raises ValueError if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
     if len(class_names) != recipe.num_classes:
         raise ValueError(f"{recipe.num_classes} classes want as many names, and {len(class_names)} came.")
@@ -57,23 +55,23 @@ def export(
 
 
 def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """The tensors on the CPU, those of real numbers in ``dtype``, but whole where it cannot hold them.
+    """The tensors on the CPU, floating-point ones in `dtype` unless that would overflow.
 
-    The statistics of batch normalization stay whole: they are few, and a variance of 1e-8 would become 0.
+    The statistics of batch normalization keep their type: they are few, and a variance of 1e-8 would become 0.
     """
-    state = {name: t.detach().cpu().contiguous() for name, t in state.items()}
-    return {
-        name: t.to(dtype)
-        if t.is_floating_point() and not name.endswith(STATISTICS) and t.to(dtype).isfinite().all()
-        else t
-        for name, t in state.items()
-    }
+
+    def smaller(name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or name.endswith(STATISTICS):
+            return tensor
+        converted = tensor.to(dtype)
+        return converted if converted.isfinite().all() else tensor
+
+    return {name: smaller(name, tensor.detach().cpu().contiguous()) for name, tensor in state.items()}
 
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
-    """The content of timm's ``config.json``."""
-    source = model.pretrained_cfg
-    args = model_args(recipe)
+    """The content of timm's `config.json`."""
+    source, args = model.pretrained_cfg, recipe.model_args()
     if recipe.head == "mlp":
         args, class_names = {**args, "num_classes": 0}, ()
     return {
@@ -86,7 +84,7 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
         "pretrained_cfg": {
             "tag": recipe.name,
             "custom_load": False,
-            **pixels(recipe),
+            **recipe.pixels(),
             "num_classes": args["num_classes"],
             "pool_size": None,
             "first_conv": source.get("first_conv", "patch_embed.proj"),

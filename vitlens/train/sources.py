@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.files import write
 from vitlens.train.processes import World
-from vitlens.train.recipes.recipe import Recipe
+from vitlens.train.settings import Recipe
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Source:
 
         Whether a split is held or streamed follows from the memory that is free, and a stream cuts other crops. So the
         first process chooses (and fetches what is missing) while the others wait, and the choice is kept in
-        ``data.json`` for resuming.
+        `data.json` for resuming.
         """
         choice, found = [self.stream, self.stream], []
         if resume and self.stream is None and (out / "data.json").exists():
@@ -56,7 +56,7 @@ def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
 
 
 def _noted(path: Path) -> list[bool]:
-    """What ``note`` kept."""
+    """What `note` kept."""
     try:
         train, valid = json.loads(path.read_text(encoding="utf-8"))["stream"]
     except (ValueError, KeyError, TypeError) as problem:

@@ -1,4 +1,4 @@
-"""What a run tells of itself afterwards: ``training.json`` and, of a finished one, the model in timm's hub layout."""
+"""What a run tells of itself afterwards: `training.json` and, of a finished one, the model in timm's hub layout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import torch
 from vitlens.data import ImageSet, ImageStream
 from vitlens.files import write
 from vitlens.train.checkpoint import newest_first
-from vitlens.train.export import export
+from vitlens.train.hub_layout import export
 from vitlens.train.journal import checksum
 from vitlens.train.processes import World
-from vitlens.train.recipes.models import FROM_MODEL
-from vitlens.train.recipes.named import RECIPES
-from vitlens.train.recipes.recipe import Recipe
-from vitlens.train.runs.sources import Source
-from vitlens.train.validation import counting, validation
+from vitlens.train.recipes import RECIPES
+from vitlens.train.settings import FROM_MODEL, Recipe
+from vitlens.train.sources import Source
+from vitlens.train.validation import counting, validate
 
 FOUND = ("num_classes",)  # in the data
 
@@ -31,15 +30,15 @@ FOUND = ("num_classes",)  # in the data
 def finish(
     out, plan, model, average, data, *, last, steps, damaged=0, seconds=0.0, command="", world=None, exports=False
 ) -> dict:
-    """Return the account of a run whose last step was ``last``, and write it; with it the model of a finished run, or
-    of any if it ``exports``: of the raw weights and the averaged ones, those that are right more often; of a run that
+    """Return the account of a run whose last step was `last`, and write it; with it the model of a finished run, or
+    of any if it `exports`: of the raw weights and the averaged ones, those that are right more often; of a run that
     started from a model always the averaged ones, for its validation images may be those that it is measured on."""
     world = world or World(device=next(model.parameters()).device)
     metrics = {} if last is None else last.metrics
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
     exports = exports or finished
     if exports and not metrics:
-        metrics = validation(model, average, data[1], plan, world)
+        metrics = validate(model, average, data[1], plan, world)
     averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
     account = {
         "command": command,
@@ -71,7 +70,7 @@ def finish(
 
 
 def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> dict | None:
-    """The account of a run in ``out`` that has come to its end, by this plan and on these images, and left its model;
+    """The account of a run in `out` that has come to its end, by this plan and on these images, and left its model;
     else None."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
@@ -116,14 +115,13 @@ def command_of(plan: Recipe, source: Source, splits) -> str:
     words += ["--model", Path(plan.init).name] if plan.init else []
     if plan.name not in RECIPES:  # a recipe from a file
         return shlex.join([*words[:3], "recipe.json", *words[4:], "--out", "DIR"])
-    base = RECIPES[plan.name].to_dict()
-    for key, value in plan.to_dict().items():
-        if key in FOUND or (plan.init and key in ("init", "model_kwargs", *FROM_MODEL)):
+    brought = ("init", "model_kwargs", *FROM_MODEL) if plan.init else ()
+    usual = {name: value for name, value, _ in RECIPES[plan.name].described()}
+    for name, value, _ in plan.described():
+        if name in FOUND or name in brought or value == usual[name]:
             continue
-        if isinstance(value, dict):
-            changed = {f"{key}.{k}": v for k, v in value.items() if v != base[key][k]}
+        if name == "model_kwargs":
+            words += [word for key, each in value.items() for word in ("--set", f"model.{key}={each}")]
         else:
-            changed = {key: value} if value != base[key] else {}
-        for name, v in changed.items():
-            words += ["--set", f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"]
+            words += ["--set", f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"]
     return shlex.join([*words, "--out", "DIR"])

@@ -1,4 +1,4 @@
-"""Eyes and ears of a run: its progress bar, TensorBoard, and the wish of a user or a scheduler that it end."""
+"""What is seen of a run while it trains: progress bar, TensorBoard, snapshots; and signals that ask it to end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import sys
 import threading
 from pathlib import Path
 
+import torch
 from tqdm.auto import tqdm
 
+from vitlens.train import snapshots
 from vitlens.train.loop import Step
 
 
 class Progress:
-    """A bar in a terminal or a notebook with loss, accuracy, speed and the time left; ``quiet`` shows none."""
+    """A bar in a terminal or a notebook with loss, accuracy, speed and the time left; `quiet` shows none."""
 
     def __init__(self, steps: int, quiet: bool):
         self.bar = tqdm(total=steps, unit="step", disable=quiet, mininterval=0.5 if sys.stderr.isatty() else 10)
@@ -36,7 +38,7 @@ class Progress:
 
 
 class Board:
-    """TensorBoard's event file in ``folder``; with None nothing is written. Needs the package tensorboard."""
+    """TensorBoard's event file in `folder`; with None nothing is written. Needs the package tensorboard."""
 
     def __init__(self, folder: Path | None):
         self.folder, self.writer = folder, None
@@ -63,6 +65,32 @@ class Board:
             values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
             for name, value in values.items():
                 self.writer.add_scalar(name, value, step.step)
+
+
+class Album:
+    """Takes `count` snapshots of a run; what a model does not have is left out, and said once."""
+
+    def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
+        self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
+        self.due = set(snapshots.schedule(steps, count)) if count else set()
+
+    def begin(self) -> None:
+        """Take the first one, of untrained weights, in place of those of an earlier run."""
+        if self.due:
+            self.path.unlink(missing_ok=True)
+            self.show(0)
+
+    def show(self, step: int) -> None:
+        if step not in self.due:
+            return
+        missing: list[str] = []
+        try:
+            snapshots.save(self.path, step, snapshots.record(self.model, self.probe, missing))
+        except Exception as problem:  # a picture is no reason to lose a run
+            self.say(f"There are no snapshots from step {step} on: {problem}")
+            self.due.clear()
+        for reason in missing if step == 0 else ():
+            self.say(f"Not in the snapshots: {reason}")
 
 
 class Stop:

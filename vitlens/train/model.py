@@ -1,0 +1,118 @@
+"""The model of a run: built anew by timm, or with the weights of one that was trained before (paper, section 3.2)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from vitlens import positions
+from vitlens.models import load_model
+from vitlens.recorder.running import channels
+
+RATES = ("num_classes", "drop_rate", "drop_path_rate")
+"""Endings of timm's keywords that a recipe sets for itself: `pos_drop_rate` and its like, too."""
+
+
+def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = "") -> nn.Module:
+    """A timm model in training mode, its fresh weights a function of the seed.
+
+    mlp_bias: output bias of an `mlp_head` in place of the linear head. source: a model to copy all weights from but the
+    head's. Raises ValueError if timm cannot build it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = timm.create_model(architecture, **arguments)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            raise ValueError(f"timm {timm.__version__} cannot build this {architecture}: {error}.") from error
+        if mlp_bias is not None:
+            model.head = mlp_head(model.head, mlp_bias)
+    if source:
+        transfer(load_model(source), model)
+    return model.train()
+
+
+def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
+    """The paper's head for pre-training: D → D, tanh, D → classes; the last starts at zero, its bias at `bias`."""
+    output = nn.Linear(linear.in_features, linear.out_features)
+    nn.init.zeros_(output.weight)
+    nn.init.constant_(output.bias, bias)
+    hidden = nn.Linear(linear.in_features, linear.in_features)
+    nn.init.xavier_uniform_(hidden.weight)
+    nn.init.zeros_(hidden.bias)
+    return nn.Sequential(OrderedDict(pre_logits=hidden, act=nn.Tanh(), output=output))
+
+
+def settings_of(source: str | Path, image_size: int) -> dict:
+    """The settings of a recipe that a trained model brings, to be trained on at `image_size`.
+
+    A model that is no transformer over patches has patch_size, depth and heads 1, and as width that of the features
+    that its head reads. Raises what `load_model` raises, and ValueError for models that cannot be fine-tuned.
+    """
+    model = load_model(source)
+    kind = type(model).__name__
+    if kind == "NaFlexVit":
+        raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
+    if not model.pretrained_cfg.get("classifier"):
+        raise ValueError(f"{source} ({kind}) has no head for classes, so it cannot be tuned; use another model.")
+    if (count := channels(model)) != 3:
+        raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
+    config = model.pretrained_cfg
+    found = {
+        "init": str(source), "architecture": config["architecture"], "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]), "model_kwargs": _arguments_of(source),
+    }  # fmt: skip
+    if any("img_size" in inspect.signature(each.__init__).parameters for each in type(model).__mro__[:-1]):
+        found["model_kwargs"]["img_size"] = image_size  # timm builds transformers for a size, but no ConvNets
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if patch is None or not hasattr(model, "blocks"):
+        return {**found, "patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
+    heads = [module.num_heads for module in model.blocks[0].modules() if hasattr(module, "num_heads")]
+    return {
+        **found, "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
+        "depth": len(model.blocks), "heads": heads[0] if heads else 1,
+    }  # fmt: skip
+
+
+def _arguments_of(source: str | Path) -> dict:
+    """What the model in a folder of timm's hub layout was built with; {} for a name."""
+    folder = Path(str(source).removeprefix("local-dir:"))
+    folder = folder.parent if folder.is_file() else folder
+    if not folder.is_dir():
+        return {}
+    arguments = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
+    return {name: value for name, value in arguments.items() if not name.endswith(RATES) and value is not None}
+
+
+def transfer(source: nn.Module, model: nn.Module) -> None:
+    """Copy every weight but the head's, positions resized the paper's way; the linear head starts at zero.
+
+    Raises ValueError if another weight has another shape (relative positions of another grid, say).
+    """
+    heads = model.pretrained_cfg["classifier"]
+    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    within = tuple(f"{head}." for head in heads)
+    state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
+    wanted = model.state_dict()
+    if "pos_embed" in state and state["pos_embed"].shape != wanted["pos_embed"].shape:
+        grid = source.patch_embed.grid_size
+        prefix = state["pos_embed"].shape[1] - grid[0] * grid[1]
+        state["pos_embed"] = positions.resize(
+            state["pos_embed"], model.patch_embed.grid_size, prefix=prefix, grid=grid, method="paper"
+        )
+    other = [n for n in wanted if not n.startswith(within) and (n not in state or state[n].shape != wanted[n].shape)]
+    if other:
+        raise ValueError(
+            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned position "
+            "embeddings are resized. Train at the resolution that the model was made for."
+        )
+    model.load_state_dict(state, strict=False)
+    for name in heads:
+        for parameter in model.get_submodule(name).parameters():
+            nn.init.zeros_(parameter)

@@ -1,0 +1,68 @@
+"""What a run will do: the recipe of its folder or its name, with what the user changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from vitlens.files import writable
+from vitlens.train import checkpoint
+from vitlens.train.recipes import read_recipe, starting_from
+from vitlens.train.settings import FROM_MODEL, Recipe
+from vitlens.train.snapshots import schedule
+
+
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, watch: int) -> None:
+    """Raise `ValueError` for options that cannot be meant, before anything is read or written."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
+    for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
+    if watch:
+        schedule(1, watch)  # which refuses too few
+    if not resume and checkpoint.newest_first(out / "checkpoints"):
+        raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
+    if resume and not out.is_dir():
+        raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
+    writable(out, "--out")
+
+
+def planned(
+    name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
+) -> Recipe:
+    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden.
+
+    name: of a recipe, or a JSON file; when a run is resumed, only its name is compared. model: to start from; a recipe
+    that is made to continue a model needs one.
+    """
+    kept = out / "recipe.json"
+    resumed = resume and kept.exists()
+    plan = read_recipe(kept if resumed else name)
+    if resumed:
+        named = read_recipe(name).name if name.endswith(".json") else name
+        if plan.name != named:
+            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
+        if tiny and not plan.train_images:
+            raise ValueError(f"The run in {out} is not a tiny one. Resume it without --tiny.")
+        if model and model != plan.init and not _same(model, plan.init):
+            raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
+    source = plan.init if resumed else model or plan.init
+    fixed = [key for key in (each.partition("=")[0] for each in overrides) if key in FROM_MODEL or key[:6] == "model."]
+    if source and fixed:
+        raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
+    plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
+    if source and not resumed:
+        plan = starting_from(plan, source)
+    elif plan.continues and not source:
+        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
+    return plan if seed is None else replace(plan, seed=seed)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two spellings are of one folder."""
+    return bool(other) and Path(one).exists() and Path(one).resolve() == Path(other).resolve()
