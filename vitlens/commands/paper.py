@@ -48,7 +48,7 @@ def table(
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     from vitlens import paper
-    from vitlens.evaluate import records
+    from vitlens.paper import records
 
     found = [record for path in results for record in records.read(path)]
     named: dict[str, list[str]] = {}
