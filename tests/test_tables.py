@@ -6,8 +6,10 @@ import pytest
 from test_cli import vitlens
 
 from vitlens import paper
-from vitlens.paper import MODELS, TABLE_2, TABLE_5, records
+from vitlens.data.tasks import VTAB as EVALUATED
+from vitlens.paper import MODELS, TABLE_2, TABLE_5, VTAB, records
 from vitlens.paper.measured import TEST_IMAGES
+from vitlens.paper.tables import VTAB_NAMES
 
 RESULT = {
     "model": "vit_base_patch16_384.orig_in21k_ft_in1k", "data": "imagenet", "protocol": "top1", "metric": "top1",
@@ -25,30 +27,24 @@ def lines(text):
     return {line[:28].strip(): line for line in text.splitlines()}
 
 
-@pytest.mark.parametrize(
-    ("data", "protocol", "metric", "row"),
-    [
-        ("imagenet", "top1", "top1", "ImageNet"),
-        ("torch/imagenet", "top1", "real", "ImageNet ReaL"),
-        ("imagenet-real", "top1", "real", "ImageNet ReaL"),
-        ("torch/oxford_iiit_pet", "finetune", "top1", "Oxford-IIIT Pets"),
-        ("flowers102", "finetune", "top1", "Oxford Flowers-102"),
-        ("CIFAR-100", "finetune", "top1", "CIFAR-100"),
-        ("vtab", "vtab", "mean", "VTAB"),
-        ("vtab natural", "vtab", "mean", "VTAB Natural"),
-        ("vtab/cifar100", "vtab", "top1", "VTAB CIFAR-100"),  # a thousand of its images: not the row CIFAR-100
-        ("vtab/pcam", "finetune", "top1", "VTAB Camelyon"),
-        ("vtab800/pcam", "finetune", "top1", None),
-        ("vtab/pets", "knn", "top1", None),
-        ("imagenet", "top1", "top5", None),
-        ("imagenet-real", "top1", "top1", None),
-        ("cifar10", "top1", "real", None),
-        ("imagenet", "knn", "top1", None),
-        ("cifar10", "fewshot", "top1", None),
-        ("my-photographs", "top1", "top1", None),
-    ],
-)
-def test_what_is_a_row_of_the_tables(tmp_path, data, protocol, metric, row):
+@pytest.mark.parametrize("row, measured", [
+    ("ImageNet", "imagenet top1 top1"),
+    ("ImageNet ReaL", "torch/imagenet top1 real"),
+    ("ImageNet ReaL", "imagenet-real top1 real"),
+    ("Oxford-IIIT Pets", "torch/oxford_iiit_pet finetune top1"),
+    ("Oxford Flowers-102", "flowers102 finetune top1"),
+    ("CIFAR-100", "CIFAR-100 finetune top1"),
+    ("VTAB", "vtab vtab mean"),
+    ("VTAB Natural", "vtab natural vtab mean"),
+    ("VTAB CIFAR-100", "vtab/cifar100 vtab top1"),  # a thousand of its images: not the row CIFAR-100
+    ("VTAB Camelyon", "vtab/pcam finetune top1"),
+    *((None, words) for words in (
+        "vtab800/pcam finetune top1", "vtab/pets knn top1", "imagenet top1 top5", "imagenet-real top1 top1",
+        "cifar10 top1 real", "imagenet knn top1", "cifar10 fewshot top1", "my-photographs top1 top1",
+    )),
+])  # fmt: skip
+def test_what_is_a_row_of_the_tables(tmp_path, row, measured):
+    data, protocol, metric = measured.rsplit(" ", 2)
     images = TEST_IMAGES.get(row, 50_000)
     record = RESULT | {"data": data, "protocol": protocol, "metric": metric, "images": images}
     fewer = [record | {"images": round(share * images)} for share in (0.995, 0.9)]  # some damaged, and a folder's own
@@ -64,28 +60,19 @@ def test_models_of_one_name_have_columns_of_their_own(tmp_path):
     assert "SHA-256 a1" in printed and "SHA-256 b2" in printed and "protocol finetune, epochs=1;" in printed
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("vit_base_patch16_224.orig_in21k", "ViT-B/16 pre-trained on ImageNet-21k, the paper's own weights"),
-        ("vit_base_patch16_224.dino", "ViT-B/16 with the weights dino of timm, which are not the paper's"),
-        ("vit_base_patch16_224", "ViT-B/16 by its name, which does not tell the weights"),
-        ("runs/mine", "not a model of the paper"),
-    ],
-)
+@pytest.mark.parametrize("model, words", [
+    ("vit_base_patch16_224.orig_in21k", "ViT-B/16 pre-trained on ImageNet-21k, the paper's own weights"),
+    ("vit_base_patch16_224.dino", "ViT-B/16 with the weights dino of timm, which are not the paper's"),
+    ("vit_base_patch16_224", "ViT-B/16 by its name, which does not tell the weights"),
+    ("runs/mine", "not a model of the paper"),
+])  # fmt: skip
 def test_a_name_is_told_for_what_it_is(tmp_path, model, words):
     assert f": {words}\n" in paper.table_2(records.read(written(tmp_path / "r.json", RESULT | {"model": model})))
 
 
 def test_table_2_keeps_what_was_printed_and_adds_a_column(tmp_path):
-    other = RESULT | {
-        "model": "runs/mine",
-        "data": "cifar10",
-        "images": 10_000,
-        "protocol": "finetune",
-        "value": 91.234,
-        "low": 90.0,
-    }
+    other = RESULT | {"model": "runs/mine", "data": "cifar10", "images": 10_000, "protocol": "finetune"}
+    other |= {"value": 91.234, "low": 90.0}
     nothing = RESULT | {"data": "imagenet", "protocol": "knn"}
     later = RESULT | {"value": 84.1, "when": "2026-02-02T00:00:00+00:00"}
     text = paper.table_2(records.read(written(tmp_path / "r.json", later, RESULT, other | {"high": 92}, nothing)))
@@ -175,10 +162,10 @@ def test_groups_and_tasks_of_vtab_have_a_table(tmp_path):
 
 
 def test_tasks_of_vtab_are_those_that_are_evaluated():
-    from vitlens.data.tasks import VTAB as EVALUATED
-    from vitlens.paper.measured import TASKS
-
-    assert [(t.name, t.group) for t in EVALUATED] == [(f"vtab/{t}", g.lower()) for g in TASKS for t in TASKS[g]]
+    tasks = [name for name in VTAB_NAMES if name.startswith("vtab/")]
+    assert [(task.name, task.group) for task in EVALUATED] == [
+        (name, group.lower()) for name, group in zip(tasks, (g for g in VTAB for _ in VTAB[g]), strict=True)
+    ]
 
 
 def test_tables_fit_a_terminal(tmp_path):
@@ -217,29 +204,30 @@ def test_the_first_submission_stands_beside_as_such():
     assert text.index("TPUv3-core-days") < text.index("88.36")
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "is not a file of results: it cannot be read as JSON"),
-        ("3", "a result has model, data, .* is missing"),
-        (json.dumps({k: v for k, v in RESULT.items() if k not in ("low", "when")}), "but low, when is missing"),
-        (json.dumps([RESULT, RESULT | {"value": 0.842}]), "high ≤ 100"),
-        (json.dumps(RESULT | {"value": 101, "high": 102}), "0 ≤ low ≤ value ≤ high ≤ 100 .* has 83.88, 101 and 102"),
-        (json.dumps(RESULT | {"low": 84.3}), "has 84.3, 84.2 and 84.51 for vit_base"),
-        (json.dumps(RESULT | {"value": float("nan")}), "has 83.88, nan and"),
-        (json.dumps(RESULT | {"value": "84"}), "has 83.88, 84 and"),
-        (json.dumps(RESULT | {"images": 0}), "images as a whole number"),
-        (json.dumps(RESULT | {"model": None}), "A result names model, .* in words"),
-        (json.dumps(RESULT | {"weights": None}), "and weights, place, command, recipe and note as texts"),
-        (json.dumps(RESULT | {"recipe": ["a"]}), "and weights, place, command, recipe and note as texts"),
-        (json.dumps(RESULT | {"note": 3}), "and weights, place, command, recipe and note as texts"),
-        (json.dumps(RESULT | {"shots": "5"}), "damaged, shots, seeds and neighbors as whole numbers"),
-    ],
-)
-def test_what_is_no_result_is_told(tmp_path, text, sentence):
+@pytest.mark.parametrize("text, words", [
+    ("{", "cannot be read as JSON"),
+    ("3", "a result has model, data, .* is missing"),
+    (json.dumps({k: v for k, v in RESULT.items() if k not in ("low", "when")}), "but low, when is missing"),
+    *((json.dumps(RESULT | change), words) for change, words in (
+        ({"value": 0.842}, "high ≤ 100, in per cent, .* has 83.88, 0.842 and 84.51"),
+        ({"value": 101, "high": 102}, "0 ≤ low ≤ value ≤ high ≤ 100, .* has 83.88, 101 and 102"),
+        ({"low": 84.3}, "has 84.3, 84.2 and 84.51 for vit_base"),
+        ({"value": float("nan")}, "has 83.88, nan and"),
+        ({"value": "84"}, "value = '84'; expected int . float"),
+        ({"images": 0}, "images = 0; expected 1 or more"),
+        ({"images": True}, "images = True; expected int"),
+        ({"model": None}, "model = None; expected str"),
+        ({"weights": None}, "weights = None; expected str"),
+        ({"recipe": ["a"]}, "recipe = .'a'.; expected str . None"),
+        ({"note": 3}, "note = 3; expected str . None"),
+        ({"shots": "5"}, "shots = '5'; expected int . None"),
+        ({"versions": "2.9"}, "versions = '2.9'; expected dict"),
+    )),
+])  # fmt: skip
+def test_what_is_no_result_is_told(tmp_path, text, words):
     path = tmp_path / "r.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=words):
         records.read(path)
     told = vitlens("table", path, expect=2)
     assert told.stderr.startswith("vitlens: ") and told.stderr.count("\n") == 1 and not told.stdout
@@ -270,29 +258,23 @@ def test_models_lists_those_whose_name_matches():
     assert told.startswith("vitlens: No model of the paper has 'swin' in its name; there are ViT-B/16, ")
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("BiT-L", ["R152x4"]),
-        ("bit-l r152x4", ["R152x4"]),
-        ("BiT-M R152x4", ["R152x4"]),
-        ("BiT R50x2", ["R50x2"]),
-        ("Noisy Student", ["EfficientNet-L2"]),
-        ("ViT-Huge", ["ViT-H/14"]),
-        ("ViT-Large/32", ["ViT-L/32", "R50+ViT-L/32"]),
-        ("vit_l_16", ["ViT-L/16", "R50+ViT-L/16"]),
-        ("ViT-H-14", ["ViT-H/14"]),
-        ("R50x1+ViT-B/32", ["R50+ViT-B/32"]),
-        ("ResNet152x2", ["R152x2"]),
-        ("hybrid", [name for name in MODELS if name.startswith("R50+")]),
-        ("", list(MODELS)),
-        ("swin", []),
-        ("/", [name for name in MODELS if "/" in name]),
-        ("?", []),
-    ],
-)
-def test_models_are_found_by_the_names_that_people_write(text, names):
-    assert [model.name for model in paper.matching(text)] == names
+@pytest.mark.parametrize("names, texts", [
+    (["R152x4"], ["BiT-L", "bit-l r152x4", "BiT-M R152x4"]),
+    (["R50x2"], ["BiT R50x2"]),
+    (["EfficientNet-L2"], ["Noisy Student"]),
+    (["ViT-H/14"], ["ViT-Huge", "ViT-H-14"]),
+    (["ViT-L/32", "R50+ViT-L/32"], ["ViT-Large/32"]),
+    (["ViT-L/16", "R50+ViT-L/16"], ["vit_l_16"]),
+    (["R50+ViT-B/32"], ["R50x1+ViT-B/32"]),
+    (["R152x2"], ["ResNet152x2"]),
+    ([name for name in MODELS if name.startswith("R50+")], ["hybrid"]),
+    ([name for name in MODELS if "/" in name], ["/"]),
+    (list(MODELS), [""]),
+    ([], ["swin", "?"]),
+])  # fmt: skip
+def test_models_are_found_by_the_names_that_people_write(names, texts):
+    for text in texts:
+        assert [model.name for model in paper.matching(text)] == names, text
 
 
 def test_names_lead_to_models_and_weights():

@@ -4,25 +4,31 @@
 trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7` and `TABLE_9` what came out.
 """
 
-from vitlens.paper.costs import COSTS, Cost, exaflops
 from vitlens.paper.measured import row_of, table_2, table_5, table_9
-from vitlens.paper.models import MODELS, Model, Weights, build, find, matching, origin
-from vitlens.paper.results import (
+from vitlens.paper.models import COSTS, MODELS, Cost, Model, Weights, build, exaflops, find, matching, origin
+from vitlens.paper.tables import (
     BIT,
     BIT_M_VTAB,
+    CLASSES,
     FIRST_SUBMISSION,
     FIVE,
+    IMAGES,
+    TABLE_1,
     TABLE_2,
+    TABLE_3,
+    TABLE_4,
     TABLE_5,
     TABLE_6,
     TABLE_7,
     TABLE_9,
     VTAB,
+    FineTuning,
+    Pretraining,
     Published,
+    Variant,
     groups,
     results,
 )
-from vitlens.paper.training import CLASSES, IMAGES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining, Variant
 
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from vitlens.paper.models import CALLED, origin
 from vitlens.paper.records import Record, aligned
-from vitlens.paper.results import (
+from vitlens.paper.tables import (
     CIFAR10,
     CIFAR100,
     FIRST_SUBMISSION,
@@ -21,6 +21,7 @@ from vitlens.paper.results import (
     TABLE_5,
     TABLE_9,
     VTAB,
+    VTAB_NAMES,
     Published,
     groups,
 )
@@ -33,19 +34,7 @@ ROWS = {
     "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
     "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
 }  # fmt: skip
-TASKS = {
-    "Natural": ("caltech101", "cifar100", "dtd", "flowers102", "pets", "sun397", "svhn"),
-    "Specialized": ("pcam", "eurosat", "resisc45", "retinopathy"),
-    "Structured": (
-        "clevr-count", "clevr-distance", "dmlab", "dsprites-location", "dsprites-orientation", "kitti-distance",
-        "smallnorb-azimuth", "smallnorb-elevation",
-    ),
-}  # fmt: skip
-"""The tasks of VTAB-1k as `vitlens evaluate` calls them, in the order of Table 9."""
-VTAB_ROWS = {"vtab": "VTAB"}
-for _group, _tasks in TASKS.items():
-    VTAB_ROWS[f"vtab {_group.lower()}"] = f"VTAB {_group}"
-    VTAB_ROWS |= {f"vtab/{task}": f"VTAB {name}" for task, name in zip(_tasks, VTAB[_group], strict=True)}
+VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
 TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
 """Of the data sets of the tables. One in a hundred may be missing, as damaged; other numbers are other data."""
 TRANSFER = ("top1", "finetune", "vtab")

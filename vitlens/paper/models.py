@@ -1,4 +1,4 @@
-"""Every model of the paper: how timm builds it, and the public weights that are nearest to it."""
+"""Every model of the paper: how timm builds it, what it costs, and the public weights that are nearest to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from vitlens.paper.tables import CLASSES, IMAGES, cells
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,94 +34,73 @@ class Weights:
 
 @dataclass(frozen=True)
 class Model:
-    """One model of the paper.
-
-    kind: "ViT", "hybrid", "ResNet" (BiT's: pre-activation, group norm, weight standardization) or "EfficientNet".
-    timm: the name that builds it, with `arguments`; of a ResNet without `weights` its nearest relative, whose class is
-    built with `arguments`. image_size: pixels at pre-training.
-    """
+    """One model of the paper."""
 
     name: str
     kind: str
+    """ViT, hybrid, ResNet (BiT's: pre-activation, group norm, weight standardization) or EfficientNet."""
     timm: str
+    """The name that builds it with `arguments`; of a ResNet without `weights` that of its nearest relative."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     weights: tuple[Weights, ...] = ()
     image_size: int = 224
+    """Pixels at pre-training."""
+
+
+class Cost(NamedTuple):
+    """What one model of the paper costs, with a head of 1,000 classes."""
+
+    parameters: int
+    flops: int
+    """Of one image of `image_size` pixels; a multiply-add is two."""
+    image_size: int
+    """Side in pixels at pre-training."""
+    features: int
+    """Input features of the head."""
+
+    def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
+        """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
+        if data not in IMAGES:
+            raise ValueError(f"Pre-training is counted for {', '.join(IMAGES)}; got {data!r}.")
+        head = 2 * self.features * (CLASSES[data] - 1000)
+        return exaflops(self.flops + head, IMAGES[data], epochs)
+
+
+def exaflops(per_image: float, images: float, epochs: float) -> float:
+    """Exa (10¹⁸) FLOPs of a training: forward and backward are three forwards, each of `per_image` FLOPs.
+
+    The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 5 %, with
+    `vitlens.evaluate.compute.flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
+    """
+    return 3 * per_image * images * epochs / 1e18
 
 
 SOURCES = {"orig": "paper", "augreg": "AugReg", "augreg2": "AugReg", "goog": "BiT-M", "ns": "Noisy Student"}
 DATA = {"in21k": "ImageNet-21k", "in1k": "ImageNet", "jft": "JFT-300M"}
 
 
-def _weights(*names: str) -> tuple[Weights, ...]:
-    """From names in timm's way, <model>.<source>_<pre-training data>[_ft_in1k]."""
-    parts = [name.partition(".")[2].split("_") for name in names]
-    return tuple(Weights(name, DATA[p[1]], SOURCES[p[0]]) for name, p in zip(names, parts, strict=True))
+def _weights(name: str) -> Weights:
+    """From a name in timm's way, <model>.<source>_<pre-training data>[_ft_in1k]."""
+    source, data = name.partition(".")[2].split("_")[:2]
+    return Weights(name, DATA[data], SOURCES[source])
 
 
-BASE = {"embed_dim": 768, "depth": 12, "num_heads": 12}
-LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
-HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
-HALVED = {"embed_dim": 384, "depth": 12, "num_heads": 6}  # the paper gives no number of heads: 6 keep their width
+def _argument(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """From "depth=12" or "layers=3-4-6-3" to the name and the value."""
+    name, value = text.split("=")
+    return name, tuple(map(int, value.split("-"))) if "-" in value else int(value)
 
-_ALL = (
-    Model("ViT-B/16", "ViT", "vit_base_patch16_224", BASE, _weights(
-        "vit_base_patch16_224.orig_in21k", "vit_base_patch16_224.orig_in21k_ft_in1k",
-        "vit_base_patch16_384.orig_in21k_ft_in1k", "vit_base_patch16_224.augreg_in21k",
-        "vit_base_patch16_224.augreg_in21k_ft_in1k", "vit_base_patch16_384.augreg_in21k_ft_in1k",
-        "vit_base_patch16_224.augreg2_in21k_ft_in1k", "vit_base_patch16_224.augreg_in1k",
-        "vit_base_patch16_384.augreg_in1k",
-    )),
-    Model("ViT-B/32", "ViT", "vit_base_patch32_224", BASE, _weights(
-        "vit_base_patch32_224.orig_in21k", "vit_base_patch32_224.augreg_in21k",
-        "vit_base_patch32_224.augreg_in21k_ft_in1k", "vit_base_patch32_384.augreg_in21k_ft_in1k",
-        "vit_base_patch32_224.augreg_in1k", "vit_base_patch32_384.augreg_in1k",
-    )),
-    Model("ViT-L/16", "ViT", "vit_large_patch16_224", LARGE, _weights(
-        "vit_large_patch16_224.orig_in21k", "vit_large_patch16_224.augreg_in21k",
-        "vit_large_patch16_224.augreg_in21k_ft_in1k", "vit_large_patch16_384.augreg_in21k_ft_in1k",
-    )),
-    Model("ViT-L/32", "ViT", "vit_large_patch32_224", LARGE, _weights(
-        "vit_large_patch32_224.orig_in21k", "vit_large_patch32_384.orig_in21k_ft_in1k",
-    )),
-    Model("ViT-H/14", "ViT", "vit_huge_patch14_224", HUGE, _weights("vit_huge_patch14_224.orig_in21k")),
-    Model("ViT-b/32", "ViT", "vit_small_patch32_224", HALVED, _weights(
-        "vit_small_patch32_224.augreg_in21k", "vit_small_patch32_224.augreg_in21k_ft_in1k",
-        "vit_small_patch32_384.augreg_in21k_ft_in1k",
-    )),
-    # timm names one hybrid for each form of its ResNet; the transformer on it is a matter of arguments.
-    Model("R50+ViT-B/16", "hybrid", "vit_base_r50_s16_224", BASE, _weights(
-        "vit_base_r50_s16_224.orig_in21k", "vit_base_r50_s16_384.orig_in21k_ft_in1k",
-    )),
-    Model("R50+ViT-B/32", "hybrid", "vit_large_r50_s32_224", BASE),
-    Model("R50+ViT-L/16", "hybrid", "vit_base_r50_s16_224", LARGE),
-    Model("R50+ViT-L/32", "hybrid", "vit_large_r50_s32_224", LARGE, _weights(
-        "vit_large_r50_s32_224.augreg_in21k", "vit_large_r50_s32_224.augreg_in21k_ft_in1k",
-        "vit_large_r50_s32_384.augreg_in21k_ft_in1k",
-    )),
-    Model("R50x1", "ResNet", "resnetv2_50x1_bit", {"layers": (3, 4, 6, 3), "width_factor": 1}, _weights(
-        "resnetv2_50x1_bit.goog_in21k", "resnetv2_50x1_bit.goog_in21k_ft_in1k",
-    )),
-    Model("R50x2", "ResNet", "resnetv2_50x1_bit", {"layers": (3, 4, 6, 3), "width_factor": 2}),
-    Model("R101x1", "ResNet", "resnetv2_101x1_bit", {"layers": (3, 4, 23, 3), "width_factor": 1}, _weights(
-        "resnetv2_101x1_bit.goog_in21k", "resnetv2_101x1_bit.goog_in21k_ft_in1k",
-    )),
-    Model("R152x1", "ResNet", "resnetv2_152x2_bit", {"layers": (3, 8, 36, 3), "width_factor": 1}),
-    Model("R152x2", "ResNet", "resnetv2_152x2_bit", {"layers": (3, 8, 36, 3), "width_factor": 2}, _weights(
-        "resnetv2_152x2_bit.goog_in21k", "resnetv2_152x2_bit.goog_in21k_ft_in1k",
-    )),
-    Model("R152x4", "ResNet", "resnetv2_152x4_bit", {"layers": (3, 8, 36, 3), "width_factor": 4}, _weights(
-        "resnetv2_152x4_bit.goog_in21k", "resnetv2_152x4_bit.goog_in21k_ft_in1k",
-    )),
-    Model("R200x3", "ResNet", "resnetv2_152x4_bit", {"layers": (3, 24, 36, 3), "width_factor": 3}),
-    Model("EfficientNet-L2", "EfficientNet", "tf_efficientnet_l2", {}, (
-        Weights("tf_efficientnet_l2.ns_jft_in1k", "JFT-300M", "Noisy Student"),
-        Weights("tf_efficientnet_l2.ns_jft_in1k_475", "JFT-300M", "Noisy Student"),
-    ), image_size=800),
-)  # fmt: skip
 
-MODELS: dict[str, Model] = {model.name: model for model in _ALL}
+MODELS: dict[str, Model] = {}
 """By the paper's names: its ViTs, hybrids and ResNets, and the Noisy Student that Table 2 compares with."""
+COSTS: dict[str, Cost] = {}
+"""Costs by model name, counted once by `evaluate.compute.cost` so that `vitlens models` needs no PyTorch."""
+for _row in cells("models"):
+    _name, _size = _row["name"], int(_row["image_size"])
+    _arguments = dict(map(_argument, _row["arguments"].split()))
+    _public = tuple(map(_weights, _row["weights"].split()))
+    MODELS[_name] = Model(_name, _row["kind"], _row["timm"], _arguments, _public, _size)
+    COSTS[_name] = Cost(int(_row["parameters"]), int(_row["flops"]), _size, int(_row["features"]))
 
 CALLED = {
     "R152x4": ("BiT-L R152x4", "BiT-M R152x4", "BiT-S R152x4"),  # one network, by the data of its pre-training

@@ -1,12 +1,12 @@
-"""What was measured of a model, as records that say how: a JSON file of them, and a table to read."""
+"""Results of evaluations with how they were measured, kept in JSON files."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import get_type_hints
 
 from vitlens import files
 
@@ -16,12 +16,12 @@ class Record:
     """One number, with its 95 % confidence interval, in per cent."""
 
     model: str
-    """A timm name, a folder's or the paper's."""
+    """A timm name, a name of the paper, or the name of a folder."""
     data: str
     protocol: str
     """top1, fewshot, knn, probe, finetune or vtab."""
     metric: str
-    """top1, top5, real (ReaL labels), or mean: of the top-1 of several tasks."""
+    """top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks)."""
     value: float
     low: float
     high: float
@@ -32,19 +32,19 @@ class Record:
     versions: dict[str, str]
     """Of the packages."""
     damaged: int = 0
-    """Images that could not be decoded and were left out; of fine-tuning only those to measure on."""
+    """Images that were left out as they could not be decoded; for fine-tuning only those of the test split."""
     command: str = ""
     weights: str = ""
-    """What the model's weights are told from others by: the first digits of their SHA-256."""
+    """The first digits of the SHA-256 of the model's weights."""
     place: str = ""
-    """What tells a folder of data from others of its name: the first digits of the SHA-256 of where it lies."""
+    """For data in a folder, the first digits of the SHA-256 of its path: it may share its name with others."""
     shots: int | None = None
     seeds: int | None = None
-    """How many, where the number is a mean over seeds; they are 0, 1, 2 …"""
+    """Number of seeds (0, 1, 2 …), where the value is a mean over them."""
     neighbors: int | None = None
-    """Of each image, for knn."""
+    """For knn."""
     recipe: str | None = None
-    """Of fine-tuning: the recipe and what was changed in it, where it is not simply the data's own."""
+    """Of fine-tuning: the recipe and the changes to it, unless it is the data's own, unchanged."""
     note: str | None = None
     """Caveats of the number: how classes were matched, which classes are missing, what the interval covers."""
 
@@ -64,8 +64,12 @@ class Record:
 
     @property
     def cell(self) -> str:
-        """As in a table."""
+        """The value with its interval, as in a table."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+TYPES = get_type_hints(Record) | dict.fromkeys(("value", "low", "high"), int | float) | {"versions": dict}
+"""What a file must have in each field: JSON writes 84.0 as 84."""
 
 
 def read(path: str | Path) -> list[Record]:
@@ -107,48 +111,34 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _entries(path: str | Path) -> list[tuple[Record, dict]]:
-    """The records of a file, each with what the file says of it."""
-    known = [each.name for each in fields(Record)]
-    wanted = [each.name for each in fields(Record) if each.default is MISSING]
+    """The records of a file, each with the object that it was read from."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not a file of results: it cannot be read as JSON ({error}).") from error
-    entries = []
-    for each in found if isinstance(found, list) else [found]:
-        if not isinstance(each, dict) or not set(wanted) <= set(each):
-            missing = [name for name in wanted if name not in each] if isinstance(each, dict) else wanted
-            raise ValueError(
-                f"{path} is not a file of results: a result has {', '.join(wanted)}, but {', '.join(missing)} "
-                "is missing. `vitlens evaluate --out` writes such files; name another, or remove this one."
-            )
-        record = Record(**{name: each[name] for name in known if name in each})
-        _check(record, path)
-        entries.append((record, each))
-    return entries
+    return [(_record(each, path), each) for each in (found if isinstance(found, list) else [found])]
 
 
-def _check(record: Record, path: str | Path) -> None:
-    numbers = (record.low, record.value, record.high)
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers) or not (
-        0 <= record.low <= record.value <= record.high <= 100
-    ):
+def _record(entry: object, path: str | Path) -> Record:
+    """The record in an object of a file. Raises ValueError where something is missing or of another type."""
+    required = [each.name for each in fields(Record) if each.default is MISSING]
+    missing = [name for name in required if not isinstance(entry, dict) or name not in entry]
+    if missing:
         raise ValueError(
-            f"A result gives 0 ≤ low ≤ value ≤ high ≤ 100 in per cent, but {path} has {record.low}, {record.value} and "
+            f"{path} is not a file of results: a result has {', '.join(required)}, but {', '.join(missing)} is "
+            "missing. `vitlens evaluate --out` writes such files; name another, or remove this one."
+        )
+    record = Record(**{each.name: entry[each.name] for each in fields(Record) if each.name in entry})
+    for name, kind in TYPES.items():
+        value = getattr(record, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            wanted = getattr(kind, "__name__", kind)
+            raise ValueError(f"{path} has a result on {record.data} with {name} = {value!r}; expected {wanted}.")
+    if record.images < 1:
+        raise ValueError(f"{path} has a result on {record.data} with images = {record.images}; expected 1 or more.")
+    if not 0 <= record.low <= record.value <= record.high <= 100:  # nor is NaN
+        raise ValueError(
+            f"A result has 0 ≤ low ≤ value ≤ high ≤ 100, in per cent, but {path} has {record.low}, {record.value} and "
             f"{record.high} for {record.model} on {record.data}."
         )
-    texts = (record.model, record.data, record.protocol, record.metric, record.when)
-    whole = isinstance(record.images, int) and record.images > 0
-    counts = (record.damaged, *(n for n in (record.shots, record.seeds, record.neighbors) if n is not None))
-    words = (record.weights, record.place, record.command, record.recipe or "", record.note or "")
-    if not (all(isinstance(n, int) for n in counts) and all(isinstance(text, str) for text in words)):
-        raise ValueError(
-            f"A result gives damaged, shots, seeds and neighbors as whole numbers, and weights, place, command, "
-            f"recipe and note as texts, but {path} has a result on {record.data} that does not. Leave out what is not "
-            "known."
-        )
-    if not (all(isinstance(text, str) for text in texts) and whole and isinstance(record.versions, dict)):
-        raise ValueError(
-            f"A result names model, data, protocol, metric and when in words, images as a whole number and versions by "
-            f"package, but {path} has a result on {record.data} that does not."
-        )
+    return record

@@ -1,0 +1,171 @@
+"""The paper's tables, read from `table_1.csv` to `table_9.csv` in this folder."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+IMAGENET, REAL, CIFAR10, CIFAR100 = "ImageNet", "ImageNet ReaL", "CIFAR-10", "CIFAR-100"
+PETS, FLOWERS = "Oxford-IIIT Pets", "Oxford Flowers-102"
+FIVE = (IMAGENET, CIFAR10, CIFAR100, PETS, FLOWERS)
+"""What "Average-5" of Fig. 5 and the averages of Table 7 are the mean of."""
+
+IMAGES = {"JFT-300M": 303_000_000, "ImageNet-21k": 14_000_000, "ImageNet": 1_300_000}
+"""Number of images of the data sets for pre-training, rounded as in the paper."""
+
+CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}
+"""Number of classes of these: JFT's from BiT's paper, ImageNet-21k's from the official code."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of Table 1, and the timm model built like it."""
+
+    name: str
+    layers: int
+    width: int
+    mlp: int
+    """Width of the hidden layer."""
+    heads: int
+    parameters: int
+    """In millions, as printed."""
+    timm: str
+    """Name of the model for images of 224 pixels."""
+
+    def tokens(self, patch: int, image: int = 224) -> int:
+        """Number of tokens of a square image, class token included; a rest smaller than a patch is cut."""
+        return (image // patch) ** 2 + 1
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """One row of Table 3. Everywhere: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels."""
+
+    models: tuple[str, ...]
+    data: str
+    epochs: tuple[int, ...]
+    """One number, or the two that the row gives."""
+    lr: float
+    """The peak."""
+    schedule: str
+    """Of the learning rate after warm-up."""
+    weight_decay: float
+    dropout: float
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """One row of Table 4. Everywhere: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels."""
+
+    data: tuple[str, ...]
+    steps: int
+    lr: tuple[float, ...]
+    """The peaks that were tried; the best one on `held_out` was kept."""
+    held_out: float
+    """Share of the training images, or their number."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper printed of one model."""
+
+    model: str
+    """A name of `MODELS`."""
+    data: str
+    """Of pre-training, as are epochs, exaFLOPs, core-days and optimizer where they are printed."""
+    accuracy: Mapping[str, float]
+    """Top-1 in per cent, by data set."""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviation over three runs of fine-tuning."""
+    epochs: int | None = None
+    exaflops: int | None = None
+    core_days: int | None = None
+    """Of TPUv3."""
+    optimizer: str | None = None
+
+    @property
+    def average(self) -> float:
+        """The mean over the five data sets of `FIVE`. Raises ValueError where one of them was not printed."""
+        if missing := [name for name in FIVE if name not in self.accuracy]:
+            raise ValueError(f"The average of {self.model} needs five data sets, but {', '.join(missing)} is missing.")
+        return sum(self.accuracy[name] for name in FIVE) / len(FIVE)
+
+
+def cells(table: str) -> list[dict[str, str]]:
+    """The rows of a table as texts by column; lines that begin with # are comments."""
+    lines = (Path(__file__).parent / f"{table}.csv").read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
+    """The cells of a row that are fields of a dataclass, as its annotations say; several values are divided by "; "."""
+    kinds = {"str": str, "int": int, "float": float}
+    found = {}
+    for each in fields(kind):
+        if not (text := row.get(each.name)):
+            continue
+        if each.type.startswith("tuple["):
+            convert = kinds[each.type[len("tuple[") : each.type.index(",")]]
+            found[each.name] = tuple(convert(part) for part in text.split("; "))
+        else:
+            found[each.name] = kinds[each.type.removesuffix(" | None")](text)
+    return found
+
+
+def _settings(kind: type, table: str) -> tuple:
+    return tuple(kind(**_values(kind, row)) for row in cells(table))
+
+
+def _results(table: str) -> tuple[Published, ...]:
+    """Rows of results. Columns that are no fields of `Published` are data sets: "accuracy" or "accuracy ± spread"."""
+    about = {each.name for each in fields(Published)}
+    found = []
+    for row in cells(table):
+        printed = {data: text.split(" ± ") for data, text in row.items() if data not in about and text}
+        accuracy = {data: float(parts[0]) for data, parts in printed.items()}
+        spread = {data: float(parts[1]) for data, parts in printed.items() if len(parts) > 1}
+        found.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
+    return tuple(found)
+
+
+TABLE_1: tuple[Variant, ...] = _settings(Variant, "table_1")
+TABLE_3: tuple[Pretraining, ...] = _settings(Pretraining, "table_3")
+TABLE_4: tuple[FineTuning, ...] = _settings(FineTuning, "table_4")
+TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (_results(f"table_{number}") for number in (2, 5, 6, 7, 9))
+
+FIRST_SUBMISSION = _results("table_2_first")
+"""Table 2 of the first submission (October 2020), where it differs from the final `TABLE_2`."""
+
+BIT = _results("bit")
+"""BiT-S and BiT-M, siblings of Table 2's BiT-L, in their own paper (Kolesnikov et al. 2020), by its fine-tuning."""
+
+BIT_M_VTAB = {"VTAB": 73.51, "Natural": 80.77, "Specialized": 85.67, "Structured": 61.08}
+"""The public BiT-M R152x4 by the groups of VTAB, as its authors' code has it."""
+
+VTAB: dict[str, tuple[str, ...]] = {}
+"""The 19 tasks of VTAB-1k by group, in the order of Table 9."""
+VTAB_NAMES: dict[str, str] = {}
+"""What `vitlens evaluate` calls the tasks and groups of VTAB-1k, and their names in `VTAB`."""
+for _row in cells("vtab"):
+    VTAB[_row["group"]] = (*VTAB.get(_row["group"], ()), _row["task"])
+    VTAB_NAMES |= {f"vtab {_row['group'].lower()}": _row["group"], f"vtab/{_row['vitlens']}": _row["task"]}
+
+
+def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
+    """Means over the tasks of VTAB's three groups and, as "VTAB", over all 19. Raises ValueError if a task is missing.
+
+    accuracy: by task, named as in `VTAB`.
+    """
+    members = {"VTAB": [task for tasks in VTAB.values() for task in tasks], **VTAB}
+    if missing := [task for task in members["VTAB"] if task not in accuracy]:
+        raise ValueError(f"The groups of VTAB need its 19 tasks, but there is no accuracy of {', '.join(missing)}.")
+    return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()}
+
+
+def results(model: str) -> dict[str, tuple[Published, ...]]:
+    """What the paper printed of a model of `MODELS`, by table: {"Table 5": (…), …}."""
+    tables = {"Table 2": TABLE_2, "Table 5": TABLE_5, "Table 6": TABLE_6, "Table 7": TABLE_7, "Table 9": TABLE_9}
+    found = {name: tuple(row for row in table if row.model == model) for name, table in tables.items()}
+    return {name: rows for name, rows in found.items() if rows}
