@@ -20,7 +20,7 @@ SCORES = ("probability", "logit")
 
 @dataclass(frozen=True)
 class Covered:
-    """A model, images (B, C, H, W) on its device, what covers them, and the class whose score is read."""
+    """All that a score is made of, checked: a model, images (B, C, H, W) on its device, what covers them, a class."""
 
     model: nn.Module
     images: Tensor
@@ -47,11 +47,6 @@ class Covered:
                 chosen = self.target.of(image)
                 found[numbers] = (chosen.probabilities if self.score == "probability" else chosen.logits)(logits)
         return found
-
-    def whole(self, seen: float = 1.0) -> Tensor:
-        """(B,) scores of the images with every patch seen, or with none (0)."""
-        patches = self.images.new_full((1, self.grid.patches), seen)
-        return self.scores(len(self.images), lambda numbers: (numbers, patches.expand(len(numbers), -1)))
 
 
 def covered(
