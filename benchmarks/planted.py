@@ -3,7 +3,7 @@
     python benchmarks/planted.py --out data/results/planted.csv
     python benchmarks/planted.py --weights data/checkpoints/planted     # the model of seed 1, for the tests
 
-For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the color of one patch is the
+For each seed a small ViT learns pictures of `vitlens.data.marks`, in which the color of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
 with one mark; `two`, pictures with two marks of different classes, asked for each of the two; `contrast`, the same, why
 the first rather than the second. Shares over all pictures of all seeds, and the least share of a seed; chance is 1/64.
@@ -20,13 +20,13 @@ from results import about, write
 
 from vitlens.attribution import METHODS
 from vitlens.data.augment import normalized
-from vitlens.faithfulness.planted import RECIPE, planted
-from vitlens.reports import explanation
+from vitlens.data.marks import planted
 from vitlens.train import export, fit
+from vitlens.train.planted import RECIPE
 
 COVERS = 1024  # of KernelSHAP, in pairs: its default for 64 patches
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}, "occlusion": {"window": 1}}
-NAMES = ("rollout", *METHODS)
+NAMES = tuple(METHODS)
 
 
 def trained(seed: int, train, valid) -> torch.nn.Module:
@@ -55,7 +55,7 @@ def main() -> None:
     seconds = dict.fromkeys(NAMES, 0.0)
     for seed in range(options.seeds):
         model = trained(seed, train, valid)
-        for name, method in explanation.methods(NAMES).items():
+        for name, method in METHODS.items():
             start = time.perf_counter()
             for case, asked in cases.items():
                 found = []

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attribution import registry
 from vitlens.commands.shared import checked_device, complaints, counted, photographs, say
 from vitlens.files import writable
 
-# Spelled out, since looking them up would load PyTorch for a page of help.
-METHODS = (
-    "relevance, gradient_rollout, legrad, attention_gradient, grad_cam, rollout (these unless told otherwise), "
-    "integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap"
+_QUICK, _OTHERS = (
+    ", ".join(name for name, method in registry.METHODS.items() if method.quick is wanted) for wanted in (True, False)
 )
+LISTED = f"{_QUICK} (these unless told otherwise), {_OTHERS}"
 
 
 def inspect(
@@ -55,7 +55,7 @@ def explain(
     images: Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")] = None,
     target: Annotated[str, typer.Option(help="A class number or name; by default what is predicted.")] = "",
     against: Annotated[str, typer.Option(help="Another class: why the target rather than this one?")] = "",
-    methods: Annotated[str, typer.Option(help=f"Names, divided by commas: {METHODS}.")] = "",
+    methods: Annotated[str, typer.Option(help=f"Names, divided by commas: {LISTED}.")] = "",
     out: Annotated[Path, typer.Option(help="Where the figures and scores.csv go.")] = Path("explanations"),
     baseline: Annotated[str, typer.Option(help="What covers a patch: mean, blur or zero.")] = "mean",
     orders: Annotated[int, typer.Option(help="Random orders that the maps are compared with.")] = 10,
@@ -70,7 +70,7 @@ def explain(
     failures, complain = complaints()
     pictures = photographs(images)
     writable(out, "--out")
-    names = [name.strip() for name in methods.split(",") if name.strip()] or explanation.QUICK
+    names = [name.strip() for name in methods.split(",") if name.strip()] or [*registry.methods()]
     vit = load_model(model).to(checked_device(device))
     done: list[Path] = []
     with tqdm(total=len(pictures) * (len(names) + 1), unit="map", delay=1) as bar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from vitlens import faithfulness
 from vitlens.attribution import METHODS
-from vitlens.attribution.perturbation import COVERS
 from vitlens.recorder.families import unwrap
 from vitlens.recorder.running import evaluating
 from vitlens.widgets.subject import Subject
@@ -27,22 +25,6 @@ LONGEST, LONGEST_MAP = 120.0, 20.0
 """Seconds that a score may take, and minutes that a map; beyond, the page says how long it would."""
 SLICE = 4 * 10**10
 """Multiplications between two pauses: about half a second on a CPU."""
-FORWARDS = {"occlusion": 1, "feature_ablation": 1, "kernel_shap": COVERS}
-"""Of methods that cover patches, for each patch."""
-
-TITLES = {
-    "relevance": "relevance (Chefer et al. 2021)",
-    "gradient_rollout": "gradient rollout",
-    "legrad": "LeGrad",
-    "attention_gradient": "attention × gradient",
-    "grad_cam": "Grad-CAM",
-    "integrated_gradients": "Integrated Gradients",
-    "gradient_shap": "Gradient SHAP",
-    "input_x_gradient": "Input × Gradient",
-    "occlusion": "occlusion",
-    "feature_ablation": "feature ablation",
-    "kernel_shap": "KernelSHAP",
-}
 
 
 @dataclass(frozen=True)
@@ -82,13 +64,13 @@ class Score:
 
 
 def _reason(name: str) -> Kind:
-    title = TITLES[name]
+    title = METHODS[name].title
     begin = title[0].upper() + title[1:]
 
     def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> View:
         target, against = asked(subject, choice)
-        if name in FORWARDS and not subject.has("reason", name, target, against):
-            forwards = FORWARDS[name] * subject.grid.patches
+        if (each := METHODS[name].forwards_per_patch) and not subject.has("reason", name, target, against):
+            forwards = each * subject.grid.patches
             taking = forwards * seconds(subject, wanted) / 60
             if taking > LONGEST_MAP:
                 raise ValueError(
@@ -113,7 +95,7 @@ def _sliced(subject: Subject, name: str) -> dict[str, int]:
     """How many images a method that runs the model many times takes at once: on a CPU no more than do `SLICE`
     multiplications, so that others need not wait long. One that draws different numbers for another count is left
     alone."""
-    if "internal_batch_size" not in (known := inspect.signature(METHODS[name]).parameters) or "stdevs" in known:
+    if "internal_batch_size" not in (known := METHODS[name].options) or "stdevs" in known:
         return {}
     usual = known["internal_batch_size"].default
     if subject.batch.device.type != "cpu":
@@ -122,8 +104,8 @@ def _sliced(subject: Subject, name: str) -> dict[str, int]:
     return {"internal_batch_size": max(1, min(usual, SLICE // work))}
 
 
-REASONS = {name: _reason(name) for name in TITLES}
-_FROM_READOUT = {name for name in REASONS if "query" in inspect.signature(METHODS[name]).parameters}
+REASONS = {name: _reason(name) for name, method in METHODS.items() if method.knows_class}
+_FROM_READOUT = {name for name in REASONS if "query" in METHODS[name].options}
 
 
 def reasons(subject: Subject) -> dict[str, Kind]:

@@ -21,7 +21,7 @@ SCORES = ("probability", "logit")
 
 @dataclass(frozen=True)
 class Covered:
-    """A model, images (B, C, H, W) on its device, what covers them, and the class whose score is read."""
+    """All that a score is made of, checked: a model, images (B, C, H, W) on its device, what covers them, a class."""
 
     model: nn.Module
     images: Tensor
@@ -48,11 +48,6 @@ class Covered:
                 chosen = self.target.of(image)
                 found[numbers] = (chosen.probabilities if self.score == "probability" else chosen.logits)(logits)
         return found
-
-    def whole(self, seen: float = 1.0) -> Tensor:
-        """(B,) scores of the images with every patch seen, or with none (0)."""
-        patches = self.images.new_full((1, self.grid.patches), seen)
-        return self.scores(len(self.images), lambda numbers: (numbers, patches.expand(len(numbers), -1)))
 
 
 def covered(
@@ -98,10 +93,12 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
 
 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The class of each image, and what it is contrasted with. The model sees each image once."""
+    """The class of each image, and what it is contrasted with. Runs the model once, unless target is a `Target`."""
     bare = unwrap(model)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
+    if isinstance(target, Target) and against is None:
+        return target
     with taking(bare), evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
         logits = torch.cat([class_logits(bare, model(part)) for part in parts])

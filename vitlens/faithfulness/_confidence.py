@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import checked_maps, covered
+from vitlens.faithfulness.scoring import checked_maps, covered
 from vitlens.recorder.grid import TokenGrid
 
 
@@ -47,19 +47,16 @@ def confidence(
     paper's product of map and image, in the model's input space. Arguments and errors as in `curves`.
     """
     case = covered(
-        model,
-        images,
-        target,
-        against,
-        baseline=baseline,
-        score="probability",
-        grid=grid,
+        model, images, target, against, baseline=baseline, score="probability", grid=grid,
         internal_batch_size=internal_batch_size,
-    )
+    )  # fmt: skip
     batch = len(case.images)
     maps = checked_maps(maps, case.grid, batch)
     values = maps.to(case.images.device, torch.promote_types(maps.dtype, torch.float32)).flatten(-2).flatten(0, -2)
     low, high = values.aminmax(dim=-1, keepdim=True)
     seen = torch.where(high > low, (values - low) / (high - low), 0)
-    kept = case.scores(len(seen), lambda numbers: (numbers % batch, seen[numbers]))
-    return Confidence(case.whole(), kept.reshape(maps.shape[:-2]))
+    seen = torch.cat([torch.ones_like(seen[:batch]), seen])
+    whole, kept = case.scores(len(seen), lambda numbers: (numbers % batch, seen[numbers])).split(
+        [batch, len(seen) - batch]
+    )
+    return Confidence(whole, kept.reshape(maps.shape[:-2]))

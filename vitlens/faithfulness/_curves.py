@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import checked_maps, covered
 from vitlens.faithfulness.orders import ranks
+from vitlens.faithfulness.scoring import checked_maps, covered
 from vitlens.recorder.arguments import whole
 from vitlens.recorder.grid import TokenGrid
 
@@ -83,14 +83,20 @@ def curves(
     if whole(step) is None or not 1 <= step <= patches:
         raise ValueError(f"A step is a whole number of patches from 1 to {patches}, but {step!r} came.")
     counts = torch.tensor([*range(0, patches, step), patches], device=case.images.device)
-    rank, inner = ranks(maps, seed).flatten(0, -2).to(counts.device), counts[1:-1]
+    rank = ranks(maps, seed).flatten(0, -2).to(counts.device)
+    # First every image whole and empty, then, map by map, what lies between: deletion and insertion.
+    image, inner = torch.arange(batch, device=counts.device), counts[1:-1]
+    row = torch.cat([image, image, torch.arange(len(rank), device=counts.device).repeat_interleave(2 * len(inner))])
+    count = torch.cat([0 * image, 0 * image + patches, inner.repeat(2 * len(rank))])
+    inserted = torch.tensor([False] * 2 * batch + ([False] * len(inner) + [True] * len(inner)) * len(rank))
+    inserted = inserted.to(counts.device)
 
     def shown(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        row, place = numbers // (2 * len(inner)), numbers % (2 * len(inner))
-        named = rank[row] < inner[place % len(inner), None]
-        return row % batch, named == (place >= len(inner))[:, None]  # deletion first, then insertion
+        named = rank[row[numbers]] < count[numbers, None]
+        return row[numbers] % batch, named == inserted[numbers, None]
 
-    between = case.scores(len(rank) * 2 * len(inner), shown).reshape(*maps.shape[:-2], 2, len(inner))
-    full, empty = (case.whole(seen).expand(maps.shape[:-2])[..., None] for seen in (1.0, 0.0))
+    full, empty, between = case.scores(len(row), shown).split([batch, batch, len(row) - 2 * batch])
+    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in (full, empty))
+    between = between.reshape(*maps.shape[:-2], 2, len(inner))
     deletion = torch.cat([full, between[..., 0, :], empty], -1)
     return Curves(counts, deletion, torch.cat([empty, between[..., 1, :], full], -1))
