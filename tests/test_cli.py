@@ -19,8 +19,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, filters, load_model, positions
-from vitlens.commands import cli, looking
+from vitlens import attention, attribution, capture, commands, filters, load_model, positions
+from vitlens.commands import looking
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
@@ -34,14 +34,14 @@ def vitlens(*arguments, expect=0):
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
-        cli.main()
+        commands.main()
     assert (stop.value.code or 0) == expect, err.getvalue()
     assert "Traceback" not in err.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def test_it_is_installed_as_a_command(tmp_path):
-    for command in (["-m", "vitlens"], ["-c", "from vitlens.commands.cli import main; main()"]):
+    for command in (["-m", "vitlens"], ["-c", "from vitlens.commands import main; main()"]):
         done = subprocess.run([sys.executable, *command, "inspect", "nonsense"], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith("vitlens: ") and "Traceback" not in done.stderr
 

@@ -24,9 +24,8 @@ from vitlens.attention import rollout
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.recorder.grid import prefix_names
-from vitlens.widgets import subject as subjects
-from vitlens.widgets import worker
-from vitlens.widgets.compare import moved
+from vitlens.widgets import subjects, worker
+from vitlens.widgets.comparison import moved
 
 PICTURE = samples()["chelsea"]
 MODELS = {

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -120,6 +121,33 @@ class Front:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.log.close()
+
+
+def move(page, control, value):
+    """Move a slider, as a person does."""
+    page.locator(f"[data-control={control}] input").evaluate(
+        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
+    )
+
+
+def assert_gone_and_back(page, kernel, says, again):
+    """Once its kernel was killed, a page is switched off and `says` what to do; after `again()` it works."""
+    page.set_default_timeout(START)
+    body, alert = page.locator(".vitlens .body").first, page.locator(".vitlens [role=alert]").first
+    assert alert.inner_text() == "" and not body.evaluate("node => node.inert")
+    kernel.kill()
+    move(page, "layer", 1)
+    page.wait_for_function("() => document.querySelector('.vitlens .body').inert")
+    assert re.match("The (kernel|program)", alert.inner_text())
+    page.wait_for_function("says => document.querySelector('.vitlens .alert').textContent.includes(says)", arg=says)
+    page.wait_for_timeout(3000)  # another kernel has come, or not
+    assert body.evaluate("node => node.inert") and says in alert.inner_text()
+    assert "working" not in page.locator(".vitlens .busy").inner_text()
+    again()
+    page.wait_for_function("() => document.querySelector('.vitlens .body')?.inert === false")
+    move(page, "layer", 2)
+    page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 2')")
+    assert alert.inner_text() == ""
 
 
 SERVE = """import json, sys

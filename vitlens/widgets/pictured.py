@@ -12,8 +12,8 @@ from torch import nn
 from vitlens.images import samples
 from vitlens.widgets.paint import MAPS
 from vitlens.widgets.stage import Control, Stage
-from vitlens.widgets.subject import Photograph, Subject, subject
-from vitlens.widgets.views import HAS_HEAD, MAX, MEAN, READOUT, readout_words
+from vitlens.widgets.subjects import Photograph, Subject, subject
+from vitlens.widgets.views import MAX, MEAN, READOUT, VIEWS, readout_words
 
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
@@ -142,7 +142,7 @@ class Pictured(Stage):
         value = self.state[name]
         if view == "rollout":  # goes through all heads
             choices, value = choices[:2], value if value == MAX else MEAN
-        return Control(name, label, "range", value, choices, disabled=view not in HAS_HEAD)
+        return Control(name, label, "range", value, choices, disabled=view in VIEWS and not VIEWS[view].head)
 
     def paint_controls(self, view: str = "") -> list[Control]:
         state, plain = self.state, view == "components"  # whose values are colors themselves

@@ -12,7 +12,7 @@ from vitlens import plot
 from vitlens.plot.maps import mark
 from vitlens.plot.style import DPI
 from vitlens.widgets.stage import Panel
-from vitlens.widgets.subject import Subject
+from vitlens.widgets.subjects import Subject
 
 
 def captioned(subject: Subject, panel: Panel) -> bytes:

@@ -1,4 +1,4 @@
-"""The explorer: one picture, every view of it, every layer and head, from any patch, for any class."""
+"""The explorer: every view of one picture, for every layer and head, from any patch, for any class."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vitlens.models import require_classes
 from vitlens.recorder.families import attention_modules, unwrap
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
-from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
+from vitlens.widgets.reasons import LONGEST, asked, is_scored, long, possible, scored, seconds, views
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subject import Subject, size_for, subject
-from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number, percent
+from vitlens.widgets.subjects import Subject, size_for, subject
+from vitlens.widgets.views import MEAN, VIEWS, Choice, Map, View, number, percent
 from vitlens.widgets.worker import RUNNING, pause
 
 
@@ -33,7 +33,6 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
     return Explorer(model, image, size=size)
 
 
-ALL = {**VIEWS, **REASONS}
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
@@ -57,8 +56,9 @@ class Explorer(Pictured):
         if "pick" in content:
             self.look_from(content["row"], content["col"])
         elif "why" in content:
-            view = self.state["view"]
-            self.change(view=view if view in REASONS else next(iter(reasons(self.subject))), target=content["why"])
+            explaining = [name for name, view in possible(self.subject).items() if view.explains]
+            view = self.state["view"] if self.row.explains else explaining[0]
+            self.change(view=view, target=content["why"])
         elif content.get("press") == "save":
             self._save(content.get("number", 0))
         else:
@@ -68,8 +68,7 @@ class Explorer(Pictured):
     def draw(self, wanted):
         shown = self.subject
         self.fit(shown)
-        reason, choice = self.state["view"] in REASONS, self.choice
-        target = asked(shown, choice)[0] if reason else None
+        target = asked(shown, self.choice)[0] if self.row.explains else None
         return {
             "pictures": {"picture": shown.png},
             "panels": [self._panel(self.view(wanted))],
@@ -77,7 +76,7 @@ class Explorer(Pictured):
                 {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
                 for k in shown.likeliest[:BARS]
             ],
-            "dots": None if reason else self._dots(),
+            "dots": None if self.row.explains else self._dots(),
             "score": self._score(),
             "about": self.photograph.note,
             "uploads": LARGEST,
@@ -124,7 +123,7 @@ class Explorer(Pictured):
         if not shown.has("distance"):
             shown.mean_distance(wanted)
             return True
-        if view not in REASONS or is_scored(shown, view, choice):
+        if not self.row.explains or is_scored(shown, view, choice):
             return False
         if not shown.has("seconds"):
             seconds(shown, wanted)
@@ -142,6 +141,11 @@ class Explorer(Pictured):
         return subject(self.model, self.photograph, size=size, whole=whole)
 
     @property
+    def row(self) -> View:
+        """The row of the view that is shown."""
+        return views()[self.state["view"]]
+
+    @property
     def choice(self) -> Choice:
         """Layer, head, query and classes as they are set."""
         target, against = self.state["target"], self.state["against"]
@@ -150,18 +154,18 @@ class Explorer(Pictured):
             None if against == NO_OTHER else against,
         )  # fmt: skip
 
-    def view(self, wanted: Callable[[], bool] = pause) -> View:
+    def view(self, wanted: Callable[[], bool] = pause) -> Map:
         """The map that is shown, with its words."""
         with RUNNING:
             shown = self.subject
             key = (shown.number, self.state["view"], self.choice)
             if (kept := self._view) is None or kept[0] != key:
-                self._view = kept = key, ALL[key[1]].make(shown, key[2], wanted)
+                self._view = kept = key, self.row.make(shown, key[2], wanted)
             return kept[1]
 
-    def _panel(self, shown: View) -> Panel:
+    def _panel(self, shown: Map) -> Panel:
         """A view with its words, and with one on pictures too long for their own shape."""
-        made = panel(self.subject, self.state["view"], self.choice, shown, self.state)
+        made = panel(self.subject, self.row, self.choice, shown, self.state)
         if not self.state["whole"]:
             return made
         (across, down), (height, width) = self.photograph.size, self.subject.grid.image
@@ -170,17 +174,17 @@ class Explorer(Pictured):
         return replace(made, words=made.words + said)
 
     def controls(self) -> list[Control]:
-        view, shown = self.state["view"], self.subject
-        inside = [self.layer_control(shown), self.head_control(shown, view)]
-        inside += self.query_controls(shown, disabled=view not in HAS_QUERY)
+        row, shown = self.row, self.subject
+        inside = [self.layer_control(shown), self.head_control(shown, self.state["view"])]
+        inside += self.query_controls(shown, disabled=not row.query)
         whole = size_for(self.model, self.photograph) is not None and not self.size
         return [
             self.photograph_control(),
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
-            view_control(view, VIEWS | reasons(shown)),
-            *(replace(control, hidden=view in REASONS) for control in inside),
-            *(replace(control, hidden=view not in REASONS) for control in self._class_controls(shown)),
-            *self.paint_controls(view),
+            view_control(self.state["view"], possible(shown)),
+            *(replace(control, hidden=row.explains) for control in inside),
+            *(replace(control, hidden=not row.explains) for control in self._class_controls(shown)),
+            *self.paint_controls(self.state["view"]),
         ]
 
     def _class_controls(self, shown: Subject) -> list[Control]:
@@ -198,7 +202,7 @@ class Explorer(Pictured):
 
     def _score(self) -> dict | None:
         shown, view, choice = self.subject, self.state["view"], self.choice
-        if view not in REASONS:
+        if not self.row.explains:
             return None
         if is_scored(shown, view, choice):
             return scored(shown, view, choice, lambda: True).message()
@@ -211,7 +215,7 @@ class Explorer(Pictured):
     def _dots(self) -> dict | None:
         if not self.subject.has("distance"):
             return None
-        head, goes = self.state["head"], self.state["view"] in HAS_HEAD and self.state["view"] != "rollout"
+        head, goes = self.state["head"], self.row.head and self.state["view"] != "rollout"
         return {
             "title": "Mean attention distance (pixels)",
             "values": self.subject.mean_distance().tolist(),
@@ -236,15 +240,15 @@ class Explorer(Pictured):
         self.send({"download": list(files), "asked": asked}, list(files.values()))
 
 
-def view_control(view: str, views: dict = VIEWS) -> Control:
-    """What chooses among views by their titles."""
-    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in views.items()))
+def view_control(view: str, rows: dict[str, View] = VIEWS) -> Control:
+    """The menu of views."""
+    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in rows.items()))
 
 
 def panel(
-    subject: Subject, view: str, choice: Choice, shown: View, state: dict, *, name: str = "picture", title: str = ""
+    subject: Subject, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
 ) -> Panel:
-    """A view of a subject over its picture, with its words."""
+    """The panel of a map over its picture, with its words."""
     grid, values, scale, words = subject.grid, shown.values, None, shown.words + "."
     if values.ndim == 2:
         scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
@@ -254,17 +258,16 @@ def panel(
         words += f" No patch covers the last {count} pixels {where}." if count else ""
     for count, where in zip(grid.padded, ("at the bottom", "at the right"), strict=True):
         words += f" The last patches {where} reach {count} pixels beyond the picture." if count else ""
-    asks = view in HAS_QUERY
     return Panel(
         name=name,
-        title=title or ALL[view].title,
+        title=title or view.title,
         picture=name,
         rows=grid.rows,
         cols=grid.cols,
         cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]),
         words=words,
-        selected=choice.query if asks and isinstance(choice.query, tuple) else None,
-        picks="the patch to look from" if asks else "",
+        selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
+        picks="the patch to look from" if view.query else "",
         values=values,
         scale=scale,
         strength=state["strength"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from vitlens.recorder.families import attention_modules, unwrap
-from vitlens.widgets.explore import panel, view_control
+from vitlens.widgets.explorer import panel, view_control
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
-from vitlens.widgets.subject import Subject, subject
-from vitlens.widgets.views import HAS_QUERY, MEAN, VIEWS, Choice
+from vitlens.widgets.subjects import Subject, subject
+from vitlens.widgets.views import MEAN, VIEWS, Choice
 
 SIDES = ("left", "right")
 
@@ -49,7 +49,7 @@ class Compare(Pictured):
             choice = Choice(self.state[f"layer_{side}"], self.state[f"head_{side}"], self._query_of(each))
             shown = VIEWS[view].make(each, choice, wanted)
             title = f"{side.capitalize()}: {each.name}, {each.grid.rows} × {each.grid.cols} patches"
-            panels.append(panel(each, view, choice, shown, self.state, name=side, title=title))
+            panels.append(panel(each, VIEWS[view], choice, shown, self.state, name=side, title=title))
         return {
             "pictures": {side: each.png for side, each in subjects.items()},
             "panels": panels,
@@ -69,7 +69,7 @@ class Compare(Pictured):
             found.append(self.layer_control(each, f"layer_{side}", f"Layer, {side}"))
             found.append(self.head_control(each, view, f"head_{side}", f"Head, {side}"))
         readable = subjects["right"].grid.readout is not None
-        queries = self.query_controls(subjects["left"], view not in HAS_QUERY, readable)
+        queries = self.query_controls(subjects["left"], not VIEWS[view].query, readable)
         return [*found, *queries, *self.paint_controls(view)]
 
     def _query_of(self, each: Subject) -> str | int | tuple[int, int]:

@@ -6,11 +6,11 @@ import numpy as np
 from torch import nn
 
 from vitlens.recorder.families import attention_modules, unwrap
-from vitlens.widgets.explore import panel
+from vitlens.widgets.explorer import panel
 from vitlens.widgets.paint import mosaic, scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subject import Subject, subject
+from vitlens.widgets.subjects import Subject, subject
 from vitlens.widgets.views import VIEWS, Choice, number, query_row, query_words
 
 
@@ -63,10 +63,10 @@ class Heads(Pictured):
             values=maps.max((2, 3)),
         )
         choice = Choice(self.state["layer"], self.state["head"], self.query)
-        shown = VIEWS["attention"].make(self.subject, choice, wanted)
-        enlarged = panel(
-            self.subject, "attention", choice, shown, self.state, title=f"Layer {choice.layer}, head {choice.head}"
-        )
+        view = VIEWS["attention"]
+        shown = view.make(self.subject, choice, wanted)
+        title = f"Layer {choice.layer}, head {choice.head}"
+        enlarged = panel(self.subject, view, choice, shown, self.state, title=title)
         return {
             "pictures": {
                 "heads": mosaic(maps, scales, max(24, 900 // max(layers, count))),
