@@ -209,7 +209,7 @@ def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     handle = model.register_forward_hook(lambda *_: forwards.append(1))
     wanted = lambda: len(forwards) < 3  # noqa: E731
     choice = reasons.Choice()
-    for make in (reasons.REASONS["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
+    for make in (reasons.views()["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
         forwards.clear()
         with pytest.raises(reasons.Superseded):
             make(shown, choice, wanted)

@@ -390,11 +390,10 @@ def test_drop_and_save(page, model, tmp_path):
     page.act(lambda: page.page.dispatch_event(".vitlens", "drop", {"dataTransfer": transfer}))
     assert_shows(page, expected(model, path, 3, "mean", None))
     saved = []
-    page.page.on("download", saved.append)
+    page.page.on("download", lambda download: saved.append(download))
     page.act(lambda: page.root.get_by_role("button", name="Save").click())
     while len(saved) < 2:
         page.page.wait_for_timeout(100)
-    page.page.remove_listener("download", saved.append)
     names = sorted(download.suggested_filename for download in saved)
     assert names == ["vitlens-attention-layer3.npz", "vitlens-attention-layer3.png"]
     for download in saved:
@@ -470,16 +469,6 @@ def test_many_interactions(page, front):
 
 
 @pytest.mark.parametrize("front", ["lab"], indirect=True)
-def test_heads(front, browser, model):
-    heads = Page(front, browser, "heads")
-    with contextlib.closing(heads.page):
-        heads.click(1, 2, rows=3, cols=4, panel="heads")
-        assert_shows(heads, expected(model, PICTURE, 2, 1, None))
-        heads.click(7, 0)
-        assert_shows(heads, expected(model, PICTURE, 2, 1, (7, 0)))
-
-
-@pytest.mark.parametrize("front", ["lab"], indirect=True)
 def test_nothing_is_said_of_a_kernel_that_runs_a_cell_for_long(page, front):
     page.page.evaluate("""() => {
         window.said = [];
@@ -508,6 +497,16 @@ def test_it_is_said_when_the_kernel_is_gone(page, front):
     (kernel,) = front.kernels()
     assert_gone_and_back(page.page, kernel, "Run the cell again", again)
     page.errors.clear()  # of the application, which lost its kernel
+
+
+@pytest.mark.parametrize("front", ["lab"], indirect=True)
+def test_heads(front, browser, model):
+    heads = Page(front, browser, "heads")
+    with contextlib.closing(heads.page):
+        heads.click(1, 2, rows=3, cols=4, panel="heads")
+        assert_shows(heads, expected(model, PICTURE, 2, 1, None))
+        heads.click(7, 0)
+        assert_shows(heads, expected(model, PICTURE, 2, 1, (7, 0)))
 
 
 def test_a_browser_is_found_in_the_order_that_the_readme_says(monkeypatch, tmp_path):

@@ -23,12 +23,12 @@ from vitlens.widgets.worker import RUNNING, pause
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
-    """A page to look into a model through one picture: choose a view, a layer and a head, and click on a patch; or on a
-    class, to see why that one, and how far to trust the map.
+    """An interactive page for one image: choose a view, a layer and a head, and click a patch to look from it, or a
+    class to see what speaks for it and how far to trust that map.
 
-    model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; without it one of six
-    sample photographs, and others can be uploaded. size: (height, width) in pixels to show it at, for models that take
-    other sizes than their own. Raises UnsupportedModelError for other models and ImageError for what is no picture.
+    model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
+    sample photographs. Others can be uploaded. size: (height, width) in pixels to show it at, for models that take
+    several sizes. Raises UnsupportedModelError for other models and ImageError for what is no image.
     """
     return Explorer(model, image, size=size)
 
@@ -36,17 +36,19 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
-"""How many of the other classes that were asked for can be chosen besides the likeliest: the last ones."""
+"""The menus offer the likeliest classes, and the last ones that were typed, up to this number."""
 
 
 class Explorer(Pictured):
-    """What `explore` returns. `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)`
-    moves its controls (a class is a number or a name), `view()` is the map that is shown, `subject` the picture as the
-    model saw it."""
+    """What `explore` returns.
+
+    `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
+    is a number or a name. `view()` is the map that is shown, and `subject` the image as the model saw it.
+    """
 
     def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
-        self.model, self.size, self._view = model, size, None
-        layers = len(attention_modules(unwrap(model)))  # refuses what cannot be shown
+        layers = len(attention_modules(unwrap(model)))  # refuses models without maps
+        self._view = None
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), **PAINT,
@@ -84,7 +86,7 @@ class Explorer(Pictured):
         }
 
     def change(self, **values):
-        """As every page's; a class may be any of the model's, by number or name."""
+        """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name."""
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:
@@ -104,7 +106,7 @@ class Explorer(Pictured):
             raise
 
     def _class(self, asked: object) -> int:
-        """The number of a class that was asked for by number or name. Raises ValueError for what is none."""
+        """The number of a class given by number or name. Raises ValueError if there is none."""
         model = unwrap(self.model)
         require_classes(model)
         try:
@@ -135,7 +137,7 @@ class Explorer(Pictured):
 
     @property
     def subject(self) -> Subject:
-        """The picture as the model saw it. Not kept here, so that forgotten pages hold no captures."""
+        """The photograph as the model saw it, at the size that was chosen."""
         whole = self.state["whole"]
         size = size_for(self.model, self.photograph) if whole and not self.size else self.size
         return subject(self.model, self.photograph, size=size, whole=whole)
@@ -147,7 +149,7 @@ class Explorer(Pictured):
 
     @property
     def choice(self) -> Choice:
-        """Layer, head, query and classes as they are set."""
+        """The layer, head, query and classes that are chosen."""
         target, against = self.state["target"], self.state["against"]
         return Choice(
             self.state["layer"], self.state["head"], self.query, None if target == PREDICTED else target,
@@ -155,7 +157,7 @@ class Explorer(Pictured):
         )  # fmt: skip
 
     def view(self, wanted: Callable[[], bool] = pause) -> Map:
-        """The map that is shown, with its words."""
+        """The map that is shown."""
         with RUNNING:
             shown = self.subject
             key = (shown.number, self.state["view"], self.choice)
@@ -164,14 +166,14 @@ class Explorer(Pictured):
             return kept[1]
 
     def _panel(self, shown: Map) -> Panel:
-        """A view with its words, and with one on pictures too long for their own shape."""
+        """The panel of a map. It is said where the photograph is too long to be shown in its own shape."""
         made = panel(self.subject, self.row, self.choice, shown, self.state)
         if not self.state["whole"]:
             return made
         (across, down), (height, width) = self.photograph.size, self.subject.grid.image
         squeezed = max(across * height / (down * width), down * width / (across * height))
-        said = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
-        return replace(made, words=made.words + said)
+        note = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
+        return replace(made, words=made.words + note)
 
     def controls(self) -> list[Control]:
         row, shown = self.row, self.subject
@@ -226,12 +228,12 @@ class Explorer(Pictured):
         }
 
     def _save(self, asked: int) -> None:
-        """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
+        """Send the figure with its caption as a PNG, and all numbers as .npz, to the page that asked."""
         shown = self._panel(self.view())
         if score := self._score():
             shown = replace(shown, words=f"{shown.words} {score['words']}")
-        counts = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
-        about = {"model": self.subject.name, "words": shown.words, **counts}
+        set_to = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
+        about = {"model": self.subject.name, "words": shown.words, **set_to}
         name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         files = {
             f"{name}.png": captioned(self.subject, shown),

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +43,18 @@ class Method:
     name: str
     title: str
     function: Callable
+    forwards_per_patch: int
+    knows_class = True
 
     def __call__(self, *a, **k):
         return self.function(*a, **k)
 
+    @property
+    def options(self):
+        return inspect.signature(self.function).parameters
 
-METHODS = {n: Method(n, t, OLD[n]) for n, t in TITLES.items()}
+
+METHODS = {n: Method(n, t, OLD[n], FORWARDS.get(n, 0)) for n, t in TITLES.items()}
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST, LONGEST_MAP = 120.0, 20.0
 """The longest score in seconds, and the longest map in minutes. For more, the page only says how long it would take."""
@@ -114,9 +120,10 @@ def explaining(method: Method) -> View:
 
 
 def _refuse_long(subject: Subject, method: Method, begin: str, wanted: Callable[[], bool]) -> None:
-    if method.name not in FORWARDS:
+    """Raise ValueError for a map that would take longer than `LONGEST_MAP`."""
+    if not method.forwards_per_patch:
         return
-    forwards = FORWARDS[method.name] * subject.grid.patches
+    forwards = method.forwards_per_patch * subject.grid.patches
     minutes = forwards * seconds(subject, wanted) / 60
     if minutes > LONGEST_MAP:
         raise ValueError(
@@ -128,32 +135,28 @@ def _refuse_long(subject: Subject, method: Method, begin: str, wanted: Callable[
 def _sliced(subject: Subject, method: Method) -> dict[str, int]:
     """The batch size, as an option, of a method that runs the model many times: on a CPU at most `SLICE`
     multiplications, so that others need not wait long. Gradient SHAP keeps its own, because its noise depends on it."""
-    if "internal_batch_size" not in (known := options(method)) or "stdevs" in known:
+    if "internal_batch_size" not in method.options or "stdevs" in method.options:
         return {}
-    usual = known["internal_batch_size"].default
+    usual = method.options["internal_batch_size"].default
     if subject.batch.device.type != "cpu":
         return {"internal_batch_size": usual}
     work = sum(p.numel() for p in subject.model.parameters()) * subject.grid.tokens
     return {"internal_batch_size": max(1, min(usual, SLICE // work))}
 
 
-def options(method: Method) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a method's function."""
-    return inspect.signature(method.function).parameters
-
-
 def views() -> dict[str, View]:
-    """All views by name: those of a layer, and one for each attribution method."""
-    return VIEWS | {name: explaining(method) for name, method in METHODS.items()}
+    """All views by name: those of a layer, and one for each attribution method that is registered now."""
+    return VIEWS | {name: explaining(method) for name, method in METHODS.items() if method.knows_class}
 
 
 def possible(subject: Subject) -> dict[str, View]:
-    """The views that a model can show: no classes, no explanation; no read-out, no method that starts from it."""
+    """The views that a model can show: without classes none that explains one, and without a read-out none that starts
+    from it."""
+    readable = subject.grid.readout is not None
     return {
         name: view
         for name, view in views().items()
-        if not view.explains
-        or (subject.likeliest and (subject.grid.readout is not None or "query" not in options(METHODS[name])))
+        if not view.explains or (subject.likeliest and (readable or "query" not in METHODS[name].options))
     }
 
 

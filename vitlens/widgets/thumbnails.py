@@ -10,16 +10,15 @@ from vitlens.widgets.explorer import panel
 from vitlens.widgets.paint import mosaic, scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subjects import Subject, subject
 from vitlens.widgets.views import VIEWS, Choice, number, query_row, query_words
 
 
 def heads(model: nn.Module, image=None) -> Heads:
-    """The attention of every head of every layer from one query as thumbnails; click one to enlarge it, and click on
-    the picture to look from another patch.
+    """Thumbnails of every head of every layer: its attention from one query. Click one to enlarge it, and click the
+    enlarged one to look from another patch.
 
-    image: what `load_image` takes; without it a sample photograph. Raises UnsupportedModelError for models that
-    `capture` refuses, ImageError for what is no picture.
+    image: what `load_image` takes; by default a sample photograph. Raises UnsupportedModelError for models that
+    `capture` refuses and ImageError for what is no image.
     """
     return Heads(model, image)
 
@@ -28,8 +27,8 @@ class Heads(Pictured):
     """What `heads` returns."""
 
     def __init__(self, model: nn.Module, image):
-        self.model, self._all = model, None
         layers = len(attention_modules(unwrap(model)))
+        self._all = None
         super().__init__(model, image, layer=layers - 1, head=0, own=True, **PAINT)
 
     def take(self, content, buffers):
@@ -76,11 +75,6 @@ class Heads(Pictured):
             "about": self.photograph.note,
             "uploads": LARGEST,
         }
-
-    @property
-    def subject(self) -> Subject:
-        """The picture as the model saw it."""
-        return subject(self.model, self.photograph)
 
     def controls(self):
         count = self.subject.attn[0].q.shape[1]
