@@ -17,6 +17,11 @@ from vitlens.preprocessing import preprocess
 from vitlens.widgets import reasons
 
 
+@pytest.fixture
+def explorer(vit):
+    return widgets.explore(vit(), PICTURE)
+
+
 def given(model):
     return preprocess(model, PICTURE, size=model.patch_embed.img_size)
 
@@ -170,8 +175,7 @@ def test_a_model_without_classes_has_none_to_ask_for(vit):
     assert explorer.frame["bars"] == []
 
 
-def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(explorer):
     explorer.set(view="legrad")
     before = until_scored(explorer)
     made = explorer.subject.small
@@ -181,8 +185,7 @@ def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_ask
     assert until_scored(explorer) == before
 
 
-def test_what_would_take_too_long_says_so(vit, monkeypatch):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_what_would_take_too_long_says_so(explorer, monkeypatch):
     explorer.subject.mean_distance()  # what is made before
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
@@ -191,8 +194,7 @@ def test_what_would_take_too_long_says_so(vit, monkeypatch):
     assert not explorer.subject.has("score", "relevance", explorer.subject.likeliest[0], None)
 
 
-def test_a_map_that_would_take_too_long_is_no_map(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_map_that_would_take_too_long_is_no_map(explorer):
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
     page = explorer.frame["panels"]
@@ -220,8 +222,8 @@ def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     assert "curves" in until_scored(explorer)
 
 
-def test_what_is_saved_has_the_score(vit, monkeypatch):
-    explorer, sent = widgets.explore(vit(), PICTURE), []
+def test_what_is_saved_has_the_score(explorer, monkeypatch):
+    sent = []
     explorer.set(view="relevance")
     until_scored(explorer)
     monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
@@ -233,10 +235,9 @@ def test_what_is_saved_has_the_score(vit, monkeypatch):
     assert "σ" in about["words"] and about["target"] == "predicted" and not {"layer", "head", "row"} & set(about)
 
 
-def test_captum_is_asked_for_by_name(vit, monkeypatch):
+def test_captum_is_asked_for_by_name(explorer, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "captum", None)
     monkeypatch.setitem(__import__("sys").modules, "captum.attr", None)
-    explorer = widgets.explore(vit(), PICTURE)
     with pytest.raises(ValueError, match="captum, which is not installed. Install it .`pip install captum`"):
         explorer.set(view="occlusion")
     assert explorer.state["view"] == "attention"
