@@ -32,12 +32,11 @@ from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
 from vitlens.preprocessing import preprocess
-from vitlens.reports import explanation
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}}
-NAMES = ("rollout", *METHODS)
+NAMES = tuple(METHODS)
 
 
 def scored(model, encoded: bytes, number: int) -> pd.DataFrame:
@@ -46,7 +45,7 @@ def scored(model, encoded: bytes, number: int) -> pd.DataFrame:
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
     maps = {
-        name: method(model, x, target, **SETTINGS.get(name, {})) for name, method in explanation.methods(NAMES).items()
+        name: method(model, x, target, **SETTINGS.get(name, {})) for name, method in METHODS.items()
     }
     found = faithfulness.table(model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number)
     return found.assign(image=number, target=target, probability=probability)
@@ -75,7 +74,7 @@ def measured(model_name: str, data: Path, name: str) -> None:
     """Print seconds and forwards of one map and MiB at its peak, as JSON; runs in a process of its own."""
     model = load_model(model_name)
     x = preprocess(model, photographs(data)[0])
-    method = explanation.methods([name])[name]
+    method = METHODS[name]
 
     def best(function, times: int) -> float:
         taken = []

@@ -10,13 +10,13 @@ import torch
 from vitlens import TokenGrid
 from vitlens.attribution import (
     METHODS,
+    _perturbation,
     feature_ablation,
     gradient_shap,
     input_x_gradient,
     integrated_gradients,
     kernel_shap,
     occlusion,
-    perturbation,
 )
 
 OPTIONS = {
@@ -146,7 +146,7 @@ def played(monkeypatch, game, **options):
     def one(model, images, target, against, names, baseline, attribute):
         return attribute(lambda x: game(x.flatten(1))[:, None], images, 0 * images, 0, TokenGrid(14, 14, (1, 1), 0))
 
-    monkeypatch.setattr(perturbation, "per_image", one)
+    monkeypatch.setattr(_perturbation, "per_image", one)
     return kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64, **options)[0].double()
 
 
@@ -197,7 +197,7 @@ def test_pixels_that_are_cut_or_padded(vit):
     x = images(size=(70, 100))
     cut, padded = vit(img_size=(70, 100)), vit(dynamic_img_size=True, dynamic_img_pad=True)
     for method in CAPTUM:
-        options = OPTIONS.get(method.__name__, {})
+        options = OPTIONS.get(method.name, {})
         if method is not gradient_shap:  # which draws noise for every pixel
             close(method(cut, x, 3, **options), method(vit(img_size=(64, 96)), x[:, :, :64, :96], 3, **options))
         assert method(padded, x, 3, **options).shape == (2, 5, 7)
@@ -211,7 +211,7 @@ def test_pixels_that_are_cut_or_padded(vit):
 def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
     model, x = vit(img_size=(64, 96)).train(), images(3)
     parameters = [(p.grad, p.requires_grad) for p in model.parameters()]
-    options = OPTIONS.get(method.__name__, {})
+    options = OPTIONS.get(method.name, {})
     torch.manual_seed(0)
     np.random.seed(0)
     state, other_state = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -228,7 +228,7 @@ def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
     assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == other_state).all()
     assert [(p.grad, p.requires_grad) for p in model.parameters()] == parameters
     assert x.grad is None and not x.requires_grad
-    if "seed" in method.__kwdefaults__:
+    if "seed" in method.options:
         assert not torch.allclose(method(model, x, [3, 7, 0], **options, seed=1), got, rtol=1e-2)
 
 
@@ -237,7 +237,7 @@ def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
 def test_a_gpu_gives_the_same(vit, method):
     model, x = vit(img_size=(64, 96)), images()
     model.set_grad_checkpointing()
-    options = OPTIONS.get(method.__name__, {}) | (dict(stdevs=0.0) if method is gradient_shap else {})
+    options = OPTIONS.get(method.name, {}) | (dict(stdevs=0.0) if method is gradient_shap else {})
     expected = method(model, x, [3, 7], **options)
     got = method(model.cuda(), x, [3, 7], **options)
     assert got.is_cuda

@@ -92,8 +92,8 @@ def test_half_precision(vit):
         exact = method(model, x, TARGET)
         low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
         assert low.dtype == torch.float32
-        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
-        assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.__name__
+        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.name
+        assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.name
 
 
 def test_threads_that_overlap_leave_the_modes_as_found(vit):

@@ -24,7 +24,6 @@ from vitlens.commands import looking
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
-from vitlens.reports import explanation
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens.widgets import app
 
@@ -296,10 +295,10 @@ def test_without_a_command_the_commands_are_shown():
     assert "--max-minutes" in vitlens("train", "--help").stdout
 
 
-def test_help_names_every_method_and_which_are_drawn_unless_told_otherwise():
-    usual, others = looking.METHODS.split(" (these unless told otherwise), ")
-    assert tuple(usual.split(", ")) == explanation.QUICK
-    assert {*usual.split(", "), *others.split(", ")} == {"rollout", *attribution.METHODS}
+def test_help_names_every_method_and_which_are_the_default():
+    usual, others = looking.LISTED.split(" (the default), ")
+    assert usual.split(", ") == [*attribution.methods()]
+    assert usual.split(", ") + others.split(", ") == [*attribution.METHODS]
 
 
 @pytest.mark.parametrize("name, table", [

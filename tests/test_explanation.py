@@ -11,7 +11,7 @@ from test_cli import saved, vitlens
 from test_plot import assert_tidy
 
 from vitlens import faithfulness, load_model, plot, widgets
-from vitlens.attribution import METHODS
+from vitlens.attribution import METHODS, methods
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.reports import explanation, inspection
@@ -153,7 +153,7 @@ def test_a_picture_whose_class_is_the_other_is_left_out():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--methods", "relevanz"], "There is no method 'relevanz'; there are rollout, gradient_rollout"),
+        (["--methods", "relevanz"], "There is no method 'relevanz'; there are relevance, gradient_rollout"),
         (["--target", "10"], "has 10 classes, numbered from 0 to 9, but class 10 was asked for"),
         (["--target", "tabby"], "names of"),
         (["--baseline", "gray"], "A baseline is one of mean, blur, zero"),
@@ -258,7 +258,7 @@ def test_a_wrapper_is_explained_once_it_is_known_how_pictures_are_prepared_for_i
     inner = load_model(folder)
     head = torch.nn.Sequential(inner, torch.nn.Softmax(-1)).eval()
     (found,) = explanation.explain(head, pictures("chelsea"), 3, orders=2)
-    assert list(found.maps) == [name for name in explanation.QUICK if name != "legrad"]
+    assert list(found.maps) == [name for name in methods() if name != "legrad"]
     x = preprocess(inner, samples()["chelsea"])
     torch.testing.assert_close(found.maps["relevance"], METHODS["relevance"](head, x, 3)[0])
 

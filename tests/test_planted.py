@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from vitlens import load_model
+from vitlens.attribution import METHODS
 from vitlens.data.augment import normalized
 from vitlens.faithfulness.planted import COLORS, PATCH, RECIPE, SIDE, planted
-from vitlens.reports import explanation
 from vitlens.train import accuracy
 
 WEIGHTS = Path(__file__).parent.parent / "data" / "checkpoints" / "planted"
@@ -35,7 +35,7 @@ def test_the_model_knows_the_marks_and_is_the_recipes(model):
 
 
 def mean_of(pictures, model, name, mark=0, **kwargs):
-    maps = explanation.methods([name])[name](model, shown(model, pictures), pictures.classes[:, mark], **kwargs)
+    maps = METHODS[name](model, shown(model, pictures), pictures.classes[:, mark], **kwargs)
     return pictures.hits(maps, mark).float().mean().item()
 
 

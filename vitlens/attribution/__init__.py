@@ -1,39 +1,42 @@
-"""Class-specific maps: which patches speak for a class, by eleven methods with one signature.
+"""Attribution maps: which patches speak for a class, by many methods with one signature.
 
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
 model: a supported timm Vision Transformer (`recorder.families`) with a classifier, in any mode, frozen or not. images:
-(B, C, H, W), normalized as the model wants them. target: a class number, a class name, one of either for each image, or
-None for the predicted class; `names` are the classes' names in order, by default the model's own. All explain the
-target's logit, or, with `against` another class, why the target rather than that one: the difference of the two logits,
-which is meant wherever a method speaks of the target's logit. The model runs in eval mode and is left as it was, its
-flags and everybody's `.grad` too. Maps are not rescaled. Methods that start from a row take `query=(row, column)` to
-start from a patch instead of the read-out.
+(B, C, H, W), normalized as the model wants them. target: a class number, a class name, a sequence with one for each
+image, or None for the predicted class; names: the class names in order, by default the model's own. The map explains
+the target's logit, or, with `against` another class, the difference of the two logits: why this class and not that one.
+The model runs in eval mode and is left as it was, including flags and every `.grad`. Maps are not rescaled. Methods
+that start from a row of attention take `query=(row, column)` to start from a patch instead of the read-out.
 
-The first five need one forward and one backward pass and nothing else; those of captum need captum.
+Every method is a row of `METHODS`; `register` adds one (see `vitlens.attribution.registry`). Methods that need a
+capture only can share one forward and one backward:
 
-Raises ValueError for a target that is no class of the model, for images of the wrong kind, for a model without classes,
-for outputs that are no numbers and where no gradient reaches a layer; UnsupportedModelError for a model that vitlens
-refuses.
+    found = explained(model, images, target, needs={"gradients", "readings"})
+    METHODS["relevance"].of(found.captures["gradients"])
+
+`rollout` knows no class. The methods whose `needs` is "model" are captum's, and need captum.
+
+Raises ValueError for a target that is no class of the model, for images that the model does not take, for a model
+without classes, for outputs that are not finite, and where no gradient reaches a layer; UnsupportedModelError for a
+model that vitlens refuses.
 """
 
-from types import MappingProxyType
+from vitlens.attribution.registry import METHODS, Method, methods, register
 
-from vitlens.attribution.gradcam import grad_cam
-from vitlens.attribution.legrad import legrad
-from vitlens.attribution.path import gradient_shap, input_x_gradient, integrated_gradients
-from vitlens.attribution.perturbation import feature_ablation, kernel_shap, occlusion
-from vitlens.attribution.relevance import attention_gradient, relevance
-from vitlens.attribution.rollout import gradient_rollout
+__all__ = ["METHODS", "Method", "explained", "methods", "register", *METHODS]
 
-METHODS = MappingProxyType(
-    {
-        method.__name__: method
-        for method in (
-            gradient_rollout, relevance, legrad, attention_gradient, grad_cam,
-            integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap,
-        )
-    }
-)  # fmt: skip
 
-__all__ = ["METHODS", *METHODS]
+def __getattr__(name: str):
+    if name == "explained":
+        from vitlens.attribution.forward import explained
+
+        return explained
+    if name not in METHODS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    METHODS[name].loaded  # noqa: B018  its docstring and signature are those of the function
+    return METHODS[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *METHODS})

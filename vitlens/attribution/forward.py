@@ -1,4 +1,4 @@
-"""The forward that is explained: in eval mode, with autograd on, and with the model's parameters as constants.
+"""The one forward and backward that all methods share: in eval mode, with the model's parameters as constants.
 
 Parameters enter every function detached. So autograd keeps nothing for their sake, frozen models work like any other,
 no `.grad` and no `requires_grad` is touched, and threads do not meet.
@@ -8,20 +8,106 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitlens.attribution.rows import layer_number
 from vitlens.attribution.target import Target, asked
 from vitlens.models import require_classes
 from vitlens.recorder.arguments import require_images, taking
 from vitlens.recorder.families import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
-from vitlens.recorder.grid import patch_embedding
+from vitlens.recorder.grid import TokenGrid, patch_embedding
 from vitlens.recorder.recording import Attention, capture
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the attention of layer `layer` of `layers` is given, (B, T, C), and the gradient of the score by it."""
+
+    grid: TokenGrid
+    layers: int
+    layer: int
+    activation: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What one forward and one backward say of a class, enough for every method that does not need the model.
+
+    logits: (B, classes). captures: for each of `registry.NEEDS` that was asked for, what the functions take first.
+    """
+
+    logits: Tensor
+    target: Target
+    grid: TokenGrid
+    captures: dict[str, Attention | Inputs]
+
+
+def explained(
+    model: nn.Module,
+    images: Tensor,
+    target: object = None,
+    *,
+    against: object = None,
+    names: Sequence[str] | None = None,
+    needs: Collection[str] = ("gradients",),
+    layer: int = -1,
+) -> Explained:
+    """Run the model once, and differentiate it once where `needs` say so.
+
+    model, images, target, against, names: as in `vitlens.attribution`; target may be a `Target`, known from before.
+    needs: of `vitlens.attribution.registry.NEEDS`; "model" asks for nothing. layer: whose "inputs" are recorded.
+    """
+    needs = set(needs)
+    differentiable = needs & {"gradients", "readings", "inputs"}
+    model, images = checked(model, images, gradients=bool(differentiable))
+    inner = transformer(model)
+    modules = attention_modules(inner)
+    layer = layer_number(len(modules), layer)
+    with explaining(model) if differentiable else _running(model):
+        with contextlib.ExitStack() as hooks:
+            given = hooks.enter_context(_inputs(inner.blocks[layer], modules[layer])) if "inputs" in needs else []
+            tokens = hooks.enter_context(_outputs(inner.blocks)) if "readings" in needs else []
+            attn, logits = captured(model, images, gradients=bool(needs & {"gradients", "readings"}))
+        chosen = asked(model, logits, target, against, names)
+        captures = {"capture": attn}
+        if "readings" in needs:
+            more = bool(needs & {"gradients", "inputs"})
+            captures["readings"] = _read(model, attn, tokens, logits, chosen, keep_graph=more)
+        if "gradients" in needs:
+            captures["gradients"] = attn
+            by_inputs = attn.differentiate(score(logits, chosen), also=given)
+            require_gradient(model, chosen, [each.gradient for each in attn])
+        elif given:
+            by_inputs = torch.autograd.grad(score(logits, chosen), given)
+        if given:
+            require_gradient(model, chosen, by_inputs)
+            parts = torch.cat([each.detach() for each in given], -1), torch.cat(by_inputs, -1)
+            captures["inputs"] = Inputs(attn.grid, len(modules), layer, *parts)
+    return Explained(logits.detach(), chosen, attn.grid, captures)
+
+
+def _read(
+    model: nn.Module, attn: Attention, tokens: list[Tensor], logits: Tensor, chosen: Target, *, keep_graph: bool
+) -> Attention:
+    """A twin of the capture whose layers know the gradient of the score that is read right after each of them: by the
+    model's own final norm, pooling and head."""
+    inner, readings = transformer(model), attn.twin()
+    read = [inner.forward_head(inner.norm(each)) for each in tokens]
+    if inner is not model and not torch.equal(read[-1], logits):
+        raise ValueError(
+            f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} gives other "
+            "logits than the one in it. Use another method, such as relevance or grad_cam."
+        )
+    readings.differentiate([score(each, chosen) for each in read], keep_graph=keep_graph)
+    require_gradient(model, chosen, [layer.gradient for layer in readings])
+    return readings
 
 
 def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tuple[nn.Module, Tensor]:
@@ -83,15 +169,11 @@ def explaining(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def differentiated(model: nn.Module, images: Tensor, target, against, names) -> Attention:
-    """A capture of the forward in which every layer knows the gradient of its image's score."""
-    model, images = checked(model, images)
-    with explaining(model):
-        attn, logits = captured(model, images, gradients=True)
-        chosen = asked(model, logits, target, against, names)
-        attn.differentiate(score(logits, chosen))
-        require_gradient(model, chosen, [layer.gradient for layer in attn])
-    return attn
+@contextlib.contextmanager
+def _running(model: nn.Module) -> Iterator[None]:
+    """Run the model in this block, without gradients."""
+    with taking(model), evaluating(model), torch.no_grad():
+        yield
 
 
 def score(logits: Tensor, chosen: Target) -> Tensor:
@@ -113,6 +195,50 @@ def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) 
             f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show: "
             "its weights in the head are zero, as before training, or a layer on the way passes nothing on."
         )
+
+
+@contextlib.contextmanager
+def _outputs(blocks: nn.Module) -> Iterator[list[Tensor]]:
+    """What leaves each block, in this thread."""
+    with contextlib.ExitStack() as hooks:
+        tokens, keep = _keeper()
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep(output)))
+        yield tokens
+
+
+@contextlib.contextmanager
+def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[list[Tensor]]:
+    """What the attention of a block is given, in this thread. Autograd's graph begins with the block at the latest."""
+    thread = threading.get_ident()
+
+    def begin(_, args: tuple) -> tuple:
+        if threading.get_ident() != thread or args[0].requires_grad:
+            return args
+        return (args[0].detach().requires_grad_(), *args[1:])
+
+    with contextlib.ExitStack() as hooks:
+        found, keep = _keeper()
+        hooks.enter_context(block.register_forward_pre_hook(begin))
+        for _, module in modules:
+            if hasattr(module, "in_norm"):
+                # A ParallelScalingBlock is its own attention, which does not read what the block is given.
+                hook = module.in_norm.register_forward_hook(lambda _, args, output: keep(output))
+            else:
+                hook = module.register_forward_pre_hook(lambda _, args: keep(args[0]))
+            hooks.enter_context(hook)
+        yield found
+
+
+def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
+    """A list, and a function that appends to it what this thread gives."""
+    kept, thread = [], threading.get_ident()
+
+    def keep(tensor: Tensor) -> None:
+        if threading.get_ident() == thread:
+            kept.append(tensor)
+
+    return kept, keep
 
 
 class _Constants(TorchFunctionMode):

@@ -43,8 +43,13 @@ class Target:
 
 
 def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
-    """What `target` and `against` mean for (B, classes) logits; both are read as in `classes`, but against=None is no
-    class. Raises SameClass, a ValueError, for a class that is contrasted with itself."""
+    """The `Target` that target and against mean for (B, classes) logits; a `Target` is returned as it is.
+
+    Both are read as in `classes`, but against=None is no class. Raises SameClass, a ValueError, for a class that is
+    contrasted with itself.
+    """
+    if isinstance(target, Target) and against is None:
+        return target
     numbers = classes(model, logits, target, names)
     if against is None:
         return Target(numbers)

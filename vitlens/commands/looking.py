@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attribution import METHODS
+from vitlens.attribution import methods as rows
 from vitlens.commands.options import (
     Device,
     Images,
@@ -21,11 +23,10 @@ from vitlens.commands.options import (
 )
 from vitlens.files import writable
 
-# Spelled out, since looking them up would load PyTorch for a page of help.
-METHODS = (
-    "relevance, gradient_rollout, legrad, attention_gradient, grad_cam, rollout (these unless told otherwise), "
-    "integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap"
+_QUICK, _OTHERS = (
+    ", ".join(name for name, method in METHODS.items() if method.quick is quick) for quick in (True, False)
 )
+LISTED = f"{_QUICK} (the default), {_OTHERS}"
 
 
 def inspect(
@@ -68,7 +69,7 @@ def explain(
     images: Images = None,
     target: Annotated[str, typer.Option(help="A class number or name; by default the predicted class.")] = "",
     against: Annotated[str, typer.Option(help="Explain why the target and not this class.")] = "",
-    methods: Annotated[str, typer.Option(help=f"Names, separated by commas: {METHODS}.")] = "",
+    methods: Annotated[str, typer.Option(help=f"Names, separated by commas: {LISTED}.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the figures and scores.csv.")] = Path("explanations"),
     baseline: Annotated[str, typer.Option(help="What replaces covered patches: mean, blur or zero.")] = "mean",
     orders: Annotated[int, typer.Option(help="Number of random orders to compare the maps with.")] = 10,
@@ -83,7 +84,7 @@ def explain(
     failures, complain = complaints()
     shown = named_images(images)
     writable(out, "--out")
-    names = comma_separated(methods) or explanation.QUICK
+    names = [*rows(comma_separated(methods) or None)]
     vit = load_model(model).to(checked_device(device))
     done: list[Path] = []
     with tqdm(total=len(shown) * (len(names) + 1), unit="map", delay=1) as bar:

@@ -19,13 +19,13 @@ No score says that a map is right: each measures one consequence that a right ma
 the model pictures of a kind it never saw. Compare maps by the same score, the same baseline and the same step.
 """
 
+from vitlens.faithfulness._confidence import Confidence, confidence
+from vitlens.faithfulness._curves import Curves, curves, usual_step
+from vitlens.faithfulness._randomization import Randomization, randomization
+from vitlens.faithfulness._table import table
 from vitlens.faithfulness.baselines import BASELINES, blurred
 from vitlens.faithfulness.boxes import energy_in_box, pointing
-from vitlens.faithfulness.confidence import Confidence, confidence
-from vitlens.faithfulness.curves import Curves, curves, usual_step
 from vitlens.faithfulness.orders import random_maps
-from vitlens.faithfulness.randomization import Randomization, randomization
-from vitlens.faithfulness.table import table
 
 __all__ = [
     "BASELINES", "Confidence", "Curves", "Randomization", "blurred", "confidence", "curves", "energy_in_box",

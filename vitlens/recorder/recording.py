@@ -10,6 +10,7 @@ Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head widt
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -67,12 +68,15 @@ class Attention(Sequence):
             return [self[i] for i in range(*index.indices(len(self)))]
         return joined(self._calls[index])
 
-    def differentiate(self, score: Tensor | Sequence[Tensor]) -> None:
+    def differentiate(
+        self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
+    ) -> list[Tensor]:
         """Give every layer, and an attention pool, its `gradient`: ∂score/∂output. Nobody's `.grad` is touched.
 
         score: one number made of the output of the forward that `capture(model, gradients=True)` recorded, such as
-        `logits[:, 3].sum()`; or one number for each layer. Autograd's graph is released: it can be done once. Raises
-        RuntimeError for a score that autograd cannot trace back to the attention.
+        `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients by the
+        last number are returned. keep_graph: for another score, of a `twin`; otherwise autograd's graph is released,
+        and it can be done once. Raises RuntimeError for a score that autograd cannot trace back to the attention.
         """
         scores = [score] if isinstance(score, Tensor) else list(score)
         groups = [self._calls] if isinstance(score, Tensor) else [[calls] for calls in self._calls]
@@ -85,14 +89,23 @@ class Attention(Sequence):
             found = [call for calls in group for call in calls]
             pool = [self.pool] if self.pool is not None and len(groups) == 1 else []
             outputs = [call.output for call in found + pool]
-            gradients = torch.autograd.grad(number, outputs, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                number, [*outputs, *also], retain_graph=keep_graph, allow_unused=True, materialize_grads=True
+            )
             done = iter(
                 replace(call, output=call.output.detach(), gradient=gradient)
-                for call, gradient in zip(found + pool, gradients, strict=True)
+                for call, gradient in zip(found + pool, gradients, strict=False)
             )
             for calls in group:
                 calls[:] = [next(done) for _ in calls]
             self.pool = next(done, self.pool)
+        return list(gradients[len(outputs) :])
+
+    def twin(self) -> Attention:
+        """The same layers once more, to be differentiated by another score."""
+        other = copy.copy(self)
+        other._calls = [list(calls) for calls in self._calls]
+        return other
 
     def __repr__(self) -> str:
         state = f"{self.grid}" if self.complete else "no forward yet"

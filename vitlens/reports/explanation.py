@@ -13,18 +13,14 @@ import torch
 from pandas import DataFrame, Series, concat
 from torch import Tensor, nn
 
-from vitlens import attention, faithfulness, files
-from vitlens.attribution import METHODS
-from vitlens.attribution.forward import captured
-from vitlens.attribution.target import SameClass, asked
+from vitlens import faithfulness, files
+from vitlens.attribution import explained, methods
+from vitlens.attribution.target import SameClass
 from vitlens.images import ImageError
 from vitlens.models import label_names
 from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.families import architecture, evaluating, model_name, transformer, unwrap
+from vitlens.recorder.families import architecture, model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid, patch_embedding
-
-QUICK = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
-"""What is drawn unless told otherwise: methods of one forward and one backward pass, and plain rollout beside them."""
 
 SCORES = {
     ("probability", False): "the probability of the class",
@@ -49,22 +45,6 @@ class Explanation:
     maps: dict[str, Tensor]
     scores: DataFrame
     against: str = ""
-
-
-def methods(names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
-    """Methods by name: those of `vitlens.attribution`, and "rollout", which knows no class. Raises ValueError for other
-    names."""
-    known = {"rollout": rollout, **METHODS}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"There is no method {name!r}; there are {', '.join(known)}.")
-    return {name: known[name] for name in names}
-
-
-def rollout(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
-    """(B, rows, cols) attention rollout, which is the same for every class (`vitlens.attention.rollout`)."""
-    with torch.no_grad(), evaluating(model):
-        return attention.rollout(captured(unwrap(model), images)[0])
 
 
 @contextlib.contextmanager
@@ -116,45 +96,46 @@ def explanations(
     if no picture is left.
     """
     model, found = unwrap(model), 0
-    usual = [name for name in QUICK if name != "legrad" or transformer(model) is model]  # a wrapper has another head
-    chosen = methods(usual if names is None else names)
+    chosen = methods(names)
+    if names is None and transformer(model) is not model:
+        chosen.pop("legrad")  # it reads with the inner model's head, and a wrapper has another one
+    needs = {method.needs for method in chosen.values()}
+    for name, source in _pairs(images):
+        try:
+            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
+            with _as_given(model, x):
+                forward = explained(model, x, target, against=against, needs=needs)
+        except (ImageError, SameClass) as error:
+            if on_error is None or isinstance(error, SameClass) and target is not None:
+                raise
+            on_error(f"{name} is left out. {error}" if isinstance(error, SameClass) else str(error))
+            continue
+        maps, asked = {}, forward.target
+        for label, method in chosen.items():
+            shared = forward.captures.get(method.needs)
+            maps[label] = method(model, x, asked) if shared is None else method.of(shared)
+            on_part(f"{name}, {label}")
+        usual = faithfulness.usual_step(forward.grid.patches)
+        scored = {"score": score, "baseline": baseline, "step": step or usual}
+        scores = faithfulness.table(model, x, maps, asked, grid=forward.grid, **scored, **options)
+        scores = scores.drop(columns="image").assign(**scored)
+        on_part(f"{name}, scores")
+        found += 1
+        known = label_names(model, forward.logits.shape[-1])
+        numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
+        labels = ["" if k is None else known[k] if known else str(k) for k in numbers]
+        share = forward.logits.softmax(-1)[0, numbers[0]].item()
+        maps = {label: values[0].float().cpu() for label, values in maps.items()}
+        yield Explanation(name, restore(model, x)[0], forward.grid, labels[0], share, maps, scores, against=labels[1])
+    if not found:
+        raise ImageError("None of the images given is left, so there is nothing to explain.")
+
+
+def _pairs(images: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     for pair in images:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
-        name, source = pair
-        try:
-            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
-        except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(str(error))
-            continue
-        with torch.no_grad(), evaluating(model), _as_given(model, x):
-            attn, logits = captured(model, x)
-        try:
-            question = asked(model, logits, target, against)
-        except SameClass as error:
-            if on_error is None or target is not None:
-                raise
-            on_error(f"{name} is left out. {error}")
-            continue
-        number, other = (None if part is None else part.item() for part in (question.numbers, question.against))
-        maps = {}
-        for label, method in chosen.items():
-            maps[label] = method(model, x, number, against=other)
-            on_part(f"{name}, {label}")
-        asking = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(attn.grid.patches)}
-        scores = faithfulness.table(model, x, maps, number, against=other, grid=attn.grid, **asking, **options)
-        scores = scores.drop(columns="image").assign(**asking)
-        share = logits.softmax(-1)[0, number].item()
-        known = label_names(model, logits.shape[-1])
-        labels = ["" if k is None else known[k] if known else str(k) for k in (number, other)]
-        maps = {method: values[0].float().cpu() for method, values in maps.items()}
-        found += 1
-        on_part(f"{name}, scores")
-        yield Explanation(name, restore(model, x)[0], attn.grid, labels[0], share, maps, scores, against=labels[1])
-    if not found:
-        raise ImageError("None of the images given is left, so there is nothing to explain.")
+        yield pair
 
 
 def explain(*args, **options) -> list[Explanation]:

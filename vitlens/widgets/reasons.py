@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,46 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import faithfulness
-from vitlens.attribution import METHODS as OLD
-from vitlens.attribution.perturbation import COVERS
+from vitlens.attribution import METHODS, Method
 from vitlens.recorder.families import evaluating, unwrap
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.views import VIEWS, Choice, Map, View, number, percent
 from vitlens.widgets.worker import Superseded
 
-TITLES = {
-    "relevance": "relevance (Chefer et al. 2021)",
-    "gradient_rollout": "gradient rollout",
-    "legrad": "LeGrad",
-    "attention_gradient": "attention × gradient",
-    "grad_cam": "Grad-CAM",
-    "integrated_gradients": "Integrated Gradients",
-    "gradient_shap": "Gradient SHAP",
-    "input_x_gradient": "Input × Gradient",
-    "occlusion": "occlusion",
-    "feature_ablation": "feature ablation",
-    "kernel_shap": "KernelSHAP",
-}
-FORWARDS = {"occlusion": 1, "feature_ablation": 1, "kernel_shap": COVERS}
-
-
-@dataclass(frozen=True)
-class Method:
-    name: str
-    title: str
-    function: Callable
-    forwards_per_patch: int
-    knows_class = True
-
-    def __call__(self, *a, **k):
-        return self.function(*a, **k)
-
-    @property
-    def options(self):
-        return inspect.signature(self.function).parameters
-
-
-METHODS = {n: Method(n, t, OLD[n], FORWARDS.get(n, 0)) for n, t in TITLES.items()}
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST, LONGEST_MAP = 120.0, 20.0
 """The longest score in seconds, and the longest map in minutes. For more, the page only says how long it would take."""
@@ -111,12 +76,14 @@ def explaining(method: Method) -> View:
             values = subject.once(
                 key, lambda: method(model, subject.batch, target, against=against, **_sliced(subject, method))[0]
             )
-        words = f"{begin} for “{subject.label(target)}” ({percent(subject.share(target))})"
-        if against is not None:
+        words = begin
+        if method.knows_class:
+            words += f" for “{subject.label(target)}” ({percent(subject.share(target))})"
+        if method.knows_class and against is not None:
             words += f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
         return Map(values.numpy(), words)
 
-    return View(f"Why this class: {method.title}", make, explains=True)
+    return View(f"Why this class: {method.title}" if method.knows_class else begin, make, explains=True)
 
 
 def _refuse_long(subject: Subject, method: Method, begin: str, wanted: Callable[[], bool]) -> None:
@@ -146,7 +113,7 @@ def _sliced(subject: Subject, method: Method) -> dict[str, int]:
 
 def views() -> dict[str, View]:
     """All views by name: those of a layer, and one for each attribution method that is registered now."""
-    return VIEWS | {name: explaining(method) for name, method in METHODS.items() if method.knows_class}
+    return VIEWS | {name: explaining(method) for name, method in METHODS.items() if name not in VIEWS}
 
 
 def possible(subject: Subject) -> dict[str, View]:

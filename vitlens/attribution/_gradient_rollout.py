@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, readout
 from vitlens.recorder.layer import full_precision
+from vitlens.recorder.recording import Attention
 
 
-def gradient_rollout(
-    model: nn.Module,
-    images: Tensor,
-    target=None,
-    *,
-    against=None,
-    names: Sequence[str] | None = None,
-    query: tuple[int, int] | None = None,
-    head_fusion: str = "mean",
-) -> Tensor:
+def gradient_rollout(attn: Attention, *, query: tuple[int, int] | None = None, head_fusion: str = "mean") -> Tensor:
     """(B, rows, cols) rollout of attention × gradient, from the read-out to the patches.
 
     Abnar and Zuidema's rollout (2020), the read-out's row of Â_L ⋯ Â_1 with Â = (G + I) / row sum, in which G takes the
@@ -32,15 +21,15 @@ def gradient_rollout(
     * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
 
     The row is pulled back through the layers from the top, so no T × T matrix is formed. Prefix tokens are dropped and
-    nothing is rescaled. What no layer moved is left out: under a mean over patches the read-out lies on the patches
-    themselves, and the identities would carry it into the map. An attention pool is one more layer, without identity.
+    nothing is rescaled. What reaches a patch through identities alone is left out: a mean over patches reads the
+    patches themselves, and the identities would carry that into the map. An attention pool is one more layer, without
+    identity.
 
-    target, against, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head
-    reads.
+    attn: a capture in which every layer knows the gradient of the target's logit. query: (row, column) of a patch, to
+    start from instead of the read-out.
     """
     if head_fusion not in ("mean", "positive"):
         raise ValueError(f'head_fusion is "mean" or "positive", but got {head_fusion!r}.')
-    attn = differentiated(model, images, target, against, names)
     still, moved = readout(attn, query)  # `still` has met nothing but identities
     moved /= moved.sum(-1, keepdim=True).clamp_min_(torch.finfo(moved.dtype).tiny)
     for layer in reversed(attn):

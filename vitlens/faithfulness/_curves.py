@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import checked_maps, covered
 from vitlens.faithfulness.orders import ranks
+from vitlens.faithfulness.scoring import checked_maps, covered
 from vitlens.recorder.arguments import whole
 from vitlens.recorder.grid import TokenGrid
 

@@ -97,10 +97,12 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
 
 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The class of each image, and what it is contrasted with. The model sees each image once."""
+    """The class of each image, and what it is contrasted with. Runs the model once, unless target is a `Target`."""
     bare = unwrap(model)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
+    if isinstance(target, Target) and against is None:
+        return target
     with taking(bare), evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
         logits = torch.cat([class_logits(bare, model(part)) for part in parts])

@@ -8,11 +8,13 @@ from itertools import islice
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.attribution.patches import Draws, captum, patch_values, per_image
+from vitlens.attribution._captum import Draws, captum, patch_values, per_image
+from vitlens.attribution.registry import METHODS
 from vitlens.recorder.arguments import require_count
 
-COVERS, LEAST = 16, 3
-"""Of KernelSHAP, for each patch: what is tried unless told otherwise, and the fewest that are taken."""
+COVERS = METHODS["kernel_shap"].forwards_per_patch
+LEAST = 3
+"""Covers of KernelSHAP for each patch: the default, and the fewest that are accepted."""
 
 
 def occlusion(

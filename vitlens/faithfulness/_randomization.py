@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import on_model, target_of
+from vitlens.faithfulness.scoring import on_model, target_of
 from vitlens.recorder.arguments import require_images
 from vitlens.recorder.families import unwrap
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.covered import checked_maps, covered
+from vitlens.faithfulness.scoring import checked_maps, covered
 from vitlens.recorder.grid import TokenGrid
 
 

@@ -1,62 +1,41 @@
-"""Relevance: Chefer's rule for self-attention, and the attention × gradient of a single layer it is made of."""
+"""Relevance, Chefer's rule for self-attention, and the attention × gradient of one layer, which it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlens.attribution.forward import differentiated
 from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
 from vitlens.recorder.layer import Layer, full_precision
+from vitlens.recorder.recording import Attention
 
 
-def relevance(
-    model: nn.Module,
-    images: Tensor,
-    target=None,
-    *,
-    against=None,
-    names: Sequence[str] | None = None,
-    query: tuple[int, int] | None = None,
-) -> Tensor:
+def relevance(attn: Attention, *, query: tuple[int, int] | None = None) -> Tensor:
     """(B, rows, cols) relevance of each patch to what the head reads, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
 
     R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
     of the target's logit. The map is the read-out's row of R − I, R = (I + Ā_L) ⋯ (I + Ā_1), without its prefix tokens
-    and not rescaled; it is pulled back from the top, r ← r + r·Ā, so R is never formed. Without I, because under a mean
-    over patches the read-out lies on the patches themselves; for a class token nothing changes. An attention pool is
-    one more layer: its map takes part like any other's.
+    and not rescaled. It is pulled back from the top, r ← r + r·Ā, so R is never formed. I is left out because a mean
+    over patches reads the patches themselves; for a class token this changes nothing. An attention pool is one more
+    layer: its map takes part like any other's.
 
-    target, against, names: see `vitlens.attribution`. query: (row, column) of a patch instead of what the head
-    reads.
+    attn: a capture in which every layer knows the gradient of the target's logit. query: (row, column) of a patch, to
+    start from instead of the read-out.
     """
-    attn = differentiated(model, images, target, against, names)
     read, moved = readout(attn, query)
     for layer in reversed(attn):
         moved = moved + _pulled(layer, read + moved)
     return attn.grid.image_map(moved)
 
 
-def attention_gradient(
-    model: nn.Module,
-    images: Tensor,
-    target=None,
-    *,
-    against=None,
-    names: Sequence[str] | None = None,
-    layer: int | None = None,
-    query: tuple[int, int] | None = None,
-) -> Tensor:
+def attention_gradient(attn: Attention, *, layer: int | None = None, query: tuple[int, int] | None = None) -> Tensor:
     """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
 
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
-    layer: its number, −1 for the last block; by default the last attention on the way to the head, which is the pool's
-    in a model with an attention pool. target, against, names: see `vitlens.attribution`. query: (row, column) of a
-    patch instead of what the head reads.
+
+    attn, query: as in `relevance`. layer: its number, −1 for the last block; by default the last attention before the
+    head, which is the pool's in a model with an attention pool.
     """
-    attn = differentiated(model, images, target, against, names)
     read, pooled = readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)

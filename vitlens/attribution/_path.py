@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vitlens.attribution.patches import Draws, captum, patch_sums, per_image
+from vitlens.attribution._captum import Draws, captum, patch_sums, per_image
 from vitlens.recorder.arguments import require_count
 
 
