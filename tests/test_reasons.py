@@ -11,7 +11,7 @@ from PIL import Image
 from test_explorer import PICTURE, browser, values, words
 
 from vitlens import faithfulness, widgets
-from vitlens.attribution import METHODS
+from vitlens.attribution import METHODS, Method, register, registry
 from vitlens.images import samples
 from vitlens.preprocessing import preprocess
 from vitlens.widgets import reasons
@@ -54,6 +54,22 @@ def test_the_map_is_the_methods(vit, name):
     expected = METHODS[name](model, given(model), order[2].item(), against=order[1].item())[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
     assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
+
+
+def test_a_method_that_was_registered_is_a_view(vit, monkeypatch):
+    """Also by an explorer that is open, and one that knows no class is not said to explain it."""
+    monkeypatch.setattr(registry, "_methods", {**METHODS})
+    monkeypatch.setattr(reasons, "METHODS", registry._methods)
+    explorer = widgets.explore(vit(), PICTURE)
+    flat = lambda attn: torch.ones(1, attn.grid.rows, attn.grid.cols)  # noqa: E731
+    register(Method("mine", "my method", "gradients", "one forward", flat))
+    register(Method("plain", "plain one", "capture", "one forward", flat))
+    explorer.set(view="mine")
+    assert (values(explorer) == 1).all() and "My method for “" in words(explorer)
+    options = next(control["options"] for control in explorer.frame["controls"] if control["name"] == "view")
+    assert {("Why this class: my method", "mine"), ("Plain one", "plain")} <= set(options)
+    explorer.set(view="plain")
+    assert "for “" not in words(explorer)
 
 
 def test_the_score_is_that_of_the_curves(vit):

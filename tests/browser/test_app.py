@@ -20,65 +20,51 @@ import zmq
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
-from browser.fronts import START, App, assert_gone_and_back, chromium, move
+from browser.fronts import MARKS, START, App, assert_gone_and_back, chromium, move
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = MARKS
 
 
-SLOW = "import time\ntime.sleep(2)\nprint('here I am')"
+SLOW = "import time\ntime.sleep(1)\nprint('here I am')"
 """A cell for tests that need pages and no model."""
 SHOWN = "text=here I am"
 
 
-@pytest.fixture
-def visitor(browser):
-    """A person with a browser window of their own."""
+def window(browser):
+    """A browser window of a person's own."""
     context = browser.new_context(viewport={"width": 1300, "height": 1000})
     context.set_default_timeout(START)
-    yield context
-    context.close()
+    return context
+
+
+@pytest.fixture
+def visitor(browser):
+    with window(browser) as context:
+        yield context
 
 
 @pytest.fixture
 def start(model, tmp_path):
-    """Start the app with a cell that needs no model. It must end well and have nothing in its log."""
-    started = []
-
-    def start(**options):
-        (folder := tmp_path / f"app{len(started)}").mkdir()
-        started.append(App(model, folder, SLOW, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.stop()
-        assert each.process.returncode == 0 and each.log.read_text() == ""
+    """Start the app with a cell that needs no model."""
+    with contextlib.ExitStack() as started:
+        yield lambda **options: started.enter_context(App(model, tmp_path, SLOW, **options))
 
 
 @pytest.fixture(scope="module")
 def served(model, tmp_path_factory):
     """The app with a cell that needs no model, and the cookie of somebody who opened its address."""
-    app = App(model, tmp_path_factory.mktemp("served"), SLOW)
-    cookie = urllib.request.urlopen(app.opening).headers["Set-Cookie"].split(";")[0]
-    yield app, cookie
-    app.stop()
-    assert app.process.returncode == 0 and app.log.read_text() == ""
+    with App(model, tmp_path_factory.mktemp("served"), SLOW) as app:
+        yield app, urllib.request.urlopen(app.opening).headers["Set-Cookie"].split(";")[0]
 
 
 class Explored:
     """The explorer's app, a page of it, and what that page asked for since it was opened."""
 
-    def __init__(self, app, browser):
-        self.app, self.asked, self.failed = app, [], []
-        self.context = browser.new_context(viewport={"width": 1300, "height": 1000})
-        self.context.set_default_timeout(START)
-        self.context.on("request", lambda request: self.asked.append(request.url))
-        self.context.on("requestfailed", lambda request: self.failed.append(request.url))
-        self.context.on("response", lambda response: response.status >= 400 and self.failed.append(response.url))
-        self.page = self.context.new_page()
+    def __init__(self, app, context):
+        self.app, self.asked, self.failed, self.page = app, [], [], context.new_page()
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("requestfailed", lambda request: self.failed.append(request.url))
+        self.page.on("response", lambda response: response.status >= 400 and self.failed.append(response.url))
         app.open(self.page)
 
     def move(self, layer):
@@ -90,40 +76,36 @@ class Explored:
 
 @pytest.fixture(scope="module")
 def explored(model, browser, tmp_path_factory):
-    app = App(model, tmp_path_factory.mktemp("explored"), linger=10)
-    explored = Explored(app, browser)
-    yield explored
-    explored.context.close()
-    app.stop()
-    assert app.process.returncode == 0 and app.log.read_text() == ""
+    with App(model, tmp_path_factory.mktemp("explored"), linger=10) as app, window(browser) as context:
+        yield Explored(app, context)
 
 
 def test_kernels_end_with_their_pages(start, visitor):
-    app = start(sessions=5, linger=20)  # a busy machine may take as long to connect
+    app = start(sessions=4, linger=20)  # a busy machine may take as long to connect
     first = visitor.new_page()
     first.goto(app.opening)
-    for _ in range(5):
+    for _ in range(4):
         first.reload(wait_until="commit")
         first.wait_for_timeout(300)
     first.wait_for_selector(SHOWN)
     app.wait(1)
     kept = app.kernels()
-    others = [visitor.new_page() for _ in range(4)]
+    others = [visitor.new_page() for _ in range(3)]
     for page in others:
         page.goto(app.address, wait_until="commit")
-    app.wait(5)
-    sixth = visitor.new_page()
-    assert sixth.goto(app.address).status == 503
-    assert "As many pages are open as are allowed (5)" in sixth.locator("[role=alert]").inner_text()
+    app.wait(4)
+    fifth = visitor.new_page()
+    assert fifth.goto(app.address).status == 503
+    assert "As many pages are open as are allowed (4)" in fifth.locator("[role=alert]").inner_text()
     for page in others:  # while their cells still run, too
         page.close()
     app.wait(1)
     assert app.kernels() == kept
-    sixth.reload()
-    sixth.wait_for_selector(SHOWN)
+    fifth.reload()
+    fifth.wait_for_selector(SHOWN)
     app.wait(2)
     first.close()
-    sixth.close()
+    fifth.close()
     app.wait(0)
 
 
@@ -270,7 +252,7 @@ def test_only_their_owner_can_listen_to_a_kernel(explored):
         assert other.poll(500) == 0  # no map was heard
 
 
-@pytest.mark.parametrize(("pages", "pause"), [(0, 0.5), (1, 0.05), (1, 0.5)])
+@pytest.mark.parametrize(("pages", "pause"), [(0, 0.5), (1, 0.05)])
 def test_twice_ctrl_c_prints_no_traceback(model, tmp_path, visitor, pages, pause):
     with open(tmp_path / "log", "w") as log:
         app = subprocess.Popen(

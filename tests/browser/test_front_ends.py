@@ -9,7 +9,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import re
 import shutil
 import time
@@ -21,7 +20,7 @@ from PIL import Image, ImageOps
 from test_capture import unfused_maps
 from test_profiles import WIDE
 
-from browser.fronts import Front, assert_gone_and_back, chromium, move
+from browser.fronts import MARKS, Front, assert_gone_and_back, chromium, move
 from vitlens import load_image, load_model
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
@@ -31,10 +30,7 @@ from vitlens.preprocessing import preprocess, restore
 FRONTS = ("lab", "notebook", "voila")
 opened_model = functools.cache(load_model)
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module", params=FRONTS)

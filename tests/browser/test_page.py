@@ -2,18 +2,14 @@
 
 import base64
 import io
-import os
 
 import pytest
 from PIL import Image
 
-from browser.fronts import PATIENCE
+from browser.fronts import MARKS, PATIENCE
 from vitlens.widgets.stage import HERE
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = MARKS
 
 PYTHON = """
     window.errors = [];
