@@ -9,16 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from vitlens.commands.options import (
-    AnyDevice,
-    Root,
-    Settings,
-    Workers,
-    checked_device,
-    comma_separated,
-    require_file,
-    say,
-)
+from vitlens.commands import options
 
 
 @dataclass(frozen=True)
@@ -34,11 +25,11 @@ class Options:
     neighbors: Annotated[int | None, Option(help="For knn: number of neighbors; by default 20.")] = None
     tasks: Annotated[str, Option(help="Tasks of vtab, separated by commas; by default all 19.")] = ""
     recipe: Annotated[str, Option(help="Fine-tune by this recipe, not by the data's own.")] = ""
-    settings: Settings = None
+    settings: options.Settings = None
     runs: Annotated[Path, Option(help="Folder for the runs of fine-tuning, by model and data.")] = Path("runs")
-    root: Root = None
-    workers: Workers = None
-    device: AnyDevice = None
+    root: options.Root = None
+    workers: options.Workers = None
+    device: options.AnyDevice = None
     list_tasks: Annotated[bool, Option("--list", help="List the data sets that have a name and stop.")] = False
 
 
@@ -51,15 +42,15 @@ def evaluate(asked: Options) -> None:
         return
     if not asked.model:
         raise ValueError("`vitlens evaluate` needs a model: a timm name or a folder. Add --help for all options.")
-    checked_device(asked.device)
+    options.checked_device(asked.device)
     if asked.out is not None:
-        require_file(asked.out, "--out")
+        options.require_file(asked.out, "--out")
         if asked.out.exists():
             evaluation.read_results(asked.out)  # refuse now what could not be added to when all is measured
     question = evaluation.Question(
         asked.model, asked.data, asked.protocol, counts(asked.shots), asked.seeds, asked.neighbors,
-        comma_separated(asked.tasks), asked.recipe, tuple(asked.settings or ()), asked.runs, asked.root, asked.workers,
-        asked.device, evaluation.command_of(sys.argv[1:]), lambda text: say(f"Note: {text}"),
+        options.comma_separated(asked.tasks), asked.recipe, tuple(asked.settings or ()), asked.runs, asked.root,
+        asked.workers, asked.device, evaluation.command_of(sys.argv[1:]), lambda text: options.echo(f"Note: {text}"),
     )  # fmt: skip
     found = []
     try:
@@ -77,7 +68,7 @@ def evaluate(asked: Options) -> None:
 def counts(shots: str) -> tuple[int, ...]:
     """The numbers in "1,5,10", in order."""
     try:
-        return tuple(sorted({int(number) for number in comma_separated(shots)}))
+        return tuple(sorted({int(number) for number in options.comma_separated(shots)}))
     except ValueError:
         raise ValueError(f"--shots takes numbers separated by commas, such as 1,5,10,25; got {shots!r}.") from None
 

@@ -11,16 +11,7 @@ import typer
 
 from vitlens.attribution import METHODS
 from vitlens.attribution import methods as rows
-from vitlens.commands.options import (
-    Device,
-    Images,
-    Model,
-    checked_device,
-    comma_separated,
-    complaints,
-    named_images,
-    say,
-)
+from vitlens.commands import options
 from vitlens.files import writable
 
 _QUICK, _OTHERS = (
@@ -30,11 +21,11 @@ LISTED = f"{_QUICK} (the default), {_OTHERS}"
 
 
 def inspect(
-    model: Model,
-    images: Images = None,
+    model: options.Model,
+    images: options.Images = None,
     out: Annotated[Path, typer.Option(help="Folder for the figures and summary.json.")] = Path("figures"),
     dataset: Annotated[Path | None, typer.Option(help="A folder of images for the mean attention distance.")] = None,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
 ) -> None:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
     from tqdm import tqdm
@@ -42,11 +33,11 @@ def inspect(
     from vitlens.models import load_model
     from vitlens.reports import inspection
 
-    failures, complain = complaints()
+    failures, complain = options.complaints()
     more = inspection.image_files(dataset) if dataset else []
-    shown = named_images(images)
+    shown = options.named_images(images)
     writable(out, "--out")
-    vit = load_model(model).to(checked_device(device))
+    vit = load_model(model).to(options.checked_device(device))
     count = len(shown) + len(more)
     with tqdm(total=count, unit="image", disable=count < 12) as bar:
 
@@ -65,15 +56,15 @@ def inspect(
 
 
 def explain(
-    model: Model,
-    images: Images = None,
+    model: options.Model,
+    images: options.Images = None,
     target: Annotated[str, typer.Option(help="A class number or name; by default the predicted class.")] = "",
     against: Annotated[str, typer.Option(help="Explain why the target and not this class.")] = "",
     methods: Annotated[str, typer.Option(help=f"Names, separated by commas: {LISTED}.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the figures and scores.csv.")] = Path("explanations"),
     baseline: Annotated[str, typer.Option(help="What replaces covered patches: mean, blur or zero.")] = "mean",
     orders: Annotated[int, typer.Option(help="Number of random orders to compare the maps with.")] = 10,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
 ) -> None:
     """Explain a class by several methods, and score each map by insertion and deletion."""
     from tqdm import tqdm
@@ -81,11 +72,11 @@ def explain(
     from vitlens.models import load_model
     from vitlens.reports import explanation
 
-    failures, complain = complaints()
-    shown = named_images(images)
+    failures, complain = options.complaints()
+    shown = options.named_images(images)
     writable(out, "--out")
-    names = [*rows(comma_separated(methods) or None)]
-    vit = load_model(model).to(checked_device(device))
+    names = [*rows(options.comma_separated(methods) or None)]
+    vit = load_model(model).to(options.checked_device(device))
     done: list[Path] = []
     with tqdm(total=len(shown) * (len(names) + 1), unit="map", delay=1) as bar:
 
@@ -95,19 +86,19 @@ def explain(
 
         def written(path: Path) -> None:
             done.append(path)
-            say(str(path), sys.stdout)
+            options.echo(str(path), sys.stdout)
 
         found = explanation.explanations(
             vit, shown, target or None, against=against or None, names=names, baseline=baseline, orders=orders,
             on_error=complain if len(shown) > 1 else None, on_part=advance,
-            on_note=lambda note: say(f"Note: {note}", sys.stdout),
+            on_note=lambda note: options.echo(f"Note: {note}", sys.stdout),
         )  # fmt: skip
         try:
             paths = explanation.write(found, vit, out, on_written=written)
         except KeyboardInterrupt:
             if not done:
                 raise
-            say(f"vitlens: stopped after {len(done)} of {len(shown)} images, which are in {out}.")
+            options.echo(f"vitlens: stopped after {len(done)} of {len(shown)} images, which are in {out}.")
             raise SystemExit(130) from None
     print(paths[-1])
     if failures:
@@ -115,7 +106,7 @@ def explain(
 
 
 def explorer(
-    model: Model,
+    model: options.Model,
     image: Annotated[Path | None, typer.Argument(help="A photograph to begin with; others can be uploaded.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,

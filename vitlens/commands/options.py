@@ -50,12 +50,12 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
 
     def complain(message: str) -> None:
         failures.append(message)
-        say(f"vitlens: {message}")
+        echo(f"vitlens: {message}")
 
     return failures, complain
 
 
-def say(message: str, file: TextIO | None = None) -> None:
+def echo(message: str, file: TextIO | None = None) -> None:
     """Print a line above the progress bar, to stderr by default."""
     from tqdm import tqdm
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from vitlens.commands.options import AnyDevice, Root, SkipDamaged, checked_device, require, require_file, say
+from vitlens.commands import options
 
 
 def study(
@@ -16,9 +16,9 @@ def study(
     data: Annotated[str, Option(help="As for `vitlens train`: a folder, digits, torch/NAME …")] = "",
     out: Annotated[Path | None, Option(help="Folder for its results, from which it continues.")] = None,
     table: Annotated[Path | None, Option(help="CSV file to write, one line per training.")] = None,
-    root: Root = None,
-    skip_damaged: SkipDamaged = False,
-    device: AnyDevice = None,
+    root: options.Root = None,
+    skip_damaged: options.SkipDamaged = False,
+    device: options.AnyDevice = None,
     max_minutes: Annotated[float | None, Option(help="Stop after this time; run it again to continue.")] = None,
     tiny: Annotated[bool, Option("--tiny", help="Run the same path in seconds.")] = False,
     list_studies: Annotated[bool, Option("--list", help="List the studies and stop.")] = False,
@@ -37,17 +37,17 @@ def study(
             )
         return
     chosen = studies.study(name) if name else None
-    require("A study", name=name, data=data, out=out)
+    options.require("A study", name=name, data=data, out=out)
     if max_minutes is not None and not max_minutes > 0:
         raise ValueError(f"--max-minutes must be a positive number of minutes, got {max_minutes}.")
-    checked_device(device)
+    options.checked_device(device)
     if table is not None:
-        require_file(table, "--table")
+        options.require_file(table, "--table")
     chosen = chosen.tiny() if tiny else chosen
     records = studies.run_study(
         chosen, data, out, root=root, device=device, max_minutes=max_minutes,
         on_damaged="skip" if skip_damaged else "raise", command=command_of(sys.argv[1:]),
-        say=lambda text: say(text, sys.stdout), progress=True,
+        say=lambda text: options.echo(text, sys.stdout), progress=True,
     )  # fmt: skip
     if table is not None and records:
         studies.write_table(table, records)

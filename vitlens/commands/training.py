@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from vitlens.commands.options import AnyDevice, Root, Settings, SkipDamaged, Workers, checked_device, require
+from vitlens.commands import options
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class Options:
 
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = ""
     data: Annotated[str, Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = ""
-    root: Root = None
+    root: options.Root = None
     stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None
-    workers: Workers = None
-    skip_damaged: SkipDamaged = False
+    workers: options.Workers = None
+    skip_damaged: options.SkipDamaged = False
     out: Annotated[Path | None, Option(help="Folder for the log, the checkpoints and the model.")] = None
     model: Annotated[str, Option(help="Start from this model: a timm name or a folder.")] = ""
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False
     max_minutes: Annotated[float | None, Option(help="Stop and save after this time.")] = None
     fit_minutes: Annotated[float | None, Option(help="Choose the number of epochs that takes this long.")] = None
-    settings: Settings = None
-    device: AnyDevice = None
+    settings: options.Settings = None
+    device: options.AnyDevice = None
     seed: Annotated[int | None, Option(help="Seed of all randomness.")] = None
     deterministic: Annotated[
         bool, Option("--deterministic", help="Repeat to the bit on CUDA too; prints what it costs.")
@@ -48,8 +48,8 @@ def train(asked: Options) -> None:
     if asked.list_recipes:
         list_recipes(asked)
         return
-    require("Training", recipe=asked.recipe, data=asked.data, out=asked.out)
-    checked_device(asked.device)
+    options.require("Training", recipe=asked.recipe, data=asked.data, out=asked.out)
+    options.checked_device(asked.device)
     account = run(
         asked.recipe, asked.data, asked.out, model=asked.model, resume=asked.resume, max_minutes=asked.max_minutes,
         fit_minutes=asked.fit_minutes, overrides=overrides(asked), device=asked.device, seed=asked.seed,
