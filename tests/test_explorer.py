@@ -24,9 +24,8 @@ from vitlens.attention import rollout
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.grid import prefix_names
-from vitlens.widgets import subject as subjects
-from vitlens.widgets import worker
-from vitlens.widgets.compare import moved
+from vitlens.widgets import subjects, worker
+from vitlens.widgets.comparison import moved
 
 PICTURE = samples()["chelsea"]
 MODELS = {
@@ -37,6 +36,11 @@ MODELS = {
     "distilled": {"name": "deit_tiny_distilled_patch16_224"},
 }
 every = pytest.mark.parametrize("kind", MODELS)
+
+
+@pytest.fixture
+def explorer(vit):
+    return widgets.explore(vit(), PICTURE)
 
 
 def values(widget, name="picture"):
@@ -146,8 +150,7 @@ def test_the_picture_is_what_the_model_saw(vit):
     assert np.abs(shown.astype(int) - np.asarray(enlarged)).max() <= 1
 
 
-def test_words_say_what_is_shown(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_words_say_what_is_shown(explorer):
     assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
     assert "not renormalized" in words(explorer) and "64 × 64 pixels" in words(explorer)
     maps, _, _ = reference(explorer.model)
@@ -162,8 +165,7 @@ def test_words_say_what_is_shown(vit):
     assert explorer.frame["panels"][0]["selected"] is None and not explorer.frame["panels"][0]["picks"]
 
 
-def test_colors(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_colors(explorer):
     scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
     assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
     assert scale()["colors"][:3] == bytes([68, 1, 84])  # viridis
@@ -201,8 +203,7 @@ def test_mean_distance_follows_the_first_map(vit):
         ("nonsense", 1, "There is no control 'nonsense' here; there are photograph"),
     ],
 )
-def test_controls_refuse_what_there_is_not(vit, name, value, match):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_controls_refuse_what_there_is_not(explorer, name, value, match):
     state, picture = dict(explorer.state), explorer.frame["panels"]
     with pytest.raises(ValueError, match=match):
         explorer.set(layer=0, **{name: value}) if name != "layer" else explorer.set(layer=value)
@@ -223,8 +224,7 @@ def encoded(image, kind="PNG", **options):
     return file.getvalue()
 
 
-def test_a_click_asks_from_the_patch(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_click_asks_from_the_patch(explorer):
     assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
     assert explorer.frame["answers"] == 7 and explorer.frame["panels"][0]["selected"] == (3, 1)
     assert {c["name"]: c["value"] for c in explorer.frame["controls"]}["query"] == "patch"
@@ -235,8 +235,7 @@ def test_a_click_asks_from_the_patch(vit):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_uploads(vit, kind):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_uploads(explorer, kind):
     other = samples()["coffee"]
     data = encoded(other, kind)
     assert browser(explorer, {"upload": "cup.bin"}, memoryview(data)) == ""
@@ -248,10 +247,9 @@ def test_uploads(vit, kind):
     np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
 
 
-def test_photographs_of_phones_stand_upright(vit):
+def test_photographs_of_phones_stand_upright(explorer):
     exif = Image.Exif()
     exif[274] = 6  # to be turned by 90 degrees
-    explorer = widgets.explore(vit(), PICTURE)
     assert browser(explorer, {"upload": "phone.png"}, encoded(PICTURE.rotate(90, expand=True), exif=exif)) == ""
     maps, _, _ = reference(explorer.model, PICTURE)
     np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
@@ -268,8 +266,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_uploads_leave_the_last_good_picture(vit, name):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_bad_uploads_leave_the_last_good_picture(explorer, name):
     explorer.set(layer=1, row=2)
     before = dict(explorer.state), explorer.frame["panels"], explorer.pictures
     message = browser(explorer, {"upload": name}, BAD[name][0])
@@ -279,9 +276,8 @@ def test_bad_uploads_leave_the_last_good_picture(vit, name):
     assert explorer.frame["message"] == ""
 
 
-def test_of_an_animation_the_first_picture_is_shown(vit):
+def test_of_an_animation_the_first_picture_is_shown(explorer):
     frames = [PICTURE.resize((80, 60)), samples()["coffee"].resize((80, 60))]
-    explorer = widgets.explore(vit(), PICTURE)
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert browser(explorer, {"upload": "a.gif"}, data) == "a.gif holds 2 pictures; the first is shown."
     maps, _, _ = reference(explorer.model, Image.open(io.BytesIO(data)))
@@ -527,8 +523,7 @@ def test_what_is_no_longer_wanted_is_given_up(vit):
     assert len(asked) == 4  # not all layers
 
 
-def test_many_messages_at_once_end_at_the_last(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_many_messages_at_once_end_at_the_last(explorer):
     for k in range(60):
         explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": k % 3, "number": k}, [])
     assert explorer.wait(60)
@@ -551,8 +546,7 @@ def test_a_process_may_end_while_a_page_works():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_an_error_that_nobody_foresaw_keeps_the_page(vit, monkeypatch):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_an_error_that_nobody_foresaw_keeps_the_page(explorer, monkeypatch):
     panels = explorer.frame["panels"]
     monkeypatch.setattr(explorer, "view", lambda wanted: 1 / 0)
     with pytest.raises(ValueError, match="could not be drawn .ZeroDivisionError"):
@@ -563,8 +557,8 @@ def test_an_error_that_nobody_foresaw_keeps_the_page(vit, monkeypatch):
 
 
 @pytest.mark.parametrize("view", ["attention", "components"])
-def test_save(vit, view, monkeypatch):
-    explorer, sent = widgets.explore(vit(), PICTURE), []
+def test_save(explorer, view, monkeypatch):
+    sent = []
     explorer.set(view=view, layer=1)
     monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
     assert browser(explorer, {"press": "save"}) == ""
@@ -627,9 +621,8 @@ def test_positions(vit):
         widgets.positions(timm.create_model("vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3))
 
 
-def test_a_picture_that_only_the_model_refuses_does_not_stay(vit):
+def test_a_picture_that_only_the_model_refuses_does_not_stay(explorer):
     """A strip is a picture, but no model can be shown it; the good upload before it is still there."""
-    explorer = widgets.explore(vit(), PICTURE)
     assert browser(explorer, {"upload": "cup.png"}, encoded(samples()["coffee"])) == ""
     before = values(explorer)
     assert "a strip of 3000 × 20 pixels came" in browser(
@@ -678,8 +671,7 @@ def test_a_failing_callback_of_the_user_harms_no_widget(vit):
     assert "layer 0" in words(other)
 
 
-def test_set_returns_when_its_picture_is_drawn(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_set_returns_when_its_picture_is_drawn(explorer):
     for k in range(200):
         layer = k * 7 % 3
         explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": 0}, [])
@@ -687,8 +679,7 @@ def test_set_returns_when_its_picture_is_drawn(vit):
         assert f"layer {layer}," in words(explorer)
 
 
-def test_errors_are_not_lost_when_more_is_asked_at_once(vit, monkeypatch):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_errors_are_not_lost_when_more_is_asked_at_once(explorer, monkeypatch):
     with subjects.RUNNING:  # the worker waits
         explorer._receive(explorer, {"upload": "notes.png"}, [b"no picture"])
         explorer._receive(explorer, {"set": {"layer": 0}}, [])
@@ -714,8 +705,8 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("view", COUNTS)
-def test_what_is_saved_says_what_was_shown(vit, view, monkeypatch):
-    explorer, sent = widgets.explore(vit(), PICTURE), []
+def test_what_is_saved_says_what_was_shown(explorer, view, monkeypatch):
+    sent = []
     monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
     explorer.set(head=1, target=3, another="4", view=view)
     browser(explorer, {"press": "save", "number": 5})
@@ -738,14 +729,12 @@ def test_pixels_that_no_patch_covers_are_named(vit):
         widgets.explore(vit(), PICTURE, size=(96, 96))
 
 
-def test_a_query_and_a_row_at_once(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_query_and_a_row_at_once(explorer):
     explorer.set(query="readout", row=1)
     assert explorer.state["query"] == "readout" and explorer.state["row"] == 1
 
 
-def test_previews_of_telephones_are_no_animation(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_previews_of_telephones_are_no_animation(explorer):
     data = encoded(PICTURE, "MPO", save_all=True, append_images=[PICTURE.resize((90, 60))])
     assert browser(explorer, {"upload": "phone.jpg"}, data) == ""
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from vitlens.commands import cli
+from vitlens import commands
 from vitlens.paper.studies import STUDIES
 from vitlens.train.recipes import RECIPES
 
@@ -87,7 +87,7 @@ def test_commands_in_texts_have_the_options_they_are_given(text):
     for command in found:
         name, *arguments = shlex.split(command.strip('", '))
         if arguments:  # else it is only named
-            given = typer.main.get_command(cli.app).commands[name].make_context(name, arguments).params
+            given = typer.main.get_command(commands.app).commands[name].make_context(name, arguments).params
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
             assert name != "study" or not given["name"] or given["name"] in STUDIES, command
 

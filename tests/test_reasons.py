@@ -11,10 +11,15 @@ from PIL import Image
 from test_explorer import PICTURE, browser, values, words
 
 from vitlens import faithfulness, widgets
-from vitlens.attribution import METHODS
+from vitlens.attribution import METHODS, Method, register, registry
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.widgets import reasons
+
+
+@pytest.fixture
+def explorer(vit):
+    return widgets.explore(vit(), PICTURE)
 
 
 def given(model):
@@ -49,6 +54,22 @@ def test_the_map_is_the_methods(vit, name):
     expected = METHODS[name](model, given(model), order[2].item(), against=order[1].item())[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
     assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
+
+
+def test_a_method_that_was_registered_is_a_view(vit, monkeypatch):
+    """Also by an explorer that is open, and one that knows no class is not said to explain it."""
+    monkeypatch.setattr(registry, "_methods", {**METHODS})
+    monkeypatch.setattr(reasons, "METHODS", registry._methods)
+    explorer = widgets.explore(vit(), PICTURE)
+    flat = lambda attn: torch.ones(1, attn.grid.rows, attn.grid.cols)  # noqa: E731
+    register(Method("mine", "my method", "gradients", "one forward", flat))
+    register(Method("plain", "plain one", "capture", "one forward", flat))
+    explorer.set(view="mine")
+    assert (values(explorer) == 1).all() and "My method for “" in words(explorer)
+    options = next(control["options"] for control in explorer.frame["controls"] if control["name"] == "view")
+    assert {("Why this class: my method", "mine"), ("Plain one", "plain")} <= set(options)
+    explorer.set(view="plain")
+    assert "for “" not in words(explorer)
 
 
 def test_the_score_is_that_of_the_curves(vit):
@@ -170,8 +191,7 @@ def test_a_model_without_classes_has_none_to_ask_for(vit):
     assert explorer.frame["bars"] == []
 
 
-def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(explorer):
     explorer.set(view="legrad")
     before = until_scored(explorer)
     made = explorer.subject.small
@@ -181,8 +201,7 @@ def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_ask
     assert until_scored(explorer) == before
 
 
-def test_what_would_take_too_long_says_so(vit, monkeypatch):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_what_would_take_too_long_says_so(explorer, monkeypatch):
     explorer.subject.mean_distance()  # what is made before
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
@@ -191,8 +210,7 @@ def test_what_would_take_too_long_says_so(vit, monkeypatch):
     assert not explorer.subject.has("score", "relevance", explorer.subject.likeliest[0], None)
 
 
-def test_a_map_that_would_take_too_long_is_no_map(vit):
-    explorer = widgets.explore(vit(), PICTURE)
+def test_a_map_that_would_take_too_long_is_no_map(explorer):
     explorer.subject.once(("seconds",), lambda: torch.tensor(60.0))
     explorer.set(view="relevance")
     page = explorer.frame["panels"]
@@ -209,7 +227,7 @@ def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     handle = model.register_forward_hook(lambda *_: forwards.append(1))
     wanted = lambda: len(forwards) < 3  # noqa: E731
     choice = reasons.Choice()
-    for make in (reasons.REASONS["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
+    for make in (reasons.views()["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
         forwards.clear()
         with pytest.raises(reasons.Superseded):
             make(shown, choice, wanted)
@@ -220,8 +238,8 @@ def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     assert "curves" in until_scored(explorer)
 
 
-def test_what_is_saved_has_the_score(vit, monkeypatch):
-    explorer, sent = widgets.explore(vit(), PICTURE), []
+def test_what_is_saved_has_the_score(explorer, monkeypatch):
+    sent = []
     explorer.set(view="relevance")
     until_scored(explorer)
     monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
@@ -233,10 +251,9 @@ def test_what_is_saved_has_the_score(vit, monkeypatch):
     assert "σ" in about["words"] and about["target"] == "predicted" and not {"layer", "head", "row"} & set(about)
 
 
-def test_captum_is_asked_for_by_name(vit, monkeypatch):
+def test_captum_is_asked_for_by_name(explorer, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "captum", None)
     monkeypatch.setitem(__import__("sys").modules, "captum.attr", None)
-    explorer = widgets.explore(vit(), PICTURE)
     with pytest.raises(ValueError, match="captum, which is not installed. Install it .`pip install captum`"):
         explorer.set(view="occlusion")
     assert explorer.state["view"] == "attention"

@@ -90,7 +90,7 @@ def test_help_and_the_papers_models_need_nothing_heavy(words):
         "import sys\n"
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
-        "from vitlens.commands.cli import main\n"
+        "from vitlens.commands import main\n"
         f"sys.argv = ['vitlens', *{words}]\n"
         "main()"
     )
@@ -120,6 +120,6 @@ def test_training_needs_no_notebook_and_no_captum():
         "import sys\n"
         "for name in ('captum', 'IPython', 'ipywidgets', 'jupyterlab', 'anywidget', 'accelerate'):\n"
         "    sys.modules[name] = None\n"
-        "import vitlens.train, vitlens.commands.cli"
+        "import vitlens.train, vitlens.commands"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -239,12 +239,12 @@ def test_a_widget_that_is_at_long_work_may_be_moved_by_another(vit):
 def test_large_models_are_run_on_few_images_at_once(vit, monkeypatch):
     model = vit()
     subject = widgets.explore(model, PICTURE).subject
-    assert reasons._sliced(subject, "kernel_shap") == {"internal_batch_size": 16}
-    assert reasons._sliced(subject, "relevance") == reasons._sliced(subject, "gradient_shap") == {}
+    sliced = lambda name: reasons._sliced(subject, reasons.METHODS[name])  # noqa: E731
+    assert sliced("kernel_shap") == {"internal_batch_size": 16} and sliced("relevance") == sliced("gradient_shap") == {}
     work = sum(p.numel() for p in model.parameters()) * 17
     for slices, count in ((5.5, 5), (0.1, 1)):
         monkeypatch.setattr(reasons, "SLICE", int(slices * work))
-        assert reasons._sliced(subject, "occlusion") == {"internal_batch_size": count}
+        assert sliced("occlusion") == {"internal_batch_size": count}
     seen = []
     model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     browser(explorer := widgets.explore(model, PICTURE), {"set": {"view": "occlusion"}})

@@ -1,5 +1,5 @@
 """`python -m vitlens` is the `vitlens` command."""
 
-from vitlens.commands.cli import main
+from vitlens.commands import main
 
 main()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,11 +15,16 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+import pytest
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
 ]  # fmt: skip
+MARKS = [
+    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
+    pytest.mark.xdist_group("browser"),
+]
 START, PATIENCE = 180_000, 60_000
 """Milliseconds until a page that does not come up, or does not answer, counts as broken."""
 READY = """() => {
@@ -122,6 +128,33 @@ class Front:
         self.log.close()
 
 
+def move(page, control, value):
+    """Move a slider, as a person does."""
+    page.locator(f"[data-control={control}] input").evaluate(
+        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
+    )
+
+
+def assert_gone_and_back(page, kernel, says, again):
+    """Once its kernel was killed, a page is switched off and `says` what to do; after `again()` it works."""
+    page.set_default_timeout(START)
+    body, alert = page.locator(".vitlens .body").first, page.locator(".vitlens [role=alert]").first
+    assert alert.inner_text() == "" and not body.evaluate("node => node.inert")
+    kernel.kill()
+    move(page, "layer", 1)
+    page.wait_for_function("() => document.querySelector('.vitlens .body').inert")
+    assert re.match("The (kernel|program)", alert.inner_text())
+    page.wait_for_function("says => document.querySelector('.vitlens .alert').textContent.includes(says)", arg=says)
+    page.wait_for_timeout(3000)  # another kernel has come, or not
+    assert body.evaluate("node => node.inert") and says in alert.inner_text()
+    assert "working" not in page.locator(".vitlens .busy").inner_text()
+    again()
+    page.wait_for_function("() => document.querySelector('.vitlens .body')?.inert === false")
+    move(page, "layer", 2)
+    page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 2')")
+    assert alert.inner_text() == ""
+
+
 SERVE = """import json, sys
 from vitlens.widgets import app
 app.CELL = json.loads(sys.argv[3]) or app.CELL
@@ -129,10 +162,13 @@ app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"""
 
 
 class App:
-    """`vitlens app` on a model. cell: another one for its page. options: of `serve`, and its linger is short."""
+    """`vitlens app` on a model, in a `with` block, after which it must have ended well and logged nothing.
+
+    cell: another one for its page. options: of `serve`; by default kernels without a page end soon.
+    """
 
     def __init__(self, model: Path, folder: Path, cell: str | None = None, **options):
-        self.log = folder / "app.log"
+        self.log = folder / f"app-{secrets.token_hex(4)}.log"
         command = [sys.executable, "-c", SERVE, str(model), json.dumps({"linger": 3, **options}), json.dumps(cell)]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
@@ -140,6 +176,18 @@ class App:
             )
         self.opening = self.process.stdout.readline().strip()
         self.address = self.opening.split("?")[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """End it as Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            assert self.process.wait(60) == 0 and self.log.read_text() == ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def kernels(self) -> list[psutil.Process]:
         """The processes of its kernels."""
@@ -156,15 +204,6 @@ class App:
         """Open the page and wait for the explorer."""
         page.goto(self.opening)
         page.wait_for_selector(".vitlens[data-answers]", timeout=START)
-
-    def stop(self) -> None:
-        """End it as Ctrl-C does."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(30)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _kernels(server: subprocess.Popen) -> list[psutil.Process]:

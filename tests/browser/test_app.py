@@ -20,52 +20,68 @@ import zmq
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
-from browser.fronts import START, App, Front, chromium
+from browser.fronts import MARKS, START, App, assert_gone_and_back, chromium, move
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = MARKS
 
 
-@pytest.fixture
-def app(model, tmp_path):
-    started = App(model, tmp_path, sessions=10)
-    yield started
-    started.stop()
-    assert started.process.returncode == 0 and started.log.read_text() == ""
+SLOW = "import time\nfrom ipywidgets import Label\ntime.sleep(1)\nLabel('here I am')"
+"""A cell for tests that need pages and no model. Its text is seen once the page is connected to its kernel."""
+SHOWN = "text=here I am"
+
+
+def window(browser):
+    """A browser window of a person's own."""
+    context = browser.new_context(viewport={"width": 1300, "height": 1000})
+    context.set_default_timeout(START)
+    return context
 
 
 @pytest.fixture
 def visitor(browser):
-    """A person with a browser window of their own."""
-    context = browser.new_context(viewport={"width": 1300, "height": 1000})
-    context.set_default_timeout(START)
-    yield context
-    context.close()
+    with window(browser) as context:
+        yield context
 
 
-def move(page, layer=1):
-    page.locator("[data-control=layer] input").evaluate(
-        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", layer
-    )
+@pytest.fixture
+def start(model, tmp_path):
+    """Start the app with a cell that needs no model."""
+    with contextlib.ExitStack() as started:
+        yield lambda **options: started.enter_context(App(model, tmp_path, SLOW, **options))
 
 
-SLOW = "import time\nfrom ipywidgets import Label\ntime.sleep(2)\nLabel('here I am')"
-"""A cell for tests of many pages, which need not load a model ten times. It is seen once the page is connected."""
-SHOWN = "text=here I am"
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory):
+    """The app with a cell that needs no model, and the cookie of somebody who opened its address."""
+    with App(model, tmp_path_factory.mktemp("served"), SLOW) as app:
+        yield app, urllib.request.urlopen(app.opening).headers["Set-Cookie"].split(";")[0]
 
 
-def test_kernels_end_with_their_pages(model, tmp_path, visitor):
-    app = App(model, tmp_path, SLOW, sessions=10, linger=20)  # a busy machine may take as long to connect
-    try:
-        check_kernels(app, visitor)
-    finally:
-        app.stop()
-    assert app.log.read_text() == ""
+class Explored:
+    """The explorer's app, a page of it, and what that page asked for since it was opened."""
+
+    def __init__(self, app, context):
+        self.app, self.asked, self.failed, self.page = app, [], [], context.new_page()
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("requestfailed", lambda request: self.failed.append(request.url))
+        self.page.on("response", lambda response: response.status >= 400 and self.failed.append(response.url))
+        app.open(self.page)
+
+    def move(self, layer):
+        move(self.page, "layer", layer)
+        self.page.wait_for_function(
+            "says => document.querySelector('figcaption').textContent.includes(says)", arg=f"layer {layer}"
+        )
 
 
-def check_kernels(app, visitor):
+@pytest.fixture(scope="module")
+def explored(model, browser, tmp_path_factory):
+    with App(model, tmp_path_factory.mktemp("explored"), linger=10) as app, window(browser) as context:
+        yield Explored(app, context)
+
+
+def test_kernels_end_with_their_pages(start, visitor):
+    app = start(sessions=4, linger=20)  # a busy machine may take as long to connect
     first = visitor.new_page()
     first.goto(app.opening)
     for _ in range(10):
@@ -74,76 +90,61 @@ def check_kernels(app, visitor):
     first.wait_for_selector(SHOWN)
     app.wait(1)
     kept = app.kernels()
-    others = [visitor.new_page() for _ in range(9)]
+    others = [visitor.new_page() for _ in range(3)]
     for page in others:
         page.goto(app.address, wait_until="commit")
-    app.wait(10)
-    eleventh = visitor.new_page()
-    assert eleventh.goto(app.address).status == 503
-    assert "As many pages are open as are allowed (10)" in eleventh.locator("[role=alert]").inner_text()
+    app.wait(4)
+    fifth = visitor.new_page()
+    assert fifth.goto(app.address).status == 503
+    assert "As many pages are open as are allowed (4)" in fifth.locator("[role=alert]").inner_text()
     for page in others:  # while their cells still run, too
         page.close()
     app.wait(1)
     assert app.kernels() == kept
-    eleventh.reload()
-    eleventh.wait_for_selector(SHOWN)
+    fifth.reload()
+    fifth.wait_for_selector(SHOWN)
     app.wait(2)
     first.close()
-    eleventh.close()
+    fifth.close()
     app.wait(0)
 
 
-def test_a_reload_needs_no_place_of_its_own(model, tmp_path, visitor):
-    app = App(model, tmp_path, SLOW, sessions=1)
-    try:
-        page = visitor.new_page()
-        page.goto(app.opening)
-        for _ in range(3):
-            page.wait_for_selector(SHOWN)
-            assert page.reload(wait_until="commit").status == 200
+def test_a_reload_needs_no_place_of_its_own(start, visitor):
+    app, page = start(sessions=1), visitor.new_page()
+    page.goto(app.opening)
+    for _ in range(2):
         page.wait_for_selector(SHOWN)
-        app.wait(1)
-    finally:
-        app.stop()
+        assert page.reload(wait_until="commit").status == 200
+    page.wait_for_selector(SHOWN)
+    app.wait(1)
 
 
-def test_kernels_of_browsers_that_vanish_end_even_at_work(model, tmp_path, playwright):
+def test_nothing_is_asked_of_other_machines(explored):
+    page, asked, address = explored.page, explored.asked, explored.app.address
+    page.wait_for_load_state("networkidle")
+    explored.move(1)
+    assert len(asked) > 10 and [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    assert explored.failed == []
+    found = page.evaluate("fetch('http://vitlens.example/').then(() => 'sent', () => 'refused')")
+    policy = page.request.get(address + "nothing").headers["content-security-policy"]
+    assert found == "refused" and "default-src 'self'" in policy, "nor could it be: the browser is told so"
+
+
+def test_kernels_of_browsers_that_vanish_end_even_at_work(explored, playwright):
     """Without a goodbye, and while a map is computed that takes minutes."""
-    app = App(model, tmp_path, linger=10)
+    app, kept = explored.app, len(explored.app.kernels())
     before = set(psutil.Process().children(recursive=True))
     page = chromium(playwright).new_page()
     started = [each for each in psutil.Process().children(recursive=True) if each not in before]
     app.open(page)
     page.locator("[data-control=view] select").select_option(label="Why this class: KernelSHAP")
     page.wait_for_timeout(500)
-    try:
-        for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once, or one says goodbye for another
-            for each in started:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    end(each)
-        assert len(app.kernels()) == 1  # one that might come back has a while
-        app.wait(0)
-    finally:
-        app.stop()
-
-
-def test_nothing_is_asked_of_other_machines(app, visitor):
-    asked, failed = [], []
-    visitor.on("request", lambda request: asked.append(request.url))
-    visitor.on("requestfailed", lambda request: failed.append(request.url))
-    visitor.on("response", lambda response: failed.append(response.url) if response.status >= 400 else None)
-    page = visitor.new_page()
-    app.open(page)
-    page.wait_for_load_state("networkidle")
-    move(page)
-    page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 1')")
-    assert len(asked) > 10 and [url for url in asked if not url.startswith((app.address, "data:", "blob:"))] == []
-    assert failed == []
-    elsewhere = "http://vitlens.example/"  # nor could it be: the browser is told so
-    found = page.evaluate(f"fetch('{elsewhere}').then(() => 'sent', () => 'refused')")
-    assert found == "refused" and "default-src 'self'" in visitor.request.get(app.address + "nothing").headers.get(
-        "content-security-policy"
-    )
+    for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once, or one says goodbye for another
+        for each in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(each)
+    assert len(app.kernels()) == kept + 1  # one that might come back has a while
+    app.wait(kept)
 
 
 def test_a_converted_notebook_asks_nothing_of_other_machines_if_told_so(model, visitor, tmp_path):
@@ -169,11 +170,12 @@ def test_a_converted_notebook_asks_nothing_of_other_machines_if_told_so(model, v
     }  # fmt: skip
 
 
-def test_the_address_is_clean_and_the_cookie_for_this_page_alone(app, visitor, model, tmp_path):
+def test_the_address_is_clean_and_the_cookie_for_this_page_alone(start, visitor, tmp_path):
+    app = start()
     (opener := tmp_path / "opener.html").write_text(f'<meta http-equiv="refresh" content="0; url={app.opening}">')
     page = visitor.new_page()
     page.goto(opener.as_uri())  # as a browser is opened
-    page.wait_for_selector(".vitlens[data-answers]")
+    page.wait_for_selector(SHOWN)
     assert page.url == app.address
     token = app.opening.split("=")[1]
     assert token not in page.evaluate("() => document.referrer + document.documentElement.outerHTML")
@@ -182,17 +184,14 @@ def test_the_address_is_clean_and_the_cookie_for_this_page_alone(app, visitor, m
     port = app.address.split(":")[-1].strip("/")
     cookies = visitor.cookies(app.address)
     assert cookies and all(each["sameSite"] == "Strict" and port in each["name"] for each in cookies)
-    (tmp_path / "other").mkdir()
-    other = App(model, tmp_path / "other")
-    try:
-        page.goto(other.opening, wait_until="commit")
-        page.wait_for_url(other.address)
-        assert visitor.request.get(app.address + "nothing").status == 404  # known still: 403 for others
-    finally:
-        other.stop()
+    other = start()
+    page.goto(other.opening, wait_until="commit")
+    page.wait_for_url(other.address)
+    assert visitor.request.get(app.address + "nothing").status == 404  # known still: 403 for others
 
 
-def test_without_the_token_there_is_a_sentence(app, visitor):
+def test_without_the_token_there_is_a_sentence(served, visitor):
+    app, _ = served
     page = visitor.new_page()
     for path in ("", "?token=wrong", "login", "login?next=/", "logout", "voila/render/x.ipynb"):
         assert page.goto(app.address + path).status == 403
@@ -218,15 +217,6 @@ def test_bad_paths_are_not_found(served, path):
     assert app.log.read_text() == ""
 
 
-@pytest.fixture(scope="module")
-def served(model, tmp_path_factory):
-    """The app, and the cookie of somebody who opened it."""
-    app = App(model, tmp_path_factory.mktemp("served"))
-    cookie = urllib.request.urlopen(app.opening).headers["Set-Cookie"].split(";")[0]
-    yield app, cookie
-    app.stop()
-
-
 def test_requests_have_a_size(served):
     app, cookie = served
     connection = http.client.HTTPConnection(app.address.split("/")[2])
@@ -245,9 +235,8 @@ def test_other_names_are_refused(served):
 
 
 @pytest.mark.skipif(os.name != "posix" or not zmq.has("ipc"), reason="there are no sockets in files here")
-def test_only_their_owner_can_listen_to_a_kernel(app, visitor):
-    page = visitor.new_page()
-    app.open(page)
+def test_only_their_owner_can_listen_to_a_kernel(explored):
+    app = explored.app
     (kernel,) = app.kernels()
     file = Path(next(word for word in kernel.cmdline() if word.endswith(".json")))
     assert json.loads(file.read_text())["transport"] == "ipc"
@@ -259,13 +248,11 @@ def test_only_their_owner_can_listen_to_a_kernel(app, visitor):
             if listening.status == psutil.CONN_LISTEN:
                 other.connect(f"tcp://127.0.0.1:{listening.laddr.port}")
         time.sleep(0.5)
-        move(page)
-        page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 1')")
+        explored.move(2)
         assert other.poll(500) == 0  # no map was heard
 
 
-@pytest.mark.parametrize("pause", [0.05, 0.5])
-@pytest.mark.parametrize("pages", [0, 1])
+@pytest.mark.parametrize(("pages", "pause"), [(0, 0.5), (1, 0.05)])
 def test_twice_ctrl_c_prints_no_traceback(model, tmp_path, visitor, pages, pause):
     with open(tmp_path / "log", "w") as log:
         app = subprocess.Popen(
@@ -286,62 +273,9 @@ def test_twice_ctrl_c_prints_no_traceback(model, tmp_path, visitor, pages, pause
     assert not psutil.wait_procs(family, 10)[1]
 
 
-SAYS = {"app": "Reload the page to begin anew.", "lab": "Run the cell again", "notebook": "Run the cell again"}
-
-
-@pytest.mark.parametrize("kind", SAYS)
-def test_it_is_said_when_the_kernel_is_gone(kind, model, visitor, tmp_path):
-    """Also in JupyterLab and Notebook, which start another kernel that knows nothing of the model."""
-    front = App(model, tmp_path) if kind == "app" else Front(kind, model.parent)
-    page = visitor.new_page()
-    try:
-        front.open(page, *["explorer.ipynb"] * (kind != "app"))
-        page.wait_for_selector(".vitlens .dots svg")
-        if kind == "lab":
-            assert_patient(page)
-        body, alert = page.locator(".vitlens .body").first, page.locator(".vitlens [role=alert]").first
-        assert alert.inner_text() == "" and not body.evaluate("node => node.inert")
-        (kernel,) = front.kernels()
-        kernel.kill()
-        move(page)
-        in_time = 10_000  # two seconds, and what a busy machine adds
-        page.wait_for_function("() => document.querySelector('.vitlens .body').inert", timeout=in_time)
-        assert re.match("The (kernel|program)", alert.inner_text())
-        page.wait_for_function(
-            "says => document.querySelector('.vitlens .alert').textContent.includes(says)", arg=SAYS[kind]
-        )
-        page.wait_for_timeout(3000)  # another kernel has come, or not
-        assert body.evaluate("node => node.inert") and SAYS[kind] in alert.inner_text()
-        assert "working" not in page.locator(".vitlens .busy").inner_text()
-        if kind == "app":
-            page.reload()
-        else:
-            page.get_by_role("button", name="Ok", exact=True).click()
-            page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        page.wait_for_function("() => document.querySelector('.vitlens .body')?.inert === false")
-        move(page, 2)
-        page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 2')")
-        assert alert.inner_text() == ""
-    finally:
-        front.stop()
-
-
-def assert_patient(page):
-    """Nothing is said of a kernel that runs a cell for long."""
-    page.evaluate("""() => {
-        window.said = [];
-        const node = document.querySelector(".vitlens .alert");
-        new MutationObserver(() => said.push(node.textContent)).observe(node, { childList: true });
-        void window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({
-            code: "import time; time.sleep(4)"
-        });
-    }""")
-    page.wait_for_timeout(500)
-    for _ in range(3):
-        move(page)
-        page.wait_for_timeout(900)
-    page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 1')")
-    assert not any(page.evaluate("said"))
+def test_it_is_said_when_the_kernel_is_gone(explored):
+    (kernel,) = explored.app.kernels()
+    assert_gone_and_back(explored.page, kernel, "Reload the page to begin anew.", explored.page.reload)
 
 
 def test_the_app_opens_a_browser_and_keeps_its_token(model, browser, tmp_path):

@@ -2,19 +2,14 @@
 
 import base64
 import io
-import os
 
 import pytest
 from PIL import Image
-from playwright.sync_api import sync_playwright
 
-from browser.fronts import chromium
+from browser.fronts import MARKS, PATIENCE
 from vitlens.widgets.stage import HERE
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = MARKS
 
 PYTHON = """
     window.errors = [];
@@ -45,22 +40,22 @@ PYTHON = """
     render({ model, el: document.querySelector("#page") });
 """
 LATER = 1e15  # an answer to whatever was asked
+DOTS = {"title": "Distance", "values": [[20.0], [30.0], [40.0]], "uniform": 70.0, "layer": 2, "head": 0, "picks": True}
+BARS = [{"number": number, "name": str(number), "share": 0.1, "now": False} for number in range(3)]
 
 
 @pytest.fixture
-def page():
-    with sync_playwright() as playwright:
-        browser = chromium(playwright)
-        page = browser.new_page(viewport={"width": 1200, "height": 1000})
-        page.set_content('<p id="above">A line of text above the page</p><div id="page"></div>')
-        page.add_style_tag(path=HERE / "stage.css")
-        Image.new("RGB", (448, 448), "gray").save(png := io.BytesIO(), "PNG")
-        python = PYTHON.replace("PNG", base64.b64encode(png.getvalue()).decode())
-        source = (HERE / "stage.js").read_text().replace("export default { render };", f"{{{python}}}")
-        page.add_script_tag(content=source, type="module")
-        page.wait_for_function("() => window.show")
-        yield page
-        browser.close()
+def page(browser):
+    page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    page.set_content('<p id="above">A line of text above the page</p><div id="page"></div>')
+    page.add_style_tag(path=HERE / "stage.css")
+    Image.new("RGB", (448, 448), "gray").save(png := io.BytesIO(), "PNG")
+    python = PYTHON.replace("PNG", base64.b64encode(png.getvalue()).decode())
+    source = (HERE / "stage.js").read_text().replace("export default { render };", f"{{{python}}}")
+    page.add_script_tag(content=source, type="module")
+    page.wait_for_function("() => window.show")
+    yield page
+    page.close()
 
 
 def show(page, **frame):
@@ -110,40 +105,32 @@ def test_a_control_made_anew_keeps_the_keyboard(page):
     assert told(page) == [{"set": {"against": 3}}]
 
 
-def test_a_click_survives_what_arrives_between_press_and_release(page):
-    bars = [{"number": 1, "name": "cat", "share": 0.5, "now": False}, {"number": 2, "name": "dog", "share": 0.4,
-            "now": False}]  # fmt: skip
-    dots = {"title": "Distance", "values": [[20.0, 40.0], [30.0, 60.0]], "uniform": 70.0, "layer": 1, "head": None,
-            "picks": True}  # fmt: skip
-    score = {"title": "How far to trust it", "words": "Soon."}
-    for place, wanted, arrives in (
-        (".bars button >> nth=1", {"why": 2}, {"score": score}),
-        (".dot >> nth=2", {"set": {"layer": 1, "head": 0}}, {}),  # what stands above it would move it away
-    ):
-        show(page, bars=bars, dots=dots, answers=LATER)
-        page.locator(place).hover()
-        page.mouse.down()
-        show(page, bars=bars, dots=dots, answers=LATER, **arrives)
-        page.mouse.up()
-        assert told(page) == [wanted]
+@pytest.mark.parametrize(("place", "wanted", "arrives"), [
+    (".bars button >> nth=1", {"why": 1}, {"score": {"title": "How far to trust it", "words": "Soon."}}),
+    (".dot >> nth=1", {"set": {"layer": 1, "head": 0}}, {}),  # what stands above it would move it away
+])  # fmt: skip
+def test_a_click_survives_what_arrives_between_press_and_release(page, place, wanted, arrives):
+    show(page, bars=BARS, dots=DOTS, answers=LATER)
+    page.locator(place).hover()
+    page.mouse.down()
+    show(page, bars=BARS, dots=DOTS, answers=LATER, **arrives)
+    page.mouse.up()
+    assert told(page) == [wanted]
 
 
 def test_dots_made_anew_keep_the_keyboard(page):
-    dots = {"title": "Distance", "values": [[20.0], [30.0], [40.0]], "uniform": 70.0, "layer": 2, "head": 0,
-            "picks": True}  # fmt: skip
-    show(page, dots=dots, answers=LATER)
+    show(page, dots=DOTS, answers=LATER)
     page.locator(".plot").focus()
     page.keyboard.press("ArrowLeft")
-    show(page, dots=dots | {"layer": 1}, answers=LATER)
+    show(page, dots=DOTS | {"layer": 1}, answers=LATER)
     page.keyboard.press("ArrowLeft")
     assert told(page) == [{"set": {"layer": 1, "head": 0}}, {"set": {"layer": 0, "head": 0}}]
 
 
 def test_bars_made_anew_keep_the_keyboard(page):
-    bars = [{"number": k, "name": str(k), "share": 0.1, "now": False} for k in range(3)]
-    show(page, bars=bars, answers=LATER)
+    show(page, bars=BARS, answers=LATER)
     page.locator(".bars button >> nth=1").focus()
-    show(page, bars=[each | {"now": each["number"] == 1} for each in bars], answers=LATER)
+    show(page, bars=[each | {"now": each["number"] == 1} for each in BARS], answers=LATER)
     page.keyboard.press("Enter")
     assert told(page) == [{"why": 1}]
     show(page, bars=[], answers=LATER)
@@ -168,7 +155,7 @@ def upload(page, name, data):
 
 
 def until(page, condition):
-    page.wait_for_function(f"() => {condition}", timeout=20_000)
+    page.wait_for_function(f"() => {condition}", timeout=PATIENCE)
 
 
 def test_a_file_is_sent_in_parts_of_which_four_are_under_way(page):

@@ -1,71 +1,85 @@
-"""`vitlens evaluate`: a model and images in, accuracy with its confidence interval out."""
+"""`vitlens evaluate`: from a model and images to its accuracy with a confidence interval."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from vitlens.commands.shared import checked_device, require_file, say
+from vitlens.commands import options
 
 
-def evaluate(
-    model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")] = "",
-    data: Annotated[str, typer.Option(help="A task (see --list), a folder or tar file, torch/NAME, hfds/NAME …")] = "",
-    protocol: Annotated[str, typer.Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1",
-    out: Annotated[Path | None, typer.Option(help="A JSON file to put the records into; old ones stay.")] = None,
-    shots: Annotated[str, typer.Option(help="For fewshot: images of each class; by default 1,5,10,25.")] = "",
-    seeds: Annotated[int | None, typer.Option(help="How many; by default 3 for fewshot, 1 for fine-tuning.")] = None,
-    neighbors: Annotated[int | None, typer.Option(help="For knn: how many; by default 20.")] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks of vtab, divided by commas; by default all 19.")] = "",
-    recipe: Annotated[str, typer.Option(help="Fine-tune by this recipe, not by the data's own.")] = "",
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where fine-tuning keeps its runs, by model and data.")] = Path("runs"),
-    root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that read images; by default one a core.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
-    list_tasks: Annotated[bool, typer.Option("--list", help="Show the data sets that have a name and stop.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class Options:
+    """What `vitlens evaluate` is asked."""
+
+    model: Annotated[str, Argument(help="A timm name, or a folder with config.json and model.safetensors.")] = ""
+    data: Annotated[str, Option(help="A task (see --list), a folder or tar file, torch/NAME, hfds/NAME …")] = ""
+    protocol: Annotated[str, Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1"
+    out: Annotated[Path | None, Option(help="A JSON file to add the records to.")] = None
+    shots: Annotated[str, Option(help="For fewshot: images per class; by default 1,5,10,25.")] = ""
+    seeds: Annotated[int | None, Option(help="Number of seeds; by default 3 for fewshot, 1 for fine-tuning.")] = None
+    neighbors: Annotated[int | None, Option(help="For knn: number of neighbors; by default 20.")] = None
+    tasks: Annotated[str, Option(help="Tasks of vtab, separated by commas; by default all 19.")] = ""
+    recipe: Annotated[str, Option(help="Fine-tune by this recipe, not by the data's own.")] = ""
+    settings: options.Settings = None
+    runs: Annotated[Path, Option(help="Folder for the runs of fine-tuning, by model and data.")] = Path("runs")
+    root: options.Root = None
+    workers: options.Workers = None
+    device: options.AnyDevice = None
+    list_tasks: Annotated[bool, Option("--list", help="List the data sets that have a name and stop.")] = False
+
+
+def evaluate(asked: Options) -> None:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
-    from vitlens.data.tasks import TASKS
-    from vitlens.evaluate import Question, command_of, read_results, table, write
-    from vitlens.evaluate import evaluate as answers
+    from vitlens import evaluate as evaluation
 
-    if list_tasks:
-        for task in TASKS.values():
-            forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
-            print(
-                f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
-                + (f", no {' and no '.join(forbidden)}" if forbidden else "")
-            )
+    if asked.list_tasks:
+        list_tasks()
         return
-    if not model:
-        raise ValueError("An evaluation needs a model: a timm name or a folder. `vitlens evaluate --help` says more.")
-    if device is not None:
-        checked_device(device)
-    if out is not None:
-        require_file(out, "--out")
-        if out.exists():
-            read_results(out)  # refuses now what could not be added to when all is measured
-    try:
-        counts = tuple(sorted({int(n) for n in shots.split(",")})) if shots else ()
-    except ValueError:
-        raise ValueError(f"--shots takes numbers divided by commas, such as 1,5,10,25, but {shots!r} came.") from None
-    question = Question(
-        model, data, protocol, counts, seeds, neighbors, tuple(t.strip() for t in tasks.split(",") if t.strip()),
-        recipe, tuple(settings or ()), runs, root, workers, device, command_of(sys.argv[1:]),
-        lambda text: say(f"Note: {text}"),
+    if not asked.model:
+        raise ValueError("`vitlens evaluate` needs a model: a timm name or a folder. Add --help for all options.")
+    options.checked_device(asked.device)
+    if asked.out is not None:
+        options.require_file(asked.out, "--out")
+        if asked.out.exists():
+            evaluation.read_results(asked.out)  # refuse now what could not be added to when all is measured
+    question = evaluation.Question(
+        asked.model, asked.data, asked.protocol, counts(asked.shots), asked.seeds, asked.neighbors,
+        options.comma_separated(asked.tasks), asked.recipe, tuple(asked.settings or ()), asked.runs, asked.root,
+        asked.workers, asked.device, evaluation.command_of(sys.argv[1:]), lambda text: options.echo(f"Note: {text}"),
     )  # fmt: skip
     found = []
     try:
-        for record in answers(question):
+        for record in evaluation.evaluate(question):
             found.append(record)
-            if out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
-                write(out, [record])
+            if asked.out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
+                evaluation.write(asked.out, [record])
     finally:
         if found and question.world.rank == 0:
-            print(table(found))
+            print(evaluation.table(found))
     if question.failures:
         raise SystemExit(1)
+
+
+def counts(shots: str) -> tuple[int, ...]:
+    """The numbers in "1,5,10", in order."""
+    try:
+        return tuple(sorted({int(number) for number in options.comma_separated(shots)}))
+    except ValueError:
+        raise ValueError(f"--shots takes numbers separated by commas, such as 1,5,10,25; got {shots!r}.") from None
+
+
+def list_tasks() -> None:
+    """Print every data set that has a name in a line."""
+    from vitlens.data.tasks import TASKS
+
+    for task in TASKS.values():
+        forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
+        print(
+            f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
+            + (f", no {' and no '.join(forbidden)}" if forbidden else "")
+        )

@@ -1,4 +1,4 @@
-"""`vitlens models` and `vitlens table`: the paper's models and what they cost, its tables beside one's own results."""
+"""`vitlens models` and `vitlens table`: the paper's models and their cost, and its tables with your own results."""
 
 from __future__ import annotations
 

@@ -1,69 +1,84 @@
-"""`vitlens train`: a recipe and images in, a model out."""
+"""`vitlens train`: from a recipe and images to a model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from vitlens.commands.shared import checked_device
+from vitlens.commands import options
 
 
-def train(
-    recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
-    data: Annotated[str, typer.Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = "",
-    root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
-    stream: Annotated[bool | None, typer.Option("--stream/--hold", help="By default, hold what fits.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that read images; by default one a core.")] = None,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Name damaged images and go on.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where log, checkpoints and the model go.")] = None,
-    model: Annotated[str, typer.Option(help="Start from this model: a timm name or a folder.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop and save after this time.")] = None,
-    fit_minutes: Annotated[float | None, typer.Option(help="Choose the epochs so that it takes this long.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+@dataclass(frozen=True)
+class Options:
+    """What `vitlens train` is asked."""
+
+    recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = ""
+    data: Annotated[str, Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = ""
+    root: options.Root = None
+    stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None
+    workers: options.Workers = None
+    skip_damaged: options.SkipDamaged = False
+    out: Annotated[Path | None, Option(help="Folder for the log, the checkpoints and the model.")] = None
+    model: Annotated[str, Option(help="Start from this model: a timm name or a folder.")] = ""
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False
+    max_minutes: Annotated[float | None, Option(help="Stop and save after this time.")] = None
+    fit_minutes: Annotated[float | None, Option(help="Choose the number of epochs that takes this long.")] = None
+    settings: options.Settings = None
+    device: options.AnyDevice = None
+    seed: Annotated[int | None, Option(help="Seed of all randomness.")] = None
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Repeat to the bit on CUDA too; says what it costs.")
-    ] = False,
-    watch: Annotated[int, typer.Option(help="Snapshots of the inspection figures; 0 for none.")] = 24,
-    export: Annotated[bool, typer.Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write for TensorBoard too.")] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="The same path in a few seconds.")] = False,
+        bool, Option("--deterministic", help="Repeat to the bit on CUDA too; prints what it costs.")
+    ] = False
+    watch: Annotated[int, Option(help="Number of snapshots of the inspection figures; 0 for none.")] = 24
+    export: Annotated[bool, Option("--export", help="Write OUT/model even if the run is stopped.")] = False
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files too.")] = False
+    tiny: Annotated[bool, Option("--tiny", help="Run the same path in a few seconds.")] = False
     list_recipes: Annotated[
-        bool, typer.Option("--list", help="Show the recipes, or all settings of the one named, and stop.")
-    ] = False,
-) -> None:
-    """Train a Vision Transformer by a recipe, watched from the inside; write it in timm's hub layout."""
-    from vitlens.train.recipes import RECIPES
-    from vitlens.train.runs import read_recipe, run
+        bool, Option("--list", help="List the recipes, or all settings of the one named, and stop.")
+    ] = False
 
-    if list_recipes and recipe:
-        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            print(f"{f'{key}={shown}':<36} {meaning}")
+
+def train(asked: Options) -> None:
+    """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
+    from vitlens.train.runs import run
+
+    if asked.list_recipes:
+        list_recipes(asked)
         return
-    if list_recipes:
-        for each in RECIPES.values():
-            sizes = f"patch {each.patch_size}, width {each.width}, depth {each.depth}, {each.heads} heads"
-            length = f"{each.epochs} epochs" if each.epochs else f"{each.steps:,} steps"
-            print(
-                f"{each.name}: {'your --model' if each.continues else sizes}, {each.image_size} px, {length} of "
-                f"{each.batch_size} images, {each.optimizer}"
-            )
-        return
-    for name, value in (("--recipe", recipe), ("--data", data), ("--out", out)):
-        if not value:
-            raise ValueError(f"Training needs {name}. `vitlens train --list` shows the recipes, --help all options.")
-    if device is not None:
-        checked_device(device)
+    options.require("Training", recipe=asked.recipe, data=asked.data, out=asked.out)
+    options.checked_device(asked.device)
     account = run(
-        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
-        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else ())], device=device, seed=seed,
-        tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
-        on_damaged="skip" if skip_damaged else "raise",
+        asked.recipe, asked.data, asked.out, model=asked.model, resume=asked.resume, max_minutes=asked.max_minutes,
+        fit_minutes=asked.fit_minutes, overrides=overrides(asked), device=asked.device, seed=asked.seed,
+        tensorboard=asked.tensorboard, export=asked.export, tiny=asked.tiny, watch=asked.watch, root=asked.root,
+        stream=asked.stream, workers=asked.workers, on_damaged="skip" if asked.skip_damaged else "raise",
     )  # fmt: skip
     if account["stopped_by"]:
         raise SystemExit(128 + account["stopped_by"])
+
+
+def overrides(asked: Options) -> list[str]:
+    """The changes of the recipe, as key=value."""
+    return [*(asked.settings or ()), *(["deterministic=true"] if asked.deterministic else [])]
+
+
+def list_recipes(asked: Options) -> None:
+    """Print every recipe in a line, or every setting of the one named."""
+    from vitlens.train.recipes import RECIPES
+    from vitlens.train.runs import read_recipe
+
+    if asked.recipe:
+        for key, value, meaning in read_recipe(asked.recipe).override(*(asked.settings or ())).described():
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            print(f"{f'{key}={shown}':<36} {meaning}")
+        return
+    for each in RECIPES.values():
+        sizes = f"patch {each.patch_size}, width {each.width}, depth {each.depth}, {each.heads} heads"
+        length = f"{each.epochs} epochs" if each.epochs else f"{each.steps:,} steps"
+        print(
+            f"{each.name}: {'your --model' if each.continues else sizes}, {each.image_size} px, {length} of "
+            f"{each.batch_size} images, {each.optimizer}"
+        )

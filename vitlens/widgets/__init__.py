@@ -5,12 +5,21 @@ heads(model)                   all heads of all layers as thumbnails
 positions(model)               the similarity map of any position
 compare(model_a, model_b)      two models, the same query
 training(snapshots)            a slider over the snapshots of a run
+
+Each is imported when it is first used: the server of `vitlens app` needs none of them, and no PyTorch.
 """
 
-from vitlens.widgets.compare import compare
-from vitlens.widgets.explore import explore
-from vitlens.widgets.heads import heads
-from vitlens.widgets.positions import positions
-from vitlens.widgets.training import training
+import importlib
 
-__all__ = ["compare", "explore", "heads", "positions", "training"]
+MODULES = {
+    "compare": "comparison", "explore": "explorer", "heads": "thumbnails", "positions": "similarity",
+    "training": "snapshots",
+}  # fmt: skip
+
+__all__ = [*MODULES]
+
+
+def __getattr__(name: str):
+    if name not in MODULES:
+        raise AttributeError(f"module 'vitlens.widgets' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vitlens.widgets.{MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The explorer as a web page of its own, served by Voila on this machine alone."""
+"""The explorer as a web page, served by Voila to this machine only."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve the explorer of a model until interrupted.
 
-    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. sessions: how many pages may be open,
-    each with a kernel of its own. linger: seconds until a kernel ends that no page is connected to, unless a browser
-    has said that its page was closed. The address is printed. It holds a token; without that nothing is shown, and the
-    server listens on the loopback interface only. Raises ModuleNotFoundError without Voila, ValueError for what is no
-    port or number of sessions and OSError for a port that cannot be had.
+    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. sessions: the most pages that may be
+    open, each with a kernel of its own. linger: seconds until a kernel without a connected page ends; it ends at once
+    if the browser says that the page was closed. Prints the address with a token, without which nothing is shown. The
+    server listens on the loopback interface only. Raises ModuleNotFoundError without Voila, ValueError for an invalid
+    port or number of sessions, and OSError for a port that is taken.
     """
     if missing := [package for package in ("voila", "anywidget", "ipykernel") if find_spec(package) is None]:
         raise ModuleNotFoundError(
-            f"The page needs {', '.join(missing)}, not installed here; run `pip install {' '.join(missing)}` and try "
-            "again."
+            f"The page needs {', '.join(missing)}, not installed here; run `pip install {' '.join(missing)}`."
         )
     if not 0 <= port <= 65535:
         raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
     if sessions < 1:
-        raise ValueError(f"sessions is how many pages may be open, and {sessions} is too few. Give 1 or more.")
+        raise ValueError(f"sessions is the number of pages that may be open: 1 or more, got {sessions}.")
     with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:
         from vitlens.widgets.server import Server
 
@@ -55,11 +54,11 @@ def serve(
 
         def began() -> None:
             address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
-            print(address, flush=True)  # or a pipe would keep it
-            if browser:  # which may take its time, and ask for the page meanwhile
+            print(address, flush=True)  # also into a pipe
+            if browser:  # in a thread: opening it may take long, and asks for the page
                 threading.Thread(target=_open, args=(address, Path(folder, "explorer.html")), daemon=True).start()
 
-        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for pages that are still being made
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for unfinished pages
         try:
             with _interruptible(server.end):
                 loop.run_until_complete(server.run(listening, began))
@@ -85,12 +84,12 @@ def _listening(port: int) -> socket.socket:
 
 
 def _short() -> str | None:
-    """A place for the sockets' folder. Socket paths have about 100 bytes at most, so a long one becomes /tmp."""
+    """Where the folder of the sockets goes: /tmp if the usual place is long, because socket paths have ~100 bytes."""
     return "/tmp" if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 30 else None
 
 
 def _open(address: str, file: Path) -> None:
-    """Open an address in a browser, by way of a file that nobody else can read: what is asked for is an argument."""
+    """Open an address in a browser, through a private file: others can see the arguments of a process."""
     file.touch(mode=0o600)
     file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
     webbrowser.open(file.as_uri())
@@ -98,7 +97,7 @@ def _open(address: str, file: Path) -> None:
 
 @contextlib.contextmanager
 def _interruptible(end: Callable[[], None]):
-    """Call `end` at the first Ctrl-C or SIGTERM, and ignore all later ones."""
+    """Call `end` at the first Ctrl-C or SIGTERM in this block, and ignore later ones."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def once(*_):
@@ -118,7 +117,7 @@ def _interruptible(end: Callable[[], None]):
 
 
 def notebook(model: str, image: str | os.PathLike | None) -> str:
-    """An .ipynb file of one cell, the explorer. Paths are made absolute: the server runs elsewhere."""
+    """A notebook file with one cell, the explorer. Paths become absolute, because the kernel runs elsewhere."""
     model = model.removeprefix("local-dir:")
     model = str(Path(model).resolve()) if Path(model).exists() else model
     picture = "" if image is None else f", {str(Path(image).resolve())!r}"

@@ -1,4 +1,4 @@
-"""From maps to what the browser paints: pictures as PNG files, values as numbers with a table of colors."""
+"""What the browser paints: pictures as PNG files, and color scales for values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from PIL import Image
 from vitlens.plot.style import colors
 
 SIDE = 448
-"""Pixels along the longer side of what is shown, at least: smaller pictures are enlarged by a whole factor."""
+"""Smaller pictures are enlarged by an integer factor to at most this many pixels along the longer side."""
 MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How values become colors: a Matplotlib color map from low to high."""
+    """A Matplotlib color map from low to high."""
 
     cmap: str
     low: float
@@ -29,14 +29,14 @@ class Scale:
         return (mpl.colormaps[self.cmap](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
 
     def message(self) -> dict:
-        """As the browser takes it."""
+        """The scale as stage.js takes it."""
         return {"low": self.low, "high": self.high, "colors": self.table().tobytes()}
 
 
 def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
-    """The colors of a map: 0 to its largest value, or, where some are negative, ±largest in red and blue.
+    """The color scale of a map: from 0 to its largest value, or ±largest in red and blue if some are negative.
 
-    limit: the end of the scale where it is known, as 1 for cosines; the scale is then signed. stretch: from the least
+    limit: the end of the scale if it is known, as 1 for cosines; the scale is then signed. stretch: from the smallest
     value to the largest instead. cmap: another color map.
     """
     if stretch:
@@ -47,16 +47,16 @@ def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit
 
 
 def enlarged(pixels: np.ndarray) -> bytes:
-    """A picture (H, W, 3) uint8 as a PNG file, enlarged (bicubic) by the whole factor that brings it to `SIDE`."""
+    """A picture (H, W, 3) uint8 as a PNG file, enlarged (bicubic) by an integer factor towards `SIDE`."""
     height, width = pixels.shape[:2]
     factor = max(1, SIDE // max(height, width))
     return png(Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.BICUBIC))
 
 
 def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
-    """A PNG file of maps (rows, cols, r, c) laid out in rows and columns, exact patches, a pixel apart.
+    """A PNG file of maps (rows, cols, r, c) in rows and columns, one square per patch, with a border of one pixel.
 
-    scales: one for each, in reading order. side: pixels along the longer side of a tile, at most, but one a patch.
+    scales: one per map, in reading order. side: the most pixels along the longer side of a map, but one per patch.
     """
     rows, cols, r, c = tiles.shape
     factor = max(1, (side - 2) // max(r, c))

@@ -1,4 +1,4 @@
-"""What widgets with a photograph share: choosing one, uploading one, and the query that maps are drawn from."""
+"""What widgets with a photograph share: choosing or uploading one, and the query that maps start from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 from vitlens.images import samples
 from vitlens.widgets.paint import MAPS
 from vitlens.widgets.stage import Control, Stage
-from vitlens.widgets.subject import Photograph, Subject, subject
-from vitlens.widgets.views import HAS_HEAD, MAX, MEAN, READOUT, readout_words
+from vitlens.widgets.subjects import Photograph, Subject, subject
+from vitlens.widgets.views import MAX, MEAN, READOUT, VIEWS, readout_words
 
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
@@ -24,8 +24,8 @@ PAINT = {"strength": 0.65, "colors": "", "stretch": False, "smooth": True, "line
 
 @dataclass
 class Coming:
-    """An upload that arrives in parts. number: of the upload, later ones are greater. parts: bytes by their offset.
-    answers: the number of the message that completes it."""
+    """An upload that arrives in parts. number: of the upload; later ones have greater numbers. parts: bytes by offset.
+    answers: the greatest number of a message with a part of it."""
 
     number: int = 0
     parts: dict[int, bytes] = field(default_factory=dict)
@@ -35,11 +35,13 @@ class Coming:
 class Pictured(Stage):
     """A stage with photographs and a query. Its state has `photograph`, `query`, `row` and `column`.
 
-    others: models that are shown beside the first."""
+    others: models to show beside the first. size: (height, width) in pixels to show photographs at.
+    """
 
     keeps = ("state", "photographs")
 
     def __init__(self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None, **state):
+        self.model, self.size = model, size
         self.photographs = {name: Photograph(each) for name, each in samples().items()}
         self._coming = Coming()
         if image is not None:
@@ -50,13 +52,18 @@ class Pictured(Stage):
         super().__init__(photograph=name, query=query, row=grid.rows // 2, column=grid.cols // 2, **state)
 
     @property
+    def subject(self) -> Subject:
+        """The photograph as the model saw it. Not kept here, so that forgotten widgets hold no captures."""
+        return subject(self.model, self.photograph, size=self.size)
+
+    @property
     def photograph(self) -> Photograph:
-        """The one that is shown."""
+        """The photograph that is shown."""
         return self.photographs[self.state["photograph"]]
 
     def _receive(self, page, content, buffers):
-        """Collect the parts of an upload, messages {"upload": name, "file": number, "at": offset, "of": size}, and
-        confirm each. The complete file is then handled as one message. A later upload replaces an unfinished one."""
+        """Collect the parts of an upload, messages {"upload": name, "file": number, "at": offset, "of": size}, confirm
+        each, and handle the complete file as one message. A later upload replaces an unfinished one."""
         if "at" not in content:
             return super()._receive(page, content, buffers)
         number, size, data, problem = content["file"], content["of"], bytes(buffers[0]), ""
@@ -72,14 +79,14 @@ class Pictured(Stage):
                 parts[content["at"]] = data
                 self._coming.answers = max(self._coming.answers, content.get("number", 0))
                 come = sum(map(len, parts.values()))
-                if whole := come >= size:
+                if complete := come >= size:
                     file = b"".join(parts[start] for start in sorted(parts))
                     parts.clear()
         if problem:
             self.send({"file": number, "problem": f"A picture was wanted, but {content['upload']} {problem}"})
             return None
         self.send({"file": number, "received": come})
-        if whole:
+        if complete:
             super()._receive(page, {"upload": content["upload"], "number": self._coming.answers}, [file])
 
     def take(self, content, buffers):
@@ -92,30 +99,30 @@ class Pictured(Stage):
         return said
 
     def upload(self, name: str, data: bytes) -> str:
-        """Show the picture in a file; returns what there is to say about it. Raises ImageError where it is none."""
+        """Show the image in a file; returns a note about it, or "". Raises ImageError if it is none."""
         (file := io.BytesIO(data)).name = name
         uploaded = Photograph.read(file)
         frames = 1
-        with suppress(Exception), Image.open(file) as opened:  # the picture is there, whatever else the file holds
-            frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # telephones' previews
+        with suppress(Exception), Image.open(file) as opened:  # it was read: what else the file holds matters little
+            frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # previews of phones
         others = {name: each for name, each in self.photographs.items() if name != UPLOADED}
         self.photographs = {UPLOADED: uploaded, **others}
         self.state = self.state | {"photograph": UPLOADED}
         return f"{name} holds {frames} pictures; the first is shown." if frames > 1 else ""
 
     def look_from(self, row: int, col: int) -> None:
-        """Ask from a patch. Raises ValueError outside the grid."""
+        """Make a patch the query. Raises ValueError outside the grid."""
         self.change(row=int(row), column=int(col))
         self.state = self.state | {"query": PATCH}
 
     def fit(self, subject: Subject) -> None:
-        """Keep row and column inside a grid that may have become smaller."""
+        """Move row and column into a grid that may have become smaller."""
         row, col = min(self.state["row"], subject.grid.rows - 1), min(self.state["column"], subject.grid.cols - 1)
         self.state = self.state | {"row": row, "column": col}
 
     @property
     def query(self) -> str | int | tuple[int, int]:
-        """READOUT, the position of a prefix token, or (row, column)."""
+        """READOUT, the position of a prefix token, or (row, column) of a patch."""
         return (self.state["row"], self.state["column"]) if self.state["query"] == PATCH else self.state["query"]
 
     def photograph_control(self) -> Control:
@@ -140,12 +147,12 @@ class Pictured(Stage):
         heads = subject.attn[0].q.shape[1]
         choices = (("mean of heads", MEAN), ("largest of heads", MAX), *((str(head), head) for head in range(heads)))
         value = self.state[name]
-        if view == "rollout":  # goes through all heads
+        if view == "rollout":  # mixes all heads
             choices, value = choices[:2], value if value == MAX else MEAN
-        return Control(name, label, "range", value, choices, disabled=view not in HAS_HEAD)
+        return Control(name, label, "range", value, choices, disabled=view in VIEWS and not VIEWS[view].head)
 
     def paint_controls(self, view: str = "") -> list[Control]:
-        state, plain = self.state, view == "components"  # whose values are colors themselves
+        state, plain = self.state, view == "components"  # its values are colors themselves
         maps = (("automatic", ""), *((name, name) for name in MAPS))
         return [
             Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),

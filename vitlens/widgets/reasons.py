@@ -1,8 +1,9 @@
-"""Why a class: the maps of `vitlens.attribution` as views, each with what insertion and deletion say of it."""
+"""The views that explain a class, one for each attribution method, and their scores by insertion and deletion."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,24 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import faithfulness
-from vitlens.attribution import METHODS
+from vitlens.attribution import METHODS, Method
 from vitlens.recorder.families import unwrap
 from vitlens.recorder.running import evaluating
-from vitlens.widgets.subject import Subject
-from vitlens.widgets.views import Choice, Kind, View, number, percent
+from vitlens.widgets.subjects import Subject
+from vitlens.widgets.views import VIEWS, Choice, Map, View, number, percent
 from vitlens.widgets.worker import Superseded
 
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST, LONGEST_MAP = 120.0, 20.0
-"""Seconds that a score may take, and minutes that a map; beyond, the page says how long it would."""
+"""The longest score in seconds, and the longest map in minutes. For more, the page only says how long it would take."""
 SLICE = 4 * 10**10
 """Multiplications between two pauses: about half a second on a CPU."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Deletion and insertion of the map, (S,), and of random orders, (orders, S). among: which classes the probability
-    is among, in words."""
+    """The curves of a map, (S,), and of random orders, (orders, S). among: " among the two" for a contrast."""
 
     own: faithfulness.Curves
     chance: faithfulness.Curves
@@ -38,12 +38,12 @@ class Score:
 
     @property
     def sigmas(self) -> float:
-        """Standard deviations of the random orders by which insertion − deletion lies above their mean."""
+        """Standard deviations by which insertion − deletion lies above the mean of the random orders."""
         own, chance = (each.insertion_area - each.deletion_area for each in (self.own, self.chance))
         return ((own - chance.mean()) / chance.std()).item()
 
     def message(self) -> dict:
-        """What the page draws."""
+        """As `curves` of stage.js takes it."""
         own, chance, sigmas = self.own, self.chance, self.sigmas
         above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {len(chance.deletion)} random orders"
         return {
@@ -63,65 +63,78 @@ class Score:
         }
 
 
-def _reason(name: str) -> Kind:
-    title = METHODS[name].title
-    begin = title[0].upper() + title[1:]
+@functools.cache
+def explaining(method: Method) -> View:
+    """The view of an attribution method."""
+    begin = method.title[0].upper() + method.title[1:]
 
-    def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> View:
+    def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> Map:
         target, against = asked(subject, choice)
-        if (each := METHODS[name].forwards_per_patch) and not subject.has("reason", name, target, against):
-            forwards = each * subject.grid.patches
-            taking = forwards * seconds(subject, wanted) / 60
-            if taking > LONGEST_MAP:
-                raise ValueError(
-                    f"{begin} takes {forwards:,} forwards, here about {taking:,.0f} minutes. "
-                    f"Choose a smaller size, or let `vitlens explain --methods {name}` make it."
-                )
+        key = ("reason", method.name, target, against)
+        if not subject.has(*key):
+            _refuse_long(subject, method, begin, wanted)
         with until(model := subject.model, wanted):
             values = subject.once(
-                ("reason", name, target, against),
-                lambda: METHODS[name](model, subject.batch, target, against=against, **_sliced(subject, name))[0],
+                key, lambda: method(model, subject.batch, target, against=against, **_sliced(subject, method))[0]
             )
-        words = f"{begin} for “{subject.label(target)}” ({percent(subject.share(target))})"
-        words += (
-            "" if against is None else f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
+        words = begin
+        if method.knows_class:
+            words += f" for “{subject.label(target)}” ({percent(subject.share(target))})"
+        if method.knows_class and against is not None:
+            words += f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
+        return Map(values.numpy(), words)
+
+    return View(f"Why this class: {method.title}" if method.knows_class else begin, make, explains=True)
+
+
+def _refuse_long(subject: Subject, method: Method, begin: str, wanted: Callable[[], bool]) -> None:
+    """Raise ValueError for a map that would take longer than `LONGEST_MAP`."""
+    if not method.forwards_per_patch:
+        return
+    forwards = method.forwards_per_patch * subject.grid.patches
+    minutes = forwards * seconds(subject, wanted) / 60
+    if minutes > LONGEST_MAP:
+        raise ValueError(
+            f"{begin} takes {forwards:,} forwards, here about {minutes:,.0f} minutes. "
+            f"Choose a smaller size, or let `vitlens explain --methods {method.name}` make it."
         )
-        return View(values.numpy(), words)
-
-    return Kind(f"Why this class: {title}", make)
 
 
-def _sliced(subject: Subject, name: str) -> dict[str, int]:
-    """How many images a method that runs the model many times takes at once: on a CPU no more than do `SLICE`
-    multiplications, so that others need not wait long. One that draws different numbers for another count is left
-    alone."""
-    if "internal_batch_size" not in (known := METHODS[name].options) or "stdevs" in known:
+def _sliced(subject: Subject, method: Method) -> dict[str, int]:
+    """The batch size, as an option, of a method that runs the model many times: on a CPU at most `SLICE`
+    multiplications, so that others need not wait long. Gradient SHAP keeps its own, because its noise depends on it."""
+    if "internal_batch_size" not in method.options or "stdevs" in method.options:
         return {}
-    usual = known["internal_batch_size"].default
+    usual = method.options["internal_batch_size"].default
     if subject.batch.device.type != "cpu":
         return {"internal_batch_size": usual}
     work = sum(p.numel() for p in subject.model.parameters()) * subject.grid.tokens
     return {"internal_batch_size": max(1, min(usual, SLICE // work))}
 
 
-REASONS = {name: _reason(name) for name, method in METHODS.items() if method.knows_class}
-_FROM_READOUT = {name for name in REASONS if "query" in METHODS[name].options}
+def views() -> dict[str, View]:
+    """All views by name: those of a layer, and one for each attribution method that is registered now."""
+    return VIEWS | {name: explaining(method) for name, method in METHODS.items() if name not in VIEWS}
 
 
-def reasons(subject: Subject) -> dict[str, Kind]:
-    """Those that its model takes: none without classes; without a read-out only those that do not begin there."""
-    if not subject.likeliest:
-        return {}
-    return {name: k for name, k in REASONS.items() if subject.grid.readout is not None or name not in _FROM_READOUT}
+def possible(subject: Subject) -> dict[str, View]:
+    """The views that a model can show: without classes none that explains one, and without a read-out none that starts
+    from it."""
+    readable = subject.grid.readout is not None
+    return {
+        name: view
+        for name, view in views().items()
+        if not view.explains or (subject.likeliest and (readable or "query" not in METHODS[name].options))
+    }
 
 
 def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:
-    """The class that is explained, and what it is contrasted with."""
+    """The class to explain, and the class to contrast it with."""
     return subject.likeliest[0] if choice.target is None else choice.target, choice.against
 
 
 def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> float:
-    """What a forward takes. Not the first one, which is slow."""
+    """How long a forward takes. Capturing was the first one, which is slower."""
 
     def measured() -> Tensor:
         if not wanted():
@@ -135,7 +148,7 @@ def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> floa
 
 
 def long(subject: Subject, choice: Choice) -> float:
-    """How many seconds a score takes, roughly; 0 before it is known what a forward takes."""
+    """Roughly how many seconds a score takes; 0 before a forward has been timed."""
     if not subject.has("seconds"):
         return 0.0
     orders = 1 if subject.has("random", *asked(subject, choice)) else 1 + ORDERS
@@ -143,15 +156,15 @@ def long(subject: Subject, choice: Choice) -> float:
 
 
 def is_scored(subject: Subject, view: str, choice: Choice) -> bool:
-    """Whether all that a score is made of is there; a subject keeps so much and no more."""
+    """Whether all parts of a score are there; a subject forgets the oldest of what it keeps."""
     classes = asked(subject, choice)
     return all(subject.has(*key, *classes) for key in (("reason", view), ("random",), ("score", view)))
 
 
 def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], bool]) -> Score:
-    """Made now, or kept from before; Superseded where it is no longer wanted."""
+    """The score of a view, made now or kept from before. Raises Superseded once it is no longer wanted."""
     target, against = asked(subject, choice)
-    grid, values = subject.grid, REASONS[view].make(subject, choice, wanted).values
+    grid, values = subject.grid, views()[view].make(subject, choice, wanted).values
     counts = torch.tensor([*range(0, grid.patches, step := -(-grid.patches // POINTS)), grid.patches])
 
     def curves(maps: Tensor) -> Tensor:
@@ -173,8 +186,8 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
 
 @contextlib.contextmanager
 def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this block and thread, before each forward of the model others have their turn, and what is not wanted any
-    more ends."""
+    """In this block and thread, call `wanted()`, which lets others in, before each forward of the model, and raise
+    Superseded once it is False."""
     thread = threading.get_ident()
 
     def ask(module, args) -> None:

@@ -1,4 +1,4 @@
-"""What is shown, as files to keep."""
+"""Files to save: a figure with its caption, and arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vitlens import plot
 from vitlens.plot.maps import mark
 from vitlens.plot.style import DPI
 from vitlens.widgets.stage import Panel
-from vitlens.widgets.subject import Subject
+from vitlens.widgets.subjects import Subject
 
 
 def captioned(subject: Subject, panel: Panel) -> bytes:
-    """A PNG file of a panel with its title, color bar and words. Not drawn with pyplot: this runs on a thread."""
+    """A PNG file of a panel with its title, color bar and caption. It does not use pyplot, which is not thread-safe."""
     height, width = subject.grid.image
     across = 6.0 * min(1.5, max(0.7, width / height))
     lines = textwrap.wrap(f"{subject.name}. {panel.words}", int(across * 13.5))

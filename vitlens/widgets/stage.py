@@ -1,10 +1,9 @@
-"""The page that all widgets share: controls, clickable pictures and sentences, described by Python and drawn by the
-browser. What a person does comes back as a message; a worker takes them all, in order, and draws after the last: a
-drawing that is under way then is given up. What one widget takes long for, others need not wait for.
+"""What all widgets share: a page of controls, clickable pictures and text, described in Python and drawn by stage.js.
 
 The browser sends {"set": {name: value}}, {"pick": panel, "row": r, "col": c}, {"why": number} of a class, {"upload":
-name} with a part of the file, or {"press": name}. A widget is a `Stage` with a `state` and a `draw`; everything else is
-here.
+name} with a part of the file, or {"press": name}. A worker thread takes all messages that have come, in order, and then
+draws once; a new message makes it give up a drawing that is under way. A widget is a `Stage` with a `state` and a
+`draw`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Control:
-    """One control. kind: "select", "range" (over its options, or from 0 to high), "check", "number" or "text"."""
+    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number" or "text"."""
 
     name: str
     label: str
@@ -44,30 +43,31 @@ class Control:
     hint: str = ""
 
     def check(self, value: object) -> None:
-        """Raise ValueError unless it can stand at a value."""
+        """Raise ValueError unless the control can have this value."""
         choices = [choice for _, choice in self.options]
-        if choices and not any(value == choice and type(value) is type(choice) for choice in choices):
-            raise ValueError(f"{self.label!r} is one of {', '.join(map(repr, choices))}, but {value!r} came.")
-        if self.kind == "check" and not isinstance(value, bool):
-            raise ValueError(f"{self.label!r} is True or False, but {value!r} came.")
-        if self.kind == "text" and not isinstance(value, str):
-            raise ValueError(f"{self.label!r} is a text, but {value!r} came.")
-        if self.kind in ("number", "range") and not choices:
-            whole = self.step == 1
-            numeric = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            if not numeric or not 0 <= value <= self.high:
-                wanted = f"a {'whole ' * whole}number from 0 to {self.high:g}"
-                raise ValueError(f"{self.label!r} is {wanted}, but {value!r} came.")
+        if choices:
+            fits = any(value == choice and type(value) is type(choice) for choice in choices)
+            expected = f"one of {', '.join(map(repr, choices))}"
+        elif self.kind == "check":
+            fits, expected = isinstance(value, bool), "True or False"
+        elif self.kind == "text":
+            fits, expected = isinstance(value, str), "a text"
+        else:
+            types = int if self.step == 1 else int | float
+            fits = isinstance(value, types) and not isinstance(value, bool) and 0 <= value <= self.high
+            expected = f"a {'whole ' * (self.step == 1)}number from 0 to {self.high:g}"
+        if not fits:
+            raise ValueError(f"{self.label!r} is {expected}, but {value!r} came.")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of cells, with a map over it.
+    """A picture divided into cells, with a map over it.
 
-    picture: which of the pictures sent. cell: (height, width) as shares of the picture. axes: what a row and a column
-    are called. selected: (row, col) or None. picks: what a click or an arrow key asks for, nothing if empty. values:
-    what hovering tells, (rows, cols) or (rows, cols, 3). scale: their colors, None for values that are colors
-    themselves or are not painted. strength: opacity of the map, 0 for none. ends: the ends of the scale in words.
+    picture: its name among the pictures. cell: (height, width) as shares of the picture. axes: what rows and columns
+    are called. selected: (row, col) or None. picks: what a click or an arrow key chooses; "" where it does nothing.
+    values: (rows, cols) or (rows, cols, 3), told when hovering. scale: their colors; None for values that are colors
+    themselves or are not painted. strength: opacity of the map, 0 for none. ends: labels of the ends of the scale.
     """
 
     name: str
@@ -88,25 +88,25 @@ class Panel:
     ends: tuple[str, str] | None = None
 
     def message(self) -> dict:
-        """Ready to be sent: arrays as bytes."""
+        """The panel as stage.js takes it, with arrays as bytes."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
         scale = None if self.scale is None else self.scale.message()
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"values": values, "scale": scale}
 
 
 class Ticket:
-    """What became of one message."""
+    """The outcome of one message: its error, or ""."""
 
     error = ""
 
 
 class Stage(anywidget.AnyWidget):
-    """A widget as a state and a page made of it. Subclasses give `state` and `draw`; `afterwards` adds slower parts."""
+    """A state and a page drawn from it. Subclasses define `draw`, `controls` and, for slow parts, `afterwards`."""
 
     _esm = HERE / "stage.js"
     _css = HERE / "stage.css"
     keeps = ("state",)
-    """What is put back after an error; replaced and never changed in place."""
+    """Attributes to restore after an error. They are replaced, never changed in place."""
     pictures = traitlets.Dict().tag(sync=True)
     frame = traitlets.Dict().tag(sync=True)
 
@@ -114,8 +114,8 @@ class Stage(anywidget.AnyWidget):
         super().__init__()
         self.state = state
         self._inbox: deque[tuple[dict, list, Ticket]] = deque()
-        self._open: list[Ticket] = []  # taken, and not yet drawn
-        self._said: list[str] = []
+        self._open: list[Ticket] = []  # taken but not yet drawn
+        self._notes: list[str] = []
         self._stale, self._seen, self._message = True, 0, ""
         self._asked = self._answered = 0
         self._turn = threading.Condition()
@@ -125,27 +125,29 @@ class Stage(anywidget.AnyWidget):
         ask(self._finish, later=True)
 
     def draw(self, wanted: Callable[[], bool]) -> dict:
-        """panels, pictures and whatever else the page has, of the present state. Long work asks `wanted()` between its
-        slices, which lets others in, and raises Superseded where it is not wanted any more."""
+        """A dictionary of panels, pictures and whatever else the page has in the present state.
+
+        Long work calls `wanted()` between its slices, which lets others in, and raises Superseded once it is False.
+        """
         raise NotImplementedError
 
     def controls(self) -> list[Control]:
-        """The controls, as they stand in the present state."""
+        """The controls in the present state."""
         raise NotImplementedError
 
     def afterwards(self, wanted: Callable[[], bool]) -> bool:
-        """The next of the slower parts of the page, made once nothing else is asked for; True if there was one."""
+        """Make the next slow part of the page, once nothing else is asked for; True if there was one."""
         return False
 
     def take(self, content: dict, buffers: list) -> str:
-        """One message of the browser: changes the state, or raises ValueError with a sentence. Returns what there is to
-        say about it."""
+        """Change the state as a message of the browser asks. Returns a note for the person, or "". Raises ValueError
+        for what cannot be done."""
         if "set" in content:
             self.change(**content["set"])
         return ""
 
     def change(self, **values) -> None:
-        """Set parts of the state, one after the other. Raises ValueError for what there is not, and changes nothing."""
+        """Set parts of the state, one after the other. Raises ValueError, and changes nothing, if one is impossible."""
         before = self.state
         try:
             for name, value in values.items():
@@ -159,17 +161,17 @@ class Stage(anywidget.AnyWidget):
             raise
 
     def set(self, **values) -> None:
-        """Move controls from code, as in `set(layer=3, head="mean")`, and wait for the picture. Raises ValueError with
-        the sentence that the page would show."""
+        """Move controls from code, as in `set(layer=3, head="mean")`, and wait for the drawing. Raises ValueError with
+        the message that the page would show."""
         ticket = self._post({"set": values}, [])
         self.wait()
         if ticket.error:
             raise ValueError(ticket.error)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until everything asked for is drawn; False if that took longer than `timeout` seconds."""
+        """Wait until everything asked for is drawn; False after `timeout` seconds."""
         asked, last = self._asked, math.inf if timeout is None else time.monotonic() + timeout
-        while working() and self._answered < asked and time.monotonic() < last:  # a callback of a widget
+        while working() and self._answered < asked and time.monotonic() < last:  # in a callback
             now(self._answer)
         with self._turn:
             return self._turn.wait_for(lambda: self._answered >= asked, timeout and max(0, last - time.monotonic()))
@@ -186,24 +188,24 @@ class Stage(anywidget.AnyWidget):
         return ticket
 
     def _answer(self) -> None:
-        """Take what has come, draw once, and send."""
+        """Take all messages that have come, then draw once."""
         while self._inbox:
             content, buffers, ticket = self._inbox.popleft()
             self._open.append(ticket)
             self._stale = True
             self._seen = max(self._seen, content.get("number", 0))
             try:
-                self._said.append(self.take(content, buffers))
-            except Exception as error:  # it is for the person at the browser
-                ticket.error = sentence(error)
-                self._said.append(ticket.error)
+                self._notes.append(self.take(content, buffers))
+            except Exception as error:  # shown to the person at the browser
+                ticket.error = message_of(error)
+                self._notes.append(ticket.error)
         if self._attempt(lambda: self._stale):
             ask(self._finish, later=True)
         else:
             ask(self._answer)
 
     def _finish(self) -> None:
-        """Make the slower parts of the page, unless somebody asks for something meanwhile."""
+        """Make the slow parts of the page, until somebody asks for something."""
         more = []
 
         def needed() -> bool:
@@ -214,18 +216,18 @@ class Stage(anywidget.AnyWidget):
             ask(self._finish, later=True)
 
     def _attempt(self, needed: Callable[[], bool]) -> bool:
-        """Draw if needed; False if that was superseded. After an error the last good page stays."""
+        """Draw if needed; False if that was superseded. After an error, restore the last good page."""
         error = ""
         try:
             if needed():
                 self._show(self._wanted)
         except Superseded:
             return False
-        except Exception as problem:  # a worker has nobody else to tell
-            error = sentence(problem)
+        except Exception as problem:  # there is nobody else to tell
+            error = message_of(problem)
         try:
             if error:
-                self._stale, self._said, self._message = False, [], error
+                self._stale, self._notes, self._message = False, [], error
                 for name, value in self._good.items():
                     setattr(self, name, value)
                 self.frame = {**self.frame, "answers": self._seen, "message": error}
@@ -239,23 +241,23 @@ class Stage(anywidget.AnyWidget):
         return True
 
     def _wanted(self) -> bool:
-        """Whether what is being made is still wanted, once others have had their turn."""
+        """Let others have their turn, then tell whether the present work is still wanted."""
         return pause() and not self._inbox
 
     def _show(self, wanted: Callable[[], bool]) -> None:
         drawn = self.draw(wanted)
-        if self._said:
-            self._message = " ".join(filter(None, dict.fromkeys(self._said)))
+        if self._notes:
+            self._message = " ".join(filter(None, dict.fromkeys(self._notes)))
         drawn["controls"] = [asdict(control) for control in self.controls()]
         drawn["panels"] = [panel.message() for panel in drawn["panels"]]
-        self.pictures = drawn.pop("pictures")  # sent only if they are others
-        self._stale, self._said = False, []
+        self.pictures = drawn.pop("pictures")  # sent only if they changed
+        self._stale, self._notes = False, []
         self._good = {name: getattr(self, name) for name in self.keeps}
         self.frame = {**drawn, "answers": self._seen, "message": self._message}
 
 
-def sentence(error: Exception) -> str:
-    """An error as a whole sentence for the page."""
+def message_of(error: Exception) -> str:
+    """The message of an error for the page."""
     if isinstance(error, ValueError | IndexError | ConnectionError | ImportError):
         return str(error)
     if isinstance(error, MemoryError) or out_of_memory(error):

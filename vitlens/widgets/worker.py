@@ -1,12 +1,11 @@
-"""The threads that work for widgets, one at a time, so that models are never run by two callbacks at once.
+"""The threads that work for all widgets, one at a time, so that two callbacks never run models at once.
 
-Long work comes in slices. Between two of them, mostly between two forwards of a model, it calls `pause`: whoever waits
-then has a turn (a cell of the notebook, other work that stands still), and what was asked for of other widgets is taken
-up by another thread. This is safe ground for one reason: work that stands still keeps its thread. Captures, modes of
-autograd and functions that replace others count in their own thread only; hooks on modules, which all threads share,
-look which thread it is; so nobody sees what another has set up. No forward is under way at a pause, and nothing random
-is begun: the global generators are everybody's again. Whoever goes on after a pause takes nothing for granted that
-others may change, such as the weights of a model; and no widget is worked on by two threads.
+Long work comes in slices. Between two of them, mostly between two forwards of a model, it calls `pause`. Then whoever
+waits has a turn (a cell of the notebook, other paused work), and another thread takes up what was asked of other
+widgets. This is safe because paused work keeps its thread: captures, autograd modes and replaced functions count in
+their own thread only, and hooks on modules, which all threads share, check the thread. Nothing pauses inside a forward
+or in the middle of drawing random numbers. After a pause nothing may be assumed about what others can change, such as
+the weights of a model. No two threads work on the same widget.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from collections.abc import Callable, Iterator
 
 
 class Turn:
-    """A lock that one thread may take several times, and that goes to others in the order in which they came. waiting:
-    those others. number: of the turn that is on, however often it was taken within."""
+    """A reentrant lock that goes to threads in the order in which they asked. waiting: their places in the queue.
+    number: of the present turn."""
 
     def __init__(self):
         self._changed, self.waiting = threading.Condition(), deque()
@@ -37,7 +36,7 @@ class Turn:
             self._take(self.line_up())
 
     def __exit__(self, *_) -> None:
-        if self.mine:  # not after an interrupt while it was another's turn
+        if self.mine:  # false if this thread was interrupted while it waited
             self._depth -= 1
             if not self._depth:
                 self._let_go()
@@ -48,13 +47,13 @@ class Turn:
         return self._holder == threading.get_ident()
 
     def line_up(self) -> object:
-        """Queue up, and return the place in the queue."""
+        """Join the queue, and return the place in it."""
         self.waiting.append(place := object())
         return place
 
     @contextlib.contextmanager
     def at(self, place: object) -> Iterator[None]:
-        """Wait until it is this place's turn, and hold the lock in this block."""
+        """Wait for the turn of this place, and hold the lock in this block."""
         self._take(place)
         try:
             yield
@@ -71,7 +70,7 @@ class Turn:
             self.number, self._depth, self._holder = self.number + 1, depth, threading.get_ident()
 
     def give_way(self) -> None:
-        """If this thread holds the lock, let all who wait have it first."""
+        """If this thread holds the lock, let all that wait have it first."""
         if self.waiting and self.mine:
             place, depth = self.line_up(), self._depth
             self._let_go()
@@ -91,16 +90,16 @@ _later: deque[weakref.WeakMethod] = deque()
 _something = threading.Condition()
 _over = threading.Event()
 _threads: set[threading.Thread] = set()
-_free = 0  # threads that have nothing to do
-_busy: dict[int, int] = {}  # by the id of an object, the thread that works on it
+_free = 0  # threads without work
+_busy: dict[int, int] = {}  # id of an object → the thread that works on it
 
 
 class Superseded(Exception):
-    """What was being computed is no longer wanted."""
+    """Raised when what is being computed is no longer wanted."""
 
 
 def ask(method: Callable[[], None], *, later: bool = False) -> None:
-    """Have a bound method called. later: when nothing else is asked for. Its object may be forgotten meanwhile."""
+    """Have a worker call a bound method. later: once nothing else is asked for. Its object is not kept alive."""
     with _something:
         (_later if later else _asked).append(weakref.WeakMethod(method))
         if not any(thread.is_alive() for thread in _threads):
@@ -109,12 +108,12 @@ def ask(method: Callable[[], None], *, later: bool = False) -> None:
 
 
 def idle() -> bool:
-    """Whether nothing is asked for, but what can wait, and no cell of a notebook waits for its turn."""
+    """Whether nothing is asked for but work for later, and no notebook cell waits for its turn."""
     return not _asked and not RUNNING.waiting and not _over.is_set()
 
 
 def pause() -> bool:
-    """Let others have their turn, between two slices of long work. False where the interpreter is about to end."""
+    """Let others have their turn between two slices of long work. False if the interpreter is about to exit."""
     if RUNNING.mine:
         with _something:
             if not _free and _next(take=False):
@@ -125,12 +124,12 @@ def pause() -> bool:
 
 
 def working() -> bool:
-    """Whether this is one of the working threads."""
+    """Whether this is a worker thread."""
     return threading.current_thread() in _threads
 
 
 def now(method: Callable[[], None]) -> None:
-    """Call a bound method from work that needs it done; where another thread works on its object, let that go on."""
+    """Call a bound method from within other work. If another thread works on its object, let that one continue."""
     thing, me = id(method.__self__), threading.get_ident()
     with _something:
         before = _busy.get(thing)
@@ -146,7 +145,7 @@ def now(method: Callable[[], None]) -> None:
 
 
 def _next(take: bool = True) -> Callable[[], None] | None:
-    """The next method to call, of an object that no thread is working on. The caller holds `_something`."""
+    """The next method whose object no thread is working on. The caller holds `_something`."""
     for queue in (_asked, _later):
         for reference in [*queue]:
             if (method := reference()) is None:
@@ -175,7 +174,7 @@ def _start() -> None:
 
 
 def _awaited() -> bool:
-    """Whether a free thread should wake up, to work or to end."""
+    """Whether a free thread should wake up, to work or to exit."""
     return _over.is_set() or _free > 1 or _next(take=False) is not None
 
 
@@ -186,7 +185,7 @@ def _work() -> None:
             _something.wait_for(_awaited)
             method = None if _over.is_set() else _next()
             _free -= 1
-            if method is None:  # another thread is free, too: PyTorch keeps a pool of its own for each
+            if method is None:  # another thread is free, too; each has a thread pool of PyTorch's
                 _threads.discard(threading.current_thread())
                 return
             thing, place = id(method.__self__), RUNNING.line_up()
@@ -194,17 +193,17 @@ def _work() -> None:
         try:
             with RUNNING.at(place):
                 method()
-        except Exception:  # of a callback of the user's: the other widgets go on
+        except Exception:  # in a callback of the user: the other widgets go on
             logging.getLogger(__name__).exception("A callback of a widget failed.")
         _done(thing)
-        method = None  # nothing is kept alive by waiting
+        method = None  # waiting keeps nothing alive
         with _something:
             _free += 1
 
 
 @atexit.register
 def _end() -> None:
-    """Let the work at hand end before the interpreter does: a thread killed inside PyTorch aborts the process."""
+    """Let running work end before the interpreter does: a thread killed inside PyTorch aborts the process."""
     with _something:
         _over.set()
         _something.notify_all()

@@ -1,4 +1,4 @@
-"""The explorer: one picture, every view of it, every layer and head, from any patch, for any class."""
+"""The explorer: every view of one picture, for every layer and head, from any patch, for any class."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from vitlens.models import require_classes
 from vitlens.recorder.families import attention_modules, unwrap
 from vitlens.widgets.paint import scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
-from vitlens.widgets.reasons import LONGEST, REASONS, asked, is_scored, long, reasons, scored, seconds
+from vitlens.widgets.reasons import LONGEST, asked, is_scored, long, possible, scored, seconds, views
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subject import Subject, size_for, subject
-from vitlens.widgets.views import HAS_HEAD, HAS_QUERY, MEAN, VIEWS, Choice, View, number, percent
+from vitlens.widgets.subjects import Subject, size_for, subject
+from vitlens.widgets.views import MEAN, VIEWS, Choice, Map, View, number, percent
 from vitlens.widgets.worker import RUNNING, pause
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
-    """A page to look into a model through one picture: choose a view, a layer and a head, and click on a patch; or on a
-    class, to see why that one, and how far to trust the map.
+    """An interactive page for one image: choose a view, a layer and a head, and click a patch to look from it, or a
+    class to see what speaks for it and how far to trust that map.
 
-    model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; without it one of six
-    sample photographs, and others can be uploaded. size: (height, width) in pixels to show it at, for models that take
-    other sizes than their own. Raises UnsupportedModelError for other models and ImageError for what is no picture.
+    model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
+    sample photographs. Others can be uploaded. size: (height, width) in pixels to show it at, for models that take
+    several sizes. Raises UnsupportedModelError for other models and ImageError for what is no image.
     """
     return Explorer(model, image, size=size)
 
 
-ALL = {**VIEWS, **REASONS}
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
-"""How many of the other classes that were asked for can be chosen besides the likeliest: the last ones."""
+"""The menus offer the likeliest classes, and the last ones that were typed, up to this number."""
 
 
 class Explorer(Pictured):
-    """What `explore` returns. `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)`
-    moves its controls (a class is a number or a name), `view()` is the map that is shown, `subject` the picture as the
-    model saw it."""
+    """What `explore` returns.
+
+    `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
+    is a number or a name. `view()` is the map that is shown, and `subject` the image as the model saw it.
+    """
 
     def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
-        self.model, self.size, self._view = model, size, None
-        layers = len(attention_modules(unwrap(model)))  # refuses what cannot be shown
+        layers = len(attention_modules(unwrap(model)))  # refuses models without maps
+        self._view = None
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), **PAINT,
@@ -57,8 +58,9 @@ class Explorer(Pictured):
         if "pick" in content:
             self.look_from(content["row"], content["col"])
         elif "why" in content:
-            view = self.state["view"]
-            self.change(view=view if view in REASONS else next(iter(reasons(self.subject))), target=content["why"])
+            explaining = [name for name, view in possible(self.subject).items() if view.explains]
+            view = self.state["view"] if self.row.explains else explaining[0]
+            self.change(view=view, target=content["why"])
         elif content.get("press") == "save":
             self._save(content.get("number", 0))
         else:
@@ -68,8 +70,7 @@ class Explorer(Pictured):
     def draw(self, wanted):
         shown = self.subject
         self.fit(shown)
-        reason, choice = self.state["view"] in REASONS, self.choice
-        target = asked(shown, choice)[0] if reason else None
+        target = asked(shown, self.choice)[0] if self.row.explains else None
         return {
             "pictures": {"picture": shown.png},
             "panels": [self._panel(self.view(wanted))],
@@ -77,7 +78,7 @@ class Explorer(Pictured):
                 {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
                 for k in shown.likeliest[:BARS]
             ],
-            "dots": None if reason else self._dots(),
+            "dots": None if self.row.explains else self._dots(),
             "score": self._score(),
             "about": self.photograph.note,
             "uploads": LARGEST,
@@ -85,7 +86,7 @@ class Explorer(Pictured):
         }
 
     def change(self, **values):
-        """As every page's; a class may be any of the model's, by number or name."""
+        """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name."""
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:
@@ -105,7 +106,7 @@ class Explorer(Pictured):
             raise
 
     def _class(self, asked: object) -> int:
-        """The number of a class that was asked for by number or name. Raises ValueError for what is none."""
+        """The number of a class given by number or name. Raises ValueError if there is none."""
         model = unwrap(self.model)
         require_classes(model)
         try:
@@ -124,7 +125,7 @@ class Explorer(Pictured):
         if not shown.has("distance"):
             shown.mean_distance(wanted)
             return True
-        if view not in REASONS or is_scored(shown, view, choice):
+        if not self.row.explains or is_scored(shown, view, choice):
             return False
         if not shown.has("seconds"):
             seconds(shown, wanted)
@@ -136,51 +137,56 @@ class Explorer(Pictured):
 
     @property
     def subject(self) -> Subject:
-        """The picture as the model saw it. Not kept here, so that forgotten pages hold no captures."""
+        """The photograph as the model saw it, at the size that was chosen."""
         whole = self.state["whole"]
         size = size_for(self.model, self.photograph) if whole and not self.size else self.size
         return subject(self.model, self.photograph, size=size, whole=whole)
 
     @property
+    def row(self) -> View:
+        """The row of the view that is shown."""
+        return views()[self.state["view"]]
+
+    @property
     def choice(self) -> Choice:
-        """Layer, head, query and classes as they are set."""
+        """The layer, head, query and classes that are chosen."""
         target, against = self.state["target"], self.state["against"]
         return Choice(
             self.state["layer"], self.state["head"], self.query, None if target == PREDICTED else target,
             None if against == NO_OTHER else against,
         )  # fmt: skip
 
-    def view(self, wanted: Callable[[], bool] = pause) -> View:
-        """The map that is shown, with its words."""
+    def view(self, wanted: Callable[[], bool] = pause) -> Map:
+        """The map that is shown."""
         with RUNNING:
             shown = self.subject
             key = (shown.number, self.state["view"], self.choice)
             if (kept := self._view) is None or kept[0] != key:
-                self._view = kept = key, ALL[key[1]].make(shown, key[2], wanted)
+                self._view = kept = key, self.row.make(shown, key[2], wanted)
             return kept[1]
 
-    def _panel(self, shown: View) -> Panel:
-        """A view with its words, and with one on pictures too long for their own shape."""
-        made = panel(self.subject, self.state["view"], self.choice, shown, self.state)
+    def _panel(self, shown: Map) -> Panel:
+        """The panel of a map. It is said where the photograph is too long to be shown in its own shape."""
+        made = panel(self.subject, self.row, self.choice, shown, self.state)
         if not self.state["whole"]:
             return made
         (across, down), (height, width) = self.photograph.size, self.subject.grid.image
         squeezed = max(across * height / (down * width), down * width / (across * height))
-        said = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
-        return replace(made, words=made.words + said)
+        note = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
+        return replace(made, words=made.words + note)
 
     def controls(self) -> list[Control]:
-        view, shown = self.state["view"], self.subject
-        inside = [self.layer_control(shown), self.head_control(shown, view)]
-        inside += self.query_controls(shown, disabled=view not in HAS_QUERY)
+        row, shown = self.row, self.subject
+        inside = [self.layer_control(shown), self.head_control(shown, self.state["view"])]
+        inside += self.query_controls(shown, disabled=not row.query)
         whole = size_for(self.model, self.photograph) is not None and not self.size
         return [
             self.photograph_control(),
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
-            view_control(view, VIEWS | reasons(shown)),
-            *(replace(control, hidden=view in REASONS) for control in inside),
-            *(replace(control, hidden=view not in REASONS) for control in self._class_controls(shown)),
-            *self.paint_controls(view),
+            view_control(self.state["view"], possible(shown)),
+            *(replace(control, hidden=row.explains) for control in inside),
+            *(replace(control, hidden=not row.explains) for control in self._class_controls(shown)),
+            *self.paint_controls(self.state["view"]),
         ]
 
     def _class_controls(self, shown: Subject) -> list[Control]:
@@ -198,7 +204,7 @@ class Explorer(Pictured):
 
     def _score(self) -> dict | None:
         shown, view, choice = self.subject, self.state["view"], self.choice
-        if view not in REASONS:
+        if not self.row.explains:
             return None
         if is_scored(shown, view, choice):
             return scored(shown, view, choice, lambda: True).message()
@@ -211,7 +217,7 @@ class Explorer(Pictured):
     def _dots(self) -> dict | None:
         if not self.subject.has("distance"):
             return None
-        head, goes = self.state["head"], self.state["view"] in HAS_HEAD and self.state["view"] != "rollout"
+        head, goes = self.state["head"], self.row.head and self.state["view"] != "rollout"
         return {
             "title": "Mean attention distance (pixels)",
             "values": self.subject.mean_distance().tolist(),
@@ -222,12 +228,12 @@ class Explorer(Pictured):
         }
 
     def _save(self, asked: int) -> None:
-        """Send the picture with its words as a PNG, and all numbers as .npz, for the page that asked to save."""
+        """Send the figure with its caption as a PNG, and all numbers as .npz, to the page that asked."""
         shown = self._panel(self.view())
         if score := self._score():
             shown = replace(shown, words=f"{shown.words} {score['words']}")
-        counts = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
-        about = {"model": self.subject.name, "words": shown.words, **counts}
+        set_to = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
+        about = {"model": self.subject.name, "words": shown.words, **set_to}
         name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         files = {
             f"{name}.png": captioned(self.subject, shown),
@@ -236,15 +242,15 @@ class Explorer(Pictured):
         self.send({"download": list(files), "asked": asked}, list(files.values()))
 
 
-def view_control(view: str, views: dict = VIEWS) -> Control:
-    """What chooses among views by their titles."""
-    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in views.items()))
+def view_control(view: str, rows: dict[str, View] = VIEWS) -> Control:
+    """The menu of views."""
+    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in rows.items()))
 
 
 def panel(
-    subject: Subject, view: str, choice: Choice, shown: View, state: dict, *, name: str = "picture", title: str = ""
+    subject: Subject, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
 ) -> Panel:
-    """A view of a subject over its picture, with its words."""
+    """The panel of a map over its picture, with its words."""
     grid, values, scale, words = subject.grid, shown.values, None, shown.words + "."
     if values.ndim == 2:
         scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
@@ -254,17 +260,16 @@ def panel(
         words += f" No patch covers the last {count} pixels {where}." if count else ""
     for count, where in zip(grid.padded, ("at the bottom", "at the right"), strict=True):
         words += f" The last patches {where} reach {count} pixels beyond the picture." if count else ""
-    asks = view in HAS_QUERY
     return Panel(
         name=name,
-        title=title or ALL[view].title,
+        title=title or view.title,
         picture=name,
         rows=grid.rows,
         cols=grid.cols,
         cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]),
         words=words,
-        selected=choice.query if asks and isinstance(choice.query, tuple) else None,
-        picks="the patch to look from" if asks else "",
+        selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
+        picks="the patch to look from" if view.query else "",
         values=values,
         scale=scale,
         strength=state["strength"],

@@ -1,4 +1,4 @@
-"""One picture as one model saw it, with all that views are made of; kept, so that controls only index and redraw."""
+"""Subjects: an image as a model saw it, with all that views need, kept so that controls only index and redraw."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 
 LIKELIEST = 10
-"""Classes that are told of."""
+"""Number of classes that the menus offer."""
 CACHE = 2**30
-"""Bytes of captures that are kept in all; the two used last are always kept, as a comparison needs both."""
+"""Bytes of captures to keep in all. The two used last are always kept, because a comparison needs both."""
 REMEMBERED = 20
-"""Subjects of which the small tensors are kept, also when the capture had to go."""
-_ELONGATION = 16  # of a grid for a whole picture
+"""Number of subjects whose small tensors are kept, even if their capture had to go."""
+_ELONGATION = 16  # the most columns per row, or rows per column, for an image in its own shape
 
 
 class Layers(Sequence):
-    """Some layers of a capture, for the statistics, which ask before each one whether they are still wanted."""
+    """Some layers of a capture, for statistics that stop before a layer once they are no longer wanted."""
 
     def __init__(self, attn: Attention, chosen: slice, wanted: Callable[[], bool]):
         self.layers, self.grid, self.model_name, self.wanted = attn[chosen], attn.grid, attn.model_name, wanted
@@ -50,27 +50,30 @@ class Layers(Sequence):
 
 
 class Photograph:
-    """A picture and its name. note: what `load_image` did to it, in a sentence, or ""."""
+    """An image with a note about what `load_image` did to it, or ""."""
 
     def __init__(self, image: Image.Image, note: str = ""):
         self.image, self.size, self.note = image, image.size, note
 
     @classmethod
     def read(cls, source) -> Photograph:
-        """Read a picture with `load_image`. Raises ImageError if it is none."""
+        """Read an image with `load_image`. Raises ImageError if it is none."""
         notes: list[str] = []
         return cls(load_image(source, on_note=notes.append), " ".join(notes))
 
     @functools.cached_property
     def key(self) -> tuple:
-        """Alike for like pictures."""
+        """Equal for equal images."""
         return self.size, hashlib.sha256(self.image.tobytes()).hexdigest()
 
 
 class Subject:
-    """batch: (1, C, H, W), what the model was given; pixels: (H, W, 3) uint8, the same as a picture. tokens: one
-    (1, T, D) per layer. classes: how many the model tells apart, 0 without a classifier. likeliest: numbers of the
-    likeliest of them. number: no other subject has it. small: tensors that were made of it, by what they are."""
+    """An image as a model saw it.
+
+    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its capture. tokens: one
+    (1, T, D) per layer. classes: number of classes, 0 without a classifier. likeliest: numbers of the likeliest ones.
+    number: unique. small: tensors computed from it, by key.
+    """
 
     numbers = itertools.count()
 
@@ -83,11 +86,11 @@ class Subject:
             self.tokens, logits = tokens.features(model, self.batch)
         if not logits.isfinite().all():
             raise ValueError(
-                "The model's outputs for this picture are not finite numbers, so its attention means nothing; its "
-                "weights are damaged or its precision is too low."
+                "The model's outputs for this picture are not finite numbers, so its attention means nothing. Its "
+                "weights are damaged, or its precision is too low."
             )
         self.attn, self.grid = attn, attn.grid
-        self._model = weakref.ref(model)  # what is kept here goes with its model
+        self._model = weakref.ref(model)  # a subject goes with its model
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
         self.classes = logits.shape[-1] if classed else 0
         self._names, self._shares = label_names(model, logits.shape[-1]), logits[0].float().softmax(-1).cpu()
@@ -99,30 +102,30 @@ class Subject:
 
     @property
     def model(self) -> nn.Module:
-        """The model that saw it."""
+        """The model that saw the image."""
         return self._model()
 
     def label(self, number: int) -> str:
-        """A class's name, or its number."""
+        """The name of a class, or its number."""
         return self._names[number] if self._names else str(number)
 
     def share(self, number: int) -> float:
-        """A class's probability."""
+        """The probability of a class."""
         return self._shares[number].item()
 
     @property
     def bytes(self) -> int:
-        """What it holds in memory."""
+        """Memory held by the capture and the tokens."""
         held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask, layer.lse) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
 
     @functools.cached_property
     def png(self) -> bytes:
-        """What the model saw, as a file for the browser."""
+        """What the model saw, as a PNG file for the browser."""
         return enlarged(self.pixels)
 
     def received(self, layer: int, wanted: Callable[[], bool]) -> Tensor:
-        """(H, P) attention that the patches receive in a layer, the mean over all queries."""
+        """(H, P) attention that each patch receives in a layer, the mean over all queries."""
         chosen = slice(layer, layer + 1)
         return self.once(("received", layer), lambda: attention.received(Layers(self.attn, chosen, wanted))[0, 0])
 
@@ -138,14 +141,14 @@ class Subject:
         return self.once(("distance",), lambda: attention.mean_distance(Layers(self.attn, every, wanted))[0])
 
     def has(self, *key) -> bool:
-        """Whether a number was made already."""
+        """Whether a small tensor is there already."""
         return key in self.small
 
     def once(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
-        """A small tensor on the CPU in float32, made now or kept from before. Raises Superseded where the model got
-        other weights while others had their turn."""
+        """A small float32 tensor on the CPU, computed now or kept from before. Raises Superseded if the weights of the
+        model changed meanwhile, while others had their turn."""
         if key not in self.small:
-            if len(self.small) > 200:  # maps are small, but somebody may click all day
+            if len(self.small) > 200:  # somebody may click all day
                 self.small.pop(next(k for k in self.small if k != ("distance",)))
             turn = RUNNING.number
             with torch.inference_mode():
@@ -157,8 +160,8 @@ class Subject:
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
-    """(height, width) in pixels at which a model sees all of a picture in its own shape, with about as many patches as
-    it was made for; None where the model takes one size only."""
+    """(height, width) in pixels for a whole photograph in its own shape, with about as many patches as the model was
+    built for; None if the model takes one size only."""
     inner = unwrap(model)
     embed = patch_embedding(inner)
     if not (getattr(inner, "dynamic_img_size", False) or hasattr(inner, "embeds")):
@@ -171,16 +174,15 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
 
 
 def weights(model: nn.Module) -> tuple:
-    """What tells the weights of a model from those it had before: which tensors they are, how often they were changed
-    in place, and sums over them, as what is done to `.data` counts as no change. Looked at once a turn, so that all of
-    a page is of the same weights."""
+    """A fingerprint of the weights of a model: the tensors, their version counters, and sums over them, because changes
+    of `.data` do not count as a version. Taken once a turn, so that a page is of one set of weights throughout."""
     turn, found = _looked_at.get(model, (None, ()))
     if turn != RUNNING.number:
         every = [*model.parameters(), *model.buffers()]
         known = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
         with torch.no_grad():
             flat = [t.reshape(-1) for t in every]
-            sums = [part.sum(dtype=torch.float32) for t in flat for part in (t, t[::97])]  # the latter sees their order
+            sums = [part.sum(dtype=torch.float32) for t in flat for part in (t, t[::97])]  # the second sees their order
             digest = torch.stack([each.to(sums[0].device) for each in sums]).cpu().numpy().tobytes()
         found = (*known, digest, getattr(model, "global_pool", None))
         _looked_at[model] = RUNNING.number, found
@@ -189,15 +191,17 @@ def weights(model: nn.Module) -> tuple:
 
 _looked_at: weakref.WeakKeyDictionary[nn.Module, tuple[int, tuple]] = weakref.WeakKeyDictionary()
 _subjects: OrderedDict[tuple, Subject] = OrderedDict()
-_small: OrderedDict[tuple, dict] = OrderedDict()  # or pages that push each other out would begin anew for ever
-_forgotten: deque[int] = deque()  # models that are gone
+_small: OrderedDict[tuple, dict] = OrderedDict()  # kept longer, or pages that push each other out would never end
+_forgotten: deque[int] = deque()  # ids of models that are gone
 
 
 def subject(
     model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
 ) -> Subject:
-    """The `Subject` of a model and a picture, made now or kept from before. At most `CACHE` bytes are kept, or the two
-    used last; other weights, however they came there, make it anew. One thread at a time."""
+    """The `Subject` of a model and a photograph, made now or kept from before.
+
+    At most `CACHE` bytes are kept, or the two used last. Changed weights make it anew. One thread at a time.
+    """
     model = unwrap(model)
     with RUNNING:
         now = weights(model)

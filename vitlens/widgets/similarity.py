@@ -1,4 +1,4 @@
-"""Position embeddings: how alike each one is to all others."""
+"""The similarity of position embeddings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ MOST = 24  # rows or columns up to which all maps are shown at once
 
 
 def positions(model: nn.Module) -> Positions:
-    """Click a position, see how alike its embedding is to those of all others (paper, Fig. 7 center).
+    """Maps of the cosine similarity of one position embedding to all others; click a position to see its own (paper,
+    Fig. 7 center).
 
-    Raises ValueError for models without a table of positions (rotary ones), or with a single one.
+    Raises ValueError for models without a table of position embeddings (rotary ones) or with a single position.
     """
     return Positions(model)
 
@@ -29,7 +30,7 @@ class Positions(Stage):
         self.similarity = similarity(model).cpu().numpy()
         rows, cols = self.similarity.shape[:2]
         if rows * cols < 2:
-            raise ValueError("Positions are compared with each other, but this model has one patch and one position.")
+            raise ValueError("This model has a single patch and position, so there is nothing to compare it with.")
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
     def take(self, content, buffers):

@@ -6,20 +6,19 @@ import numpy as np
 from torch import nn
 
 from vitlens.recorder.families import attention_modules, unwrap
-from vitlens.widgets.explore import panel
+from vitlens.widgets.explorer import panel
 from vitlens.widgets.paint import mosaic, scale_of
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subject import Subject, subject
 from vitlens.widgets.views import VIEWS, Choice, number, query_row, query_words
 
 
 def heads(model: nn.Module, image=None) -> Heads:
-    """The attention of every head of every layer from one query as thumbnails; click one to enlarge it, and click on
-    the picture to look from another patch.
+    """Thumbnails of every head of every layer: its attention from one query. Click one to enlarge it, and click the
+    enlarged one to look from another patch.
 
-    image: what `load_image` takes; without it a sample photograph. Raises UnsupportedModelError for models that
-    `capture` refuses, ImageError for what is no picture.
+    image: what `load_image` takes; by default a sample photograph. Raises UnsupportedModelError for models that
+    `capture` refuses and ImageError for what is no image.
     """
     return Heads(model, image)
 
@@ -28,8 +27,8 @@ class Heads(Pictured):
     """What `heads` returns."""
 
     def __init__(self, model: nn.Module, image):
-        self.model, self._all = model, None
         layers = len(attention_modules(unwrap(model)))
+        self._all = None
         super().__init__(model, image, layer=layers - 1, head=0, own=True, **PAINT)
 
     def take(self, content, buffers):
@@ -63,10 +62,10 @@ class Heads(Pictured):
             values=maps.max((2, 3)),
         )
         choice = Choice(self.state["layer"], self.state["head"], self.query)
-        shown = VIEWS["attention"].make(self.subject, choice, wanted)
-        enlarged = panel(
-            self.subject, "attention", choice, shown, self.state, title=f"Layer {choice.layer}, head {choice.head}"
-        )
+        view = VIEWS["attention"]
+        shown = view.make(self.subject, choice, wanted)
+        title = f"Layer {choice.layer}, head {choice.head}"
+        enlarged = panel(self.subject, view, choice, shown, self.state, title=title)
         return {
             "pictures": {
                 "heads": mosaic(maps, scales, max(24, 900 // max(layers, count))),
@@ -76,11 +75,6 @@ class Heads(Pictured):
             "about": self.photograph.note,
             "uploads": LARGEST,
         }
-
-    @property
-    def subject(self) -> Subject:
-        """The picture as the model saw it."""
-        return subject(self.model, self.photograph)
 
     def controls(self):
         count = self.subject.attn[0].q.shape[1]
