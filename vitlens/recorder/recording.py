@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.recorder import fused
 from vitlens.recorder.families import (
     UnsupportedModelError,
     attention_modules,
@@ -206,7 +205,7 @@ class _Recorder(TorchFunctionMode):
         self._check(index, call, query, key, attn_mask, dropout_p, is_causal)
         self.begun, self.image = True, None
         self.padded.clear()
-        output, lse = fused.attend(func, query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         if self.graph is not None:
             self.graph.look(func, [query, key, value], output, name)
             output.requires_grad_()
@@ -220,7 +219,6 @@ class _Recorder(TorchFunctionMode):
             None if attn_mask is None else attn_mask.detach(),
             own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
-            lse=None if lse is None else lse.detach(),
         )
         if index == POOL:
             self.attn.pool = layer

@@ -113,7 +113,7 @@ class Subject:
     @property
     def bytes(self) -> int:
         """What it holds in memory."""
-        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask, layer.lse) if t is not None]
+        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
 
     @functools.cached_property
