@@ -72,13 +72,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Statistics of one capture, each (B, …), as attributes (`summary.entropy`) and in `values` by name.
-
-    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
-    None for models that read no weighted sum of tokens (max pooling). images: B.
-    """
-
+class _Numbers:
     values: dict[str, Tensor | None]
     images: int
 
@@ -89,8 +83,16 @@ class Summary:
         return values[name]
 
 
-class Means(Summary):
-    """Means of statistics over `images` images, as `mean_over` gives them: as in a `Summary`, without axis B."""
+class Summary(_Numbers):
+    """Statistics of a capture of B images, as attributes (`summary.entropy`) and in `values` by name.
+
+    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
+    None for models that read no weighted sum of tokens (max pooling). images: B.
+    """
+
+
+class Means(_Numbers):
+    """Means over `images` images, as `mean_over` gives them: as in a `Summary`, without axis B."""
 
 
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
