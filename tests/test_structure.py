@@ -64,6 +64,14 @@ def test_there_are_no_circles():
         above = {module: needs for module, needs in above.items() if module not in free}
 
 
+def test_the_grid_knows_no_list_of_models():
+    needed, seen = {"vitlens.recorder.grid"}, set()
+    while new := needed - seen:
+        seen |= new
+        needed |= set().union(*(imported(path) for path in FILES if module_of(path) in new))
+    assert "vitlens.recorder.families" not in needed
+
+
 def test_the_rooms_are_few():
     assert len([each for each in PACKAGE.iterdir() if each.name != "__pycache__"]) <= 20
 
@@ -108,16 +116,12 @@ def test_every_public_name_is_there():
     assert not hasattr(vitlens, "nothing_of_this_name")
 
 
-def test_plot_is_imported_when_asked_for():
+def test_plot_is_imported_when_asked_for_and_training_needs_no_notebook_and_no_captum():
     code = (
-        "import sys, vitlens; assert 'matplotlib' not in sys.modules; vitlens.plot; assert 'matplotlib' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_training_needs_no_notebook_and_no_captum():
-    code = (
-        "import sys\n"
+        "import sys, vitlens\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "vitlens.plot\n"
+        "assert 'matplotlib' in sys.modules\n"
         "for name in ('captum', 'IPython', 'ipywidgets', 'jupyterlab', 'anywidget', 'accelerate'):\n"
         "    sys.modules[name] = None\n"
         "import vitlens.train, vitlens.commands"

@@ -116,7 +116,7 @@ class Subject:
     @property
     def bytes(self) -> int:
         """Memory held by the capture and the tokens."""
-        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask, layer.lse) if t is not None]
+        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
 
     @functools.cached_property
