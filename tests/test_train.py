@@ -165,20 +165,25 @@ def test_the_schedule_equals_its_formula(schedule, warmup):
         assert r.rate(step, steps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_records_and_the_moving_average(data):
-    r, average = tiny(average=0.9, log_every=4), {}
-    model = r.build()
-    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
-    steps = []
+def averaged_by_hand(model: nn.Module, data, r: Recipe) -> tuple[list, dict, dict]:
+    """The steps of a run, its moving average, and the average of everything in the model's state by its formula."""
+    steps, average = [], {}
+    shadow = {name: t.clone() for name, t in model.state_dict().items()}
     for step in fit(model, data, r, device="cpu", average=average):
         steps.append(step)
         decay = min(0.9, step.step / (step.step + 9))
-        shadow = {name: decay * shadow[name] + (1 - decay) * p.detach() for name, p in model.named_parameters()}
+        shadow = {name: decay * shadow[name] + (1 - decay) * t for name, t in model.state_dict().items()}
+    return steps, average, shadow
+
+
+def test_records_and_the_moving_average(data):
+    r = tiny(average=0.9, log_every=4)
+    model = r.build()
+    steps, average, shadow = averaged_by_hand(model, data, r)
     assert [s.step for s in steps] == list(range(1, 17)) and steps[-1].epoch == 1
     assert [s.step for s in steps if s.loss is not None] == [4, 8, 12, 16]
     assert [s.step for s in steps if s.metrics] == [16]
-    for name in shadow:
-        torch.testing.assert_close(average[name], shadow[name], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(average, shadow, atol=1e-6, rtol=1e-5)
     metrics = steps[-1].metrics
     assert metrics["top1"] == accuracy(model, data[1], r)
     assert metrics["top1_average"] == accuracy(model, data[1], r, average)
@@ -202,16 +207,12 @@ def larger():
 
 def test_the_moving_average_takes_the_statistics_of_batch_normalization_along(larger, convolutions):
     """Averaged weights with the last step's statistics are a model that never was."""
-    model, average = convolutions.build(), {}
-    shadow = {name: t.clone() for name, t in model.state_dict().items()}
-    for step in fit(model, larger, convolutions, device="cpu", average=average):
-        decay = min(0.9, step.step / (step.step + 9))
-        state = model.state_dict()
-        shadow = {name: decay * shadow[name] + (1 - decay) * t for name, t in state.items()}
+    model = convolutions.build()
+    _, average, shadow = averaged_by_hand(model, larger, convolutions)
+    state = model.state_dict()
     assert int(state["bn1.num_batches_tracked"]) == 16 and "bn1.num_batches_tracked" not in average
     assert {name for name in state if "num_batches" not in name} == set(average)
-    for name, t in average.items():
-        torch.testing.assert_close(t, shadow[name], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(average, {name: shadow[name] for name in average}, atol=1e-6, rtol=1e-5)
     assert not torch.allclose(average["bn1.running_mean"], state["bn1.running_mean"], rtol=0.01, atol=1e-3)
 
 

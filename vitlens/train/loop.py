@@ -93,7 +93,7 @@ def fit(
 
 
 def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
-    """Refuse data and recipes that do not fit together."""
+    """Raise ValueError for data and recipes that do not fit together."""
     train, valid = data
     for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
         h, w = split.size

@@ -33,25 +33,19 @@ CHOICES = {
     "precision": ("auto", "bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
 }
+# fmt: off
 RANGES = {
-    "is at least 1": (
-        lambda n: n >= 1,
-        "image_size patch_size width depth heads batch_size accumulate num_classes evaluate_every log_every",
-    ),
-    "is a number from 0 up": (
-        lambda n: n >= 0,
-        "seed train_images valid_images epochs steps warmup_steps resize clip weight_decay save_every",
-    ),
+    "is at least 1": (lambda n: n >= 1, "image_size patch_size width depth heads batch_size accumulate num_classes "
+                                        "evaluate_every log_every"),
+    "is a number from 0 up": (lambda n: n >= 0, "seed train_images valid_images epochs steps warmup_steps resize clip "
+                                                "weight_decay save_every"),
     "is above 0": (lambda n: n > 0, "lr muon_lr mlp_ratio layer_decay std"),
-    "lies between 0 and 1": (
-        lambda n: 0 <= n <= 1,
-        "warmup dropout drop_path label_smoothing mix_until patch_drop patch_drop_until average layer_decay",
-    ),
-    "stays below 1, from 0 up, or nothing would be learned": (
-        lambda n: 0 <= n < 1,
-        "average patch_drop drop_path dropout momentum betas",
-    ),
+    "lies between 0 and 1": (lambda n: 0 <= n <= 1, "warmup dropout drop_path label_smoothing mix_until patch_drop "
+                                                    "patch_drop_until average layer_decay"),
+    "stays below 1, from 0 up, or nothing would be learned": (lambda n: 0 <= n < 1, "average patch_drop drop_path "
+                                                                                    "dropout momentum betas"),
 }
+# fmt: on
 """What the numbers of a setting must satisfy: the rule in words, the rule, and the settings that it holds for."""
 SIZES = {
     "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth", "num_heads": "heads",
@@ -303,7 +297,7 @@ class Recipe:
 
 
 def _check_model(r: Recipe) -> None:
-    """Refuse sizes and keywords of which no model can be built."""
+    """Raise ValueError for sizes and keywords that no model can be built of."""
     if r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues):
         raise ValueError(
             f"{r.image_size} pixels do not divide into patches of {r.patch_size}; the rest would never be seen. Choose "
@@ -324,7 +318,7 @@ def _check_model(r: Recipe) -> None:
 
 
 def _check_run(r: Recipe) -> None:
-    """Refuse settings that contradict each other."""
+    """Raise ValueError for settings that contradict each other."""
     if r.warmup == 1:
         raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
     if r.seed >= 2**63:
