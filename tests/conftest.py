@@ -1,5 +1,6 @@
 """Shared fixtures. Real data is found through VITLENS_REAL_DATA; what needs it says so loudly where it is absent."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -40,6 +41,23 @@ def real_data() -> Path:
     path = Path(REAL_DATA)
     assert path.is_dir(), f"VITLENS_REAL_DATA names {path}, which is not a folder"
     return path
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """`forked(function, *arguments)` starts it in a process that has imported vitlens.train already, which takes long.
+
+    Forked from a server that has computed nothing; the function must be one of a test module.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vitlens.train", "accelerate.utils", "sklearn.datasets", "torch._dynamo", "pytest"])
+
+    def start(function, *arguments):
+        process = context.Process(target=function, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    return start
 
 
 @pytest.fixture

@@ -9,46 +9,25 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import timm
 import torch
-from test_train import tiny
+from test_train import digits, tiny
 from timm.models import save_for_hf
 
-from vitlens.data import load
+from vitlens.commands import cli
 from vitlens.data.augment import Augment
-from vitlens.train import fit
-from vitlens.train.processes import World, join
-from vitlens.train.recipes import Recipe, recipe, starting_from
+from vitlens.train import Recipe, World, fit, join, recipe, starting_from
 
 torch.set_num_threads(1)
-STEPS = 88
-
-SHARED = """
-import json, sys, time, torch
-torch.set_num_threads(1)
-from vitlens.data import load
-from vitlens.train.recipes import Recipe
-from vitlens.train import fit, join
-recipe, out, pause = Recipe.from_json(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-world = join("cpu")
-data = load("digits", "train"), load("digits", "valid")
-model = recipe.build()
-for step in fit(model, data, recipe, out=out, world=world):
-    print(json.dumps([world.rank, step.step, step.loss, step.metrics]), flush=True)
-    for name, buffer in model.named_buffers():
-        if name == "layer1.0.bn1.running_var":
-            print(json.dumps(f"{name} {buffer.tolist()}"), flush=True)
-    time.sleep(pause)
-"""
+STEPS = 64  # eight epochs
 
 
 def deterministic(**changes) -> Recipe:
-    """Two epochs with augmentation, without dropout and stochastic depth, whose draws depend on the parts.
+    """With augmentation, without dropout and stochastic depth, whose draws depend on the parts.
 
     AdamW: the bf16 iteration of Muon lifts differences in the last bit of a sum to 1e-3 of an update.
     """
@@ -59,7 +38,7 @@ def deterministic(**changes) -> Recipe:
 
 @pytest.fixture(scope="module")
 def data():
-    return load("digits", "train"), load("digits", "valid")
+    return digits()
 
 
 @pytest.fixture(scope="module")
@@ -67,78 +46,96 @@ def alone(data):
     model = deterministic().build()
     steps = list(fit(model, data, deterministic(), device="cpu"))
     assert steps[-1].metrics["top1"] > 18, "it has learned something"
-    return model, [s.loss for s in steps], steps[-1].metrics
+    return [s.loss for s in steps], steps[-1].metrics
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_a_batch_in_parts_trains_the_same_model(data, alone, accumulate):
-    model = deterministic().build()
-    steps = list(fit(model, data, deterministic(accumulate=accumulate), device="cpu"))
-    assert [s.loss for s in steps] == pytest.approx(alone[1], abs=1e-5)
-    assert steps[-1].metrics == pytest.approx(alone[2])
+    steps = list(fit(deterministic().build(), data, deterministic(accumulate=accumulate), device="cpu"))
+    assert [s.loss for s in steps] == pytest.approx(alone[0], abs=1e-5)
+    assert steps[-1].metrics == pytest.approx(alone[1])
 
 
-def launched(recipe: Recipe, out: Path, pause: float = 0.0, processes: int = 2) -> list[subprocess.Popen]:
-    """One process for each rank, as torchrun starts them."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARED, recipe.to_json(), str(out), str(pause)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
+def train(rank: int, port: int, text: str, out, pause: float) -> None:
+    """What each of two processes does; keeps its steps, and statistics of batch normalization, in a file."""
+    torch.set_num_threads(1)
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
+              "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core  # fmt: skip
+    os.environ |= {name: str(value) for name, value in shared.items()}
+    sys.stderr = open(out / f"said-{rank}", "w", buffering=1)  # noqa: SIM115
+    r = Recipe.from_json(text)
+    model = r.build()
+    with open(out / f"steps-{rank}", "w", buffering=1) as file:
+        for step in fit(model, digits(), r, out=out, world=join("cpu")):
+            statistics = [b.tolist() for name, b in model.named_buffers() if name == "layer1.0.bn1.running_var"]
+            print(json.dumps([step.step, step.loss, step.metrics, statistics]), file=file)
+            time.sleep(pause)
 
 
-def test_two_processes_equal_one(alone, tmp_path):
-    children = launched(deterministic(), tmp_path)
-    outputs = [child.communicate(timeout=300) for child in children]
-    assert [child.returncode for child in children] == [0, 0], outputs[0][1][-2000:]
-    for out, _ in outputs:
-        steps = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
-        assert [s[1] for s in steps] == list(range(1, STEPS + 1))
-        assert [s[2] for s in steps] == pytest.approx(alone[1], abs=1e-5)
-        assert steps[-1][3] == pytest.approx(alone[2])
+@pytest.fixture
+def launched(forked, tmp_path):
+    """Start a recipe in two processes, as torchrun does."""
+
+    def launch(r: Recipe, pause: float = 0.0):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        return [forked(train, rank, port, r.to_json(), tmp_path, pause) for rank in range(2)]
+
+    return launch
+
+
+def steps_of(folder, rank: int) -> list:
+    file = folder / f"steps-{rank}"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for(children) -> list[int]:
+    for child in children:
+        child.join(300)
+    return [child.exitcode for child in children]
+
+
+def test_two_processes_equal_one(alone, launched, tmp_path):
+    assert wait_for(launched(deterministic())) == [0, 0], (tmp_path / "said-0").read_text()
+    for rank in range(2):
+        numbers, losses, metrics, _ = zip(*steps_of(tmp_path, rank), strict=True)
+        assert list(numbers) == list(range(1, STEPS + 1))
+        assert list(losses) == pytest.approx(alone[0], abs=1e-5)
+        assert metrics[-1] == pytest.approx(alone[1])
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1)), "only the first process writes"
 
 
-def test_processes_share_what_batch_normalization_knows_of_the_images(tmp_path):
+def test_processes_share_what_batch_normalization_knows_of_the_images(launched, tmp_path):
     """Else each would validate another model, and the first one's would be saved."""
     save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
     r = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
     r = starting_from(replace(r, epochs=0, steps=6, precision="fp32", average=0.5), tmp_path / "start")
-    children = launched(r, tmp_path / "out")
-    outputs = [child.communicate(timeout=300) for child in children]
-    assert [child.returncode for child in children] == [0, 0], outputs[0][1][-2000:]
-    first, second = ([line for line in out.splitlines() if line.startswith('"')] for out, _ in outputs)
-    assert first == second and len(first) == 6
+    assert wait_for(launched(r)) == [0, 0], (tmp_path / "said-0").read_text()
+    first, second = ([step[3] for step in steps_of(tmp_path, rank)] for rank in range(2))
+    assert first == second and len(first) == 6 and first[0]
 
 
-def test_a_lost_process_ends_the_run_with_a_sentence_and_a_checkpoint(data, alone, tmp_path):
+def test_a_lost_process_ends_the_run_with_a_sentence_and_a_checkpoint(data, alone, launched, tmp_path):
     r = deterministic(save_every=1e9)
-    first, second = launched(r, tmp_path, pause=0.1)
-    while not (line := second.stdout.readline()).startswith("[1, 5"):
-        assert line
-    second.send_signal(signal.SIGKILL)
-    said = first.communicate(timeout=120)[1]
-    second.communicate()
-    assert first.returncode != 0
+    first, second = launched(r, pause=0.1)
+    while len(steps_of(tmp_path, 1)) < 5:
+        assert second.is_alive()
+        time.sleep(0.02)
+    second.kill()
+    assert wait_for([first, second])[0] != 0
+    said = (tmp_path / "said-0").read_text()
     assert re.search(r"One of the 2 processes of this run has ended .* start all of them again with --resume", said)
-    model = r.build()
-    rest = list(fit(model, data, r, device="cpu", out=tmp_path, resume=True))
+    rest = list(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True))
     assert rest[0].step >= 6 and rest[-1].step == STEPS, "the checkpoint holds every step that was taken"
-    assert [s.loss for s in rest] == pytest.approx(alone[1][-len(rest) :], abs=1e-5)
+    assert [s.loss for s in rest] == pytest.approx(alone[0][-len(rest) :], abs=1e-5)
 
 
 def test_parts_must_hold_whole_pairs(data):
     r = deterministic()
     with pytest.raises(ValueError, match="even number of images, for 3 processes × accumulate 1"):
-        next(fit(r.build(), data, r, world=World(0, 3, torch.device("cpu"))))
+        fit(r.build(), data, r, world=World(0, 3, torch.device("cpu")))
 
 
 def test_a_launcher_without_accelerate_is_told_what_to_install(monkeypatch):
@@ -148,18 +145,37 @@ def test_a_launcher_without_accelerate_is_told_what_to_install(monkeypatch):
         join("cpu")
 
 
-TRAIN = [sys.executable, "-m", "vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
-ALONE = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
+    monkeypatch.setattr("accelerate.PartialState", lambda **_: alone)
+    with pytest.raises(ValueError, match="2 processes were started, but this one sees 1 on cpu"):
+        join("cpu")
 
 
-def test_the_command_in_two_processes_equals_one(tmp_path):
-    """Started as torchrun starts it, on a machine without a GPU and with no word about devices."""
+TRAIN = ["vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
+
+
+def command(words, said=None) -> None:
+    """Run the command in this process, which it ends; `said` is a file for what it says."""
+    torch.set_num_threads(1)
+    sys.argv = [str(word) for word in words]
+    if said:
+        sys.stderr = open(said, "w", buffering=1)  # noqa: SIM115
+    cli.main()
+
+
+def test_the_command_in_two_processes_equals_one(tmp_path, monkeypatch):
+    """Started by torchrun, on a machine without a GPU and with no word about devices."""
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
     options = [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([*TRAIN, *options, "--out", tmp_path / "one"], env=ALONE, check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", None)
+    with pytest.raises(SystemExit, match="0|None"):
+        command([*TRAIN, *options, "--device", "cpu", "--out", tmp_path / "one"])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command = [*torchrun, "--nproc-per-node=2", "-m", *TRAIN[2:], *options, "--out", tmp_path / "two"]
-    subprocess.run(command, env=ALONE, check=True, timeout=300)
+    words = [*torchrun, "--nproc-per-node=2", "-m", *TRAIN, *options, "--out", tmp_path / "two"]
+    machine = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(words, env=machine, check=True, timeout=300)
     one, two = (
         [json.loads(line) for line in (tmp_path / f"{name}/log.jsonl").read_text().splitlines()]
         for name in ("one", "two")
@@ -173,26 +189,23 @@ def test_the_command_in_two_processes_equals_one(tmp_path):
     assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
 
 
-def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
-    monkeypatch.setattr("accelerate.PartialState", lambda **_: alone)
-    with pytest.raises(ValueError, match="2 processes were started, but this one sees 1 on cpu"):
-        join("cpu")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_asked_to_end_saves_and_goes_on(tmp_path, number):
-    command = [*TRAIN, "--out", str(tmp_path), "--device", "cpu", "--set", "epochs=4000"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE)
+def test_a_run_that_is_asked_to_end_saves_and_goes_on(forked, tmp_path, monkeypatch, capsys, number):
+    words = [*TRAIN, "--out", tmp_path, "--device", "cpu"]
+    child = forked(command, [*words, "--set", "epochs=4000"], tmp_path / "said")
     while not (tmp_path / "log.jsonl").exists() or not (tmp_path / "log.jsonl").read_text():
-        assert child.poll() is None
+        assert child.is_alive()
         time.sleep(0.1)
-    child.send_signal(number)
-    said = child.communicate(timeout=60)[1]
-    assert child.returncode == 128 + number and "as it was asked to, at step" in said
+    monkeypatch.setattr(sys, "argv", None)
+    with pytest.raises(SystemExit, match="2"):  # while it runs, nobody else trains into its folder
+        command([*words, "--resume"])
+    assert f"Another process is at work in {tmp_path}" in capsys.readouterr().err
+    os.kill(child.pid, number)
+    assert wait_for([child]) == [128 + number]
+    said = (tmp_path / "said").read_text()
+    assert "as it was asked to, at step" in said
     stopped = int(re.search(r"at step (\d+) of", said)[1])
     assert (tmp_path / f"checkpoints/step-{stopped:08d}.json").exists()
-    more = [*TRAIN, "--out", str(tmp_path), "--device", "cpu", "--resume", "--max-minutes", "0.001"]
-    said = subprocess.run(more, env=ALONE, capture_output=True, text=True, check=True).stderr
-    assert stopped < int(re.search(r"at step (\d+) of", said)[1])
+    with pytest.raises(SystemExit, match="0|None"):
+        command([*words, "--resume", "--max-minutes", "0.001"])
+    assert stopped < int(re.search(r"at step (\d+) of", capsys.readouterr().err)[1])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy.ndimage import zoom
 from timm.models import save_for_hf
 
 from vitlens import load_model
+from vitlens.commands import training
 from vitlens.models import preprocess
 from vitlens.paper import TABLE_4
 from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_from
@@ -27,34 +29,23 @@ def test_json_round_trip(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_tiny_mode_is_small_and_switches_nothing_off(name):
     full, tiny = RECIPES[name], RECIPES[name].tiny()
-    trunk = sum(p.numel() for name, p in tiny.build().named_parameters() if not name.startswith("head"))
+    model = tiny.build()
+    trunk = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("head"))
     assert trunk < (3e5 if full.image_size <= 64 else 3e6)
-    same = {
-        "optimizer",
-        "augment",
-        "patch_drop",
-        "drop_path",
-        "average",
-        "mix_until",
-        "schedule",
-        "image_size",
-        "heads",
-    }
-    assert all(getattr(full, field) == getattr(tiny, field) for field in same)
+    changed = {name for name, value in vars(full).items() if value != getattr(tiny, name)}
+    assert changed <= {
+        "width", "depth", "epochs", "steps", "warmup", "warmup_steps", "batch_size", "train_images", "valid_images",
+        "log_every",
+    }  # fmt: skip
     images = torch.zeros(1, 3, tiny.image_size, tiny.image_size)
-    assert tiny.build().eval()(images).shape == (1, tiny.num_classes)
+    assert model.eval()(images).shape == (1, tiny.num_classes)
 
 
 def test_settings_from_a_shell_are_converted():
     r = recipe("tiny-imagenet").override(
-        "epochs=7",
-        "lr=2e-3",
-        "tf32=true",
-        "betas=0.9,0.95",
-        "augment.flip=0",
-        "augment.scale=(0.5, 1)",
+        "epochs=7", "lr=2e-3", "tf32=true", "betas=0.9,0.95", "augment.flip=0", "augment.scale=(0.5, 1)",
         "optimizer=adamw",
-    )
+    )  # fmt: skip
     assert (r.epochs, r.lr, r.tf32, r.betas, r.optimizer) == (7, 2e-3, True, (0.9, 0.95), "adamw")
     assert r.augment.flip == 0.0 and r.augment.scale == (0.5, 1.0)
     assert r.augment.cutmix == recipe("tiny-imagenet").augment.cutmix
@@ -63,18 +54,16 @@ def test_settings_from_a_shell_are_converted():
 @pytest.mark.parametrize("setting, message", [
     ("epochs", "no equals sign"), ("epoch=1", "no setting epoch.*epochs"), ("augment.flop=1", "no setting augment."),
     ("epochs=1.5", "epochs is of type int; '1.5'"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
-    ("augment=0", "one by one"), ("epochs=0", "its epochs or its steps"), ("steps=9", "its epochs or its steps"),
+    ("augment=0", "one by one"), ("epochs=0", "epochs 0 and steps 0"), ("steps=9", "epochs 150 and steps 9"),
     ("warmup_steps=9", "a share of the run or a number"), ("layer_decay=0.5", "Muon"), ("resize=32", "raise resize"),
     ("accumulate=3", "equal parts"), ("end_lr=1", "between 0 and lr"), ("width=0", "at least 1"),
     ("clip=-1", "from 0 up"), ("clip=nan", "finite"), ("augment.rotate=nan", "finite"), ("std=0,0,0", "above 0"),
     ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("muon_lr=inf", "finite"), ("mlp_ratio=-1", "above 0"),
     ("seed=99999999999999999999", "below 2"), ("epochs=1" + 400 * "0", "finite"), ("augment.pad=64", "63 pixels into"),
     ("muon_lr=1e308", "finite numbers below"), ("head_bias=-1e308", "finite"), ("augment.scale=1,1e308", "finite"),
-    ("warmup=2", "between 0 and 1"),
-    ("drop_path=1", "below 1"),
-    ("image_size=65", "do not divide"), ("width=100", "3 heads"), ("patch_drop_until=0", "only work together"),
-    ("optimizer=adam", "one of adamw"), ("seed=-1", "from 0 up"), ("augment.cutmix=0.9", "more than 1"),
-    ("warmup=1", "never decay"),
+    ("warmup=2", "between 0 and 1"), ("drop_path=1", "below 1"), ("image_size=65", "do not divide"),
+    ("width=100", "3 heads"), ("patch_drop_until=0", "only work together"), ("optimizer=adam", "one of adamw"),
+    ("seed=-1", "from 0 up"), ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "never decay"),
 ])  # fmt: skip
 def test_what_cannot_be_set_is_refused_in_a_sentence(setting, message):
     with pytest.raises(ValueError, match=message) as caught:
@@ -97,16 +86,18 @@ def test_a_file_with_another_type_is_refused(field, value):
         Recipe.from_dict({"name": "x", field: value})
 
 
-def test_a_recipe_is_registered_under_a_name_of_its_own(monkeypatch):
-    monkeypatch.setattr("vitlens.train.recipes.RECIPES", dict(RECIPES))
-    mine = register(dataclasses.replace(recipe("digits"), name="mine"))
+def test_a_recipe_from_outside_is_one_registered_row(request, capsys):
+    request.addfinalizer(lambda: RECIPES.pop("mine"))
+    mine = register(replace(recipe("digits"), name="mine"))
     assert recipe("mine") is mine
+    training.train(list_recipes=True)
+    assert "mine: patch 2, width 96" in capsys.readouterr().out
     with pytest.raises(ValueError, match="'mine' already"):
         register(mine)
 
 
 @pytest.mark.parametrize("build", [
-    lambda: dataclasses.replace(recipe("digits"), model_kwargs={"pos_embed": "none", "qk_norm": True}).build(),
+    lambda: replace(recipe("digits"), model_kwargs={"pos_embed": "none", "qk_norm": True}).build(),
     lambda: recipe("digits").override("model.pos_embed=none", "model.qk_norm=true").build(),
     lambda: Recipe.from_json(recipe("digits").override("model.pos_embed=none", "model.qk_norm=true").to_json()).build(),
 ])  # fmt: skip
@@ -117,9 +108,9 @@ def test_keywords_of_the_model_reach_timm(build, tmp_path):
 
 def test_an_exported_model_is_built_with_its_keywords(tmp_path):
     r = recipe("digits").tiny().override("model.pos_embed=none", "model.init_values=0.5")
+    r = replace(r, num_classes=4)
     model = r.build().eval()
-    export(model, tmp_path, r, "0123456789", dtype=torch.float32)
-    opened, x = load_model(tmp_path), torch.randn(2, 3, 8, 8)
+    opened, x = exported(model, r, tmp_path), torch.randn(2, 3, 8, 8)
     assert opened.pos_embed is None and torch.equal(opened(x), model(x))
 
 
@@ -146,7 +137,7 @@ def test_recipes_are_frozen():
 def test_models_are_functions_of_the_seed_and_of_the_promised_size():
     before = torch.get_rng_state()
     a, b = (recipe("digits").build() for _ in range(2))
-    c = dataclasses.replace(recipe("digits"), seed=1).build()
+    c = replace(recipe("digits"), seed=1).build()
     assert torch.equal(torch.get_rng_state(), before) and a.training
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.head.weight, c.head.weight)
@@ -208,7 +199,7 @@ def test_the_recipes_for_fine_tuning_are_table_4(name, steps, grid, warmup):
 @pytest.mark.parametrize("variant, patch", [("b", 16), ("b", 32), ("l", 16), ("l", 32), ("h", 14)])
 def test_parameters_of_the_paper(variant, patch):
     """Table 1, which counts the hidden layer of the head (L/16: 304 million in fact, 307 as printed)."""
-    r = dataclasses.replace(recipe(f"vit-{variant}{patch}-imagenet"), head="linear", num_classes=1)
+    r = replace(recipe(f"vit-{variant}{patch}-imagenet"), head="linear", num_classes=1)
     with torch.device("meta"):
         model = r.build()
     counted = sum(p.numel() for p in model.parameters()) + r.width * (r.width + 1)
@@ -217,7 +208,7 @@ def test_parameters_of_the_paper(variant, patch):
 
 
 def test_the_head_for_pretraining():
-    r = dataclasses.replace(recipe("vit-b16-imagenet").tiny(), num_classes=7)
+    r = replace(recipe("vit-b16-imagenet").tiny(), num_classes=7)
     model = r.build().eval()
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(x), torch.full((2, 7), -10.0))  # zero weights, so the bias alone
@@ -225,37 +216,61 @@ def test_the_head_for_pretraining():
     torch.nn.init.normal_(model.head.output.weight)
     torch.testing.assert_close(model(x), model.head.output(hidden))
     before = torch.get_rng_state()
-    same, other = (dataclasses.replace(r, seed=seed).build().head.pre_logits.weight for seed in (r.seed, r.seed + 1))
+    same, other = (replace(r, seed=seed).build().head.pre_logits.weight for seed in (r.seed, r.seed + 1))
     assert torch.equal(same, model.head.pre_logits.weight) and not torch.equal(same, other)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_dropout_lies_where_the_paper_puts_it():
-    r = dataclasses.replace(recipe("vit-b16-imagenet").tiny(), dropout=0.25)
+    r = replace(recipe("vit-b16-imagenet").tiny(), dropout=0.25)
     found = {name for name, m in r.build().named_modules() if isinstance(m, torch.nn.Dropout) and m.p == 0.25}
     inside = {f"blocks.{i}.{place}" for i in range(2) for place in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")}
     assert found == {"pos_drop"} | inside
 
 
 @pytest.fixture
-def trained(tmp_path):
-    """A folder with a small model of 32 pixels and 10 classes, as timm publishes them, and the model."""
-    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
-    torch.manual_seed(3)
-    model = timm.create_model("vit_tiny_patch16_224", **args)
-    torch.nn.init.normal_(model.pos_embed)
-    save_for_hf(model, tmp_path, model_args=args, safe_serialization=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["pretrained_cfg"] |= {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path, model
+def published(tmp_path):
+    """`published("test_resnet", …)`: a folder with a model as timm publishes them, and the model."""
+
+    def make(name: str, **args):
+        torch.manual_seed(3)
+        model = timm.create_model(name, **args)
+        if getattr(model, "pos_embed", None) is not None:
+            torch.nn.init.normal_(model.pos_embed)
+        save_for_hf(model, tmp_path / name, model_args=args, safe_serialization=True)
+        return tmp_path / name, model
+
+    return make
+
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
+
+
+@pytest.fixture
+def trained(published):
+    """A folder with a small ViT of 32 pixels and 10 classes, with colors of its own, and the model."""
+    folder, model = published("vit_tiny_patch16_224", **SMALL)
+    configure(folder, pretrained_cfg={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})
+    return folder, model
+
+
+def configure(folder, **changes: dict) -> None:
+    """Change tables of a folder's `config.json`; None takes a key out."""
+    config = json.loads((folder / "config.json").read_text())
+    for table, values in changes.items():
+        config[table] = {k: v for k, v in {**config[table], **values}.items() if v is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def tuned(name: str = "finetune-small", *settings: str, size: int = 32) -> Recipe:
+    """A recipe for fine-tuning on 4 classes at another size."""
+    return recipe(name).override(f"image_size={size}", "resize=0", "num_classes=4", *settings)
 
 
 @pytest.mark.parametrize("size", [32, 48])
 def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained, size):
     folder, source = trained
-    r = dataclasses.replace(recipe("finetune-pets"), image_size=size, resize=0, num_classes=4)
-    r = starting_from(r, folder)
+    r = starting_from(tuned("finetune-pets", size=size), folder)
     assert (r.width, r.depth, r.heads, r.patch_size, r.mean) == (48, 3, 3, 8, (0.1, 0.2, 0.3))
     assert Recipe.from_json(r.to_json()) == r
     state, before = r.build().state_dict(), source.state_dict()
@@ -270,19 +285,20 @@ def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained, s
 
 
 @pytest.mark.parametrize("name", ["imagenet", "cifar", "pets", "vtab"])
-def test_the_papers_largest_model_is_tuned_at_384_pixels(name, tmp_path):
+def test_the_papers_largest_model_is_tuned_at_384_pixels(name, published, tmp_path):
     """H/14: of 384 pixels 27 × 14 are seen, as in the paper, whose convolution pads nothing."""
-    args = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
-    model = timm.create_model("vit_huge_patch14_224", **args)
-    save_for_hf(model, tmp_path / "start", model_args=args, safe_serialization=True)
-    r = starting_from(recipe(f"finetune-{name}").override("num_classes=4"), tmp_path / "start")
+    folder, _ = published("vit_huge_patch14_224", embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    r = starting_from(recipe(f"finetune-{name}").override("num_classes=4"), folder)
     model = r.build().eval()
     assert model.patch_embed.grid_size == (27, 27) and model.pos_embed.shape == (1, 1 + 27 * 27, 48)
     torch.nn.init.normal_(model.head.weight)
-    export(model, tmp_path / "tuned", r, "abcd", dtype=torch.float32)
-    opened = timm.create_model(f"local-dir:{tmp_path / 'tuned'}", pretrained=True).eval()
-    x = torch.randn(1, 3, 384, 384)
+    opened, x = exported(model, r, tmp_path), torch.randn(1, 3, 384, 384)
     assert torch.equal(opened(x), model(x)) and opened.patch_embed.grid_size == (27, 27)
+
+
+def exported(model, r: Recipe, tmp_path):
+    """The model, opened from its export in full precision."""
+    return load_model(export(model, tmp_path / "exported", r, "abcd", dtype=torch.float32))
 
 
 def test_the_patch_is_that_of_the_model_to_come(trained):
@@ -295,67 +311,57 @@ def test_an_image_smaller_than_a_patch_is_refused(trained):
 
 
 @pytest.mark.parametrize("name", ["vit_pwee_patch16_reg1_gap_256", "vit_small_patch16_18x2_224"])
-def test_models_whose_layers_are_parallel_are_started_from(name, tmp_path):
-    args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 10}
-    save_for_hf(timm.create_model(name, **args), tmp_path, model_args=args, safe_serialization=True)
-    r = starting_from(recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path)
+def test_models_whose_layers_are_parallel_are_started_from(name, published):
+    folder, _ = published(name, **SMALL | {"embed_dim": 64, "depth": 2, "num_heads": 4})
+    r = starting_from(tuned(size=48), folder)
     assert (r.heads, r.width, r.depth) == (4, 64, 2)
     assert r.build()(torch.randn(1, 3, 48, 48)).tolist() == [[0.0] * 4]
 
 
-def test_models_that_cannot_be_started_from_are_refused(tmp_path):
-    tune = dataclasses.replace(recipe("finetune-pets"), image_size=64, resize=0, num_classes=4)
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
-    for name, args, message in (
-        ("beit_base_patch16_224", small, "another shape at this resolution"),
-        ("deit_tiny_patch16_224", small | {"in_chans": 1}, "images of 3 channels, and .* takes 1"),
-    ):
-        folder = tmp_path / name
-        model = timm.create_model(name, **args)
-        save_for_hf(model, folder, model_args=args, safe_serialization=True)
-        with pytest.raises(ValueError, match=message):
-            starting_from(tune, folder).build()
+@pytest.mark.parametrize("name, changes, named", [
+    ("beit_base_patch16_224", {}, "another shape at this resolution"),
+    ("deit_tiny_patch16_224", {"in_chans": 1}, "images of 3 channels, and .* takes 1"),
+])  # fmt: skip
+def test_models_that_cannot_be_started_from_are_refused(name, changes, named, published):
+    folder, _ = published(name, **SMALL | changes)
+    with pytest.raises(ValueError, match=named):
+        starting_from(tuned("finetune-pets", size=64), folder).build()
 
 
 RESNETS = ("test_resnet", "test_efficientnet", "resnetv2_50x1_bit", "test_byobnet", "test_convnext")
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_models_without_patches_are_started_from(name, tmp_path):
+def test_models_without_patches_are_started_from(name, published, tmp_path):
     """ResNets, EfficientNets and their like, by the paper's Table 4: all weights and statistics, and a zero head."""
-    torch.manual_seed(0)
-    source = timm.create_model(name, num_classes=10)
+    folder, source = published(name, num_classes=10)
     with torch.no_grad():
         for buffer in source.buffers():
             buffer.copy_(torch.rand(buffer.shape) + 1)
-    save_for_hf(source, tmp_path / "start", model_args={"num_classes": 10}, safe_serialization=True)
-    r = starting_from(
-        recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path / "start"
-    )
+    save_for_hf(source, folder, model_args={"num_classes": 10}, safe_serialization=True)
+    r = starting_from(tuned(size=48), folder)
     assert Recipe.from_json(r.to_json()) == r
     model, before = r.build(), source.state_dict()
     heads = model.pretrained_cfg["classifier"] + "."
     state = model.state_dict()
     assert all(torch.equal(state[name], before[name]) for name in state if not name.startswith(heads))
-    assert model.eval()(torch.randn(2, 3, 48, 48)).tolist() == [[0.0] * 4] * 2
+    x = torch.randn(2, 3, 48, 48)
+    assert model.eval()(x).tolist() == [[0.0] * 4] * 2
     torch.nn.init.normal_(model.get_classifier().weight)
-    export(model, tmp_path / "tuned", r, "abcd", dtype=torch.float32)
-    opened, x = load_model(tmp_path / "tuned"), torch.randn(2, 3, 48, 48)
+    opened = exported(model, r, tmp_path)
     assert torch.equal(opened(x), model(x)) and opened.label_names == list("abcd")
     assert preprocess(opened, np.zeros((90, 60, 3), np.uint8)).shape == (1, 3, 48, 48)
 
 
 @pytest.mark.parametrize("setting", ["dropout=0.1", "optimizer=muon"])
-def test_settings_of_transformers_are_refused_for_other_models(setting, tmp_path):
-    save_for_hf(timm.create_model("test_resnet"), tmp_path, safe_serialization=True)
-    name = setting.removesuffix("=0.1")
-    with pytest.raises(ValueError, match=f"{name} is for .*{tmp_path} has none. Leave it out"):
-        starting_from(recipe("finetune-small").override(setting), tmp_path)
+def test_settings_of_transformers_are_refused_for_other_models(setting, published):
+    folder, _ = published("test_resnet")
+    with pytest.raises(ValueError, match=f"{setting.removesuffix('=0.1')} is for .*{folder} has none. Leave it out"):
+        starting_from(tuned("finetune-small", setting), folder)
 
 
-def test_lower_layers_of_a_resnet_learn_more_slowly_too(tmp_path):
-    save_for_hf(timm.create_model("test_resnet"), tmp_path, safe_serialization=True)
-    r = starting_from(recipe("finetune-small").override("layer_decay=0.5"), tmp_path)
+def test_lower_layers_of_a_resnet_learn_more_slowly_too(published):
+    r = starting_from(tuned("finetune-small", "layer_decay=0.5"), published("test_resnet")[0])
     (optimizer,) = optimizers(r.build(), r)
     peaks = sorted({group["peak_lr"] for group in optimizer.param_groups})
     assert peaks[-1] == r.lr and peaks[-2] == r.lr / 2 and len(peaks) > 4
@@ -363,30 +369,24 @@ def test_lower_layers_of_a_resnet_learn_more_slowly_too(tmp_path):
 
 def test_a_folder_that_names_its_size_among_the_pixels_alone_is_started_from(trained):
     folder, source = trained
-    config = json.loads((folder / "config.json").read_text())
-    del config["model_args"]["img_size"]
-    config["pretrained_cfg"] |= {"input_size": [3, 32, 32], "fixed_input_size": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    tune = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4")
-    model = starting_from(tune, folder).build()
+    pixels = {"input_size": [3, 32, 32], "fixed_input_size": True}
+    configure(folder, model_args={"img_size": None}, pretrained_cfg=pixels)
+    model = starting_from(tuned(), folder).build()
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 4) and torch.equal(model.pos_embed, source.pos_embed)
 
 
-def test_what_a_folder_says_of_dropout_is_the_recipes_to_say(trained):
+@pytest.mark.parametrize("wanted", [0, 0.2])
+def test_what_a_folder_says_of_dropout_is_the_recipes_to_say(trained, wanted):
     folder, _ = trained
-    config = json.loads((folder / "config.json").read_text())
-    config["model_args"] |= {"drop_path_rate": 0.3, "proj_drop_rate": 0.3, "attn_drop_rate": 0.3, "drop_rate": 0.3}
-    (folder / "config.json").write_text(json.dumps(config))
-    tune = recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4")
-    for wanted in ("0", "0.2"):
-        model = starting_from(tune.override(f"drop_path={wanted}"), folder).build()
-        rates = {getattr(m, "p", getattr(m, "drop_prob", 0)) for m in model.modules()}
-        assert max(rates) == pytest.approx(float(wanted))
+    rates = ("drop_path_rate", "proj_drop_rate", "attn_drop_rate", "drop_rate")
+    configure(folder, model_args=dict.fromkeys(rates, 0.3))
+    model = starting_from(tuned("finetune-small", f"drop_path={wanted}"), folder).build()
+    assert max(getattr(m, "p", getattr(m, "drop_prob", 0)) for m in model.modules()) == pytest.approx(wanted)
 
 
 def test_layers_nearer_to_the_image_learn_more_slowly(trained):
-    r = dataclasses.replace(recipe("finetune-pets"), image_size=32, resize=0, num_classes=4, layer_decay=0.5)
-    r = starting_from(dataclasses.replace(r, optimizer="adamw", weight_decay=0.1), trained[0])
+    settings = ("layer_decay=0.5", "optimizer=adamw", "weight_decay=0.1")
+    r = starting_from(tuned("finetune-pets", *settings), trained[0])
     model = r.build()
     names = {p: name for name, p in model.named_parameters()}
     (optimizer,) = optimizers(model, r)
@@ -403,7 +403,7 @@ def test_layers_nearer_to_the_image_learn_more_slowly(trained):
 
 def test_a_model_knows_how_its_pictures_are_made_ready():
     levels = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.2)}
-    chosen = dataclasses.replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, **levels)
+    chosen = replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, **levels)
     picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     expected = (picture / 255 - np.array(chosen.mean)) / np.array(chosen.std)
     np.testing.assert_allclose(preprocess(chosen.build(), picture)[0].permute(1, 2, 0), expected, atol=1e-6)

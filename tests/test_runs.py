@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitlens.data import load
+from vitlens.data import ImageSet, load
+from vitlens.files import locked
 from vitlens.train import Recipe, Step, World, accuracy, recipe, runs, timing
 from vitlens.train.account import command_of, finish, seconds_before
 from vitlens.train.sources import Source
@@ -23,31 +24,42 @@ from vitlens.train.watching import Board, Progress
 torch.set_num_threads(1)
 
 
-def test_a_run_from_the_top(tmp_path, capsys):
-    account = runs.run("digits", "digits", tmp_path / "a", tiny=True, watch=4, quiet=True, device="cpu")
+QUIET = {"tiny": True, "watch": 0, "device": "cpu", "quiet": True}
+CUT = {"max_minutes": 1e-9}  # stopped after its first step
+
+
+def train(out, recipe_name="digits", data="digits", **options) -> dict:
+    """A tiny run on the CPU that says nothing and takes no snapshots, unless told otherwise."""
+    return runs.run(recipe_name, data, out, **QUIET | options)
+
+
+def same_file(tmp_path, name: str) -> bool:
+    """Whether the runs a and b have left the same bytes."""
+    a, b = ((tmp_path / run / name).read_bytes() for run in "ab")
+    return a == b
+
+
+def test_a_run_from_the_top(tmp_path):
+    account = train(tmp_path / "a", watch=4)
     assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
     written = json.loads((tmp_path / "a/model/training.json").read_text())
     assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
     assert "--set epochs=2" in written["command"]
     timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
 
-    cut = runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=4, quiet=True, device="cpu", max_minutes=1e-9)
-    assert not cut["finished"]
-    rest = runs.run("digits", "digits", tmp_path / "b", resume=True, watch=4, quiet=True, device="cpu")
+    assert not train(tmp_path / "b", watch=4, **CUT)["finished"]
+    rest = train(tmp_path / "b", watch=4, resume=True, tiny=False)
     assert rest["validation"] == account["validation"]
-    same = [(tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab"]
-    assert same[0] == same[1]
-    with_snapshots = [(tmp_path / f"{run}/snapshots.npz").read_bytes() for run in "ab"]
-    assert with_snapshots[0] == with_snapshots[1]
+    assert same_file(tmp_path, "model/model.safetensors") and same_file(tmp_path, "snapshots.npz")
 
 
 def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
         slow.setattr(timing, "_speed", lambda *_: 0.2)
-        account = runs.run("digits", "digits", tmp_path, tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=60)
+        account = train(tmp_path, fit_minutes=60)
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"] == 2
     with pytest.raises(ValueError, match="Not one epoch"):
-        runs.run("digits", "digits", tmp_path / "b", tiny=True, watch=0, quiet=True, device="cpu", fit_minutes=1e-6)
+        train(tmp_path / "b", fit_minutes=1e-6)
     # At 50 images/s with half of the patches and 20 with all, an epoch of 8 × 32 images and its validations.
     r = replace(recipe("digits").tiny(), patch_drop=0.5, patch_drop_until=0.75, evaluate_every=2)
     now = iter(range(0, 1000, 3))  # each look at the clock takes three seconds
@@ -70,21 +82,19 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
     ({"overrides": ["width=96"], "model": "vit_tiny_patch16_224"}, "width comes with the model"),
     ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
-    ({"overrides": ["augment.pad=8"]}, "reaches 7 pixels into"), ({"watch": 1}, "watched at two steps at least"),
+    ({"overrides": ["augment.pad=8"]}, "reaches 7 pixels into"), ({"watch": 1}, "at two steps at least"),
     ({"stream": True}, r"augment.scale reaches 1 at most; \(0.65, 1.4\) came.*--hold"),
 ])  # fmt: skip
 def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
-    arguments = {"recipe_name": "digits", "data": "digits", "out": tmp_path / "run", "device": "cpu", "quiet": True}
     with pytest.raises(ValueError, match=message):
-        runs.run(**{**arguments, **options})
+        train(tmp_path / "run", **{"tiny": False, **options})
     assert not (tmp_path / "run").exists()
 
 
 def test_a_stopped_run_is_exported_if_asked(tmp_path):
-    options = {"tiny": True, "watch": 0, "quiet": True, "device": "cpu", "max_minutes": 1e-9}
-    assert runs.run("digits", "digits", tmp_path / "a", **options)["validation"]["exported"] is None
+    assert train(tmp_path / "a", **CUT)["validation"]["exported"] is None
     assert not (tmp_path / "a/model").exists()
-    cut = runs.run("digits", "digits", tmp_path / "b", export=True, **options)
+    cut = train(tmp_path / "b", export=True, **CUT)
     assert not cut["finished"] and cut["validation"]["exported"]
     model = timm.create_model(f"local-dir:{tmp_path / 'b/model'}", pretrained=True).eval()
     top1 = accuracy(model, load("digits", "valid").subset(cut["validation"]["images"]), recipe("digits"))
@@ -93,11 +103,10 @@ def test_a_stopped_run_is_exported_if_asked(tmp_path):
 
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"no archive", lambda b: b[:-50]])
 def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage):
-    options = {"tiny": True, "watch": 3, "device": "cpu"}
-    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
+    train(tmp_path, watch=3, **CUT)
     snapshots = tmp_path / "snapshots.npz"
     snapshots.write_bytes(damage(snapshots.read_bytes()))
-    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["finished"]
+    assert train(tmp_path, watch=3, resume=True, quiet=False)["finished"]
     assert "There are no snapshots from step" in capsys.readouterr().err
 
 
@@ -107,56 +116,61 @@ def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage)
     (Source("torch/mnist", stream=False), [None], "--data torch/mnist --hold --set"),
 ])  # fmt: skip
 def test_the_command_repeats_the_run(source, splits, words):
-    plan = replace(recipe("digits"), epochs=3)
-    assert command_of(plan, source, splits) == f"vitlens train --recipe digits {words} epochs=3 --out DIR"
+    plan = recipe("digits").override("epochs=3", "model.pos_embed=none")
+    settings = "model.pos_embed=none --set epochs=3"
+    assert command_of(plan, source, splits) == f"vitlens train --recipe digits {words} {settings} --out DIR"
 
 
 @pytest.fixture(scope="module")
 def digits_model(tmp_path_factory):
     """The folder of a model that a tiny run left."""
     out = tmp_path_factory.mktemp("run")
-    runs.run("digits", "digits", out, tiny=True, watch=0, quiet=True, device="cpu")
+    train(out)
     return out / "model"
 
 
+def tune(out, model="", **options) -> dict:
+    """A tiny run that fine-tunes a model on digits of 12 pixels."""
+    return train(out, "finetune-pets", model=str(model), overrides=["image_size=12", "resize=14"], **options)
+
+
+def go_on(out, **options) -> dict:
+    return train(out, "finetune-pets", resume=True, tiny=False, **options)
+
+
 def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
-    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 2}
-    settings, start = ["image_size=12", "resize=14"], str(digits_model)
-    account = runs.run("finetune-pets", "digits", tmp_path / "a", model=start, overrides=settings, **options)
-    tuned = timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
+    out = tmp_path / "a"
+    account = tune(out, digits_model, watch=2)
+    tuned = timm.create_model(f"local-dir:{out / 'model'}", pretrained=True)
     assert tuned.patch_embed.grid_size == (6, 6) and tuned.pretrained_cfg["crop_mode"] == "squash"
-    assert account["recipe"]["init"] == "model" and str(tmp_path) not in (tmp_path / "a/training.json").read_text()
+    assert account["recipe"]["init"] == "model" and str(tmp_path) not in (out / "training.json").read_text()
     assert "--model model" in account["command"] and "model_kwargs" not in account["command"]
-    again = runs.run("finetune-pets", "digits", tmp_path / "a", model=str(digits_model), resume=True, quiet=True,
-                     device="cpu")  # fmt: skip
-    assert again["validation"] == account["validation"]
-    runs.run("finetune-pets", "digits", tmp_path / "a", model=f"{digits_model}/../model/", resume=True, quiet=True,
-             device="cpu")  # fmt: skip
+    for spelling in (digits_model, f"{digits_model}/../model/"):
+        assert go_on(out, model=str(spelling))["validation"] == account["validation"]
     with pytest.raises(ValueError, match="started from .*model, not elsewhere"):
-        runs.run("finetune-pets", "digits", tmp_path / "a", model="elsewhere", resume=True, quiet=True)
+        go_on(out, model="elsewhere")
     with pytest.raises(ValueError, match="name one with --model"):
-        runs.run("finetune-pets", "digits", tmp_path / "b", quiet=True)
-    with pytest.raises(ValueError, match="comes with the model"):
-        runs.run("finetune-pets", "digits", tmp_path / "b", overrides=["model.depth=3"], model=start, quiet=True)
+        train(tmp_path / "b", "finetune-pets")
+    for setting in ("width=96", "model.pos_embed=none"):
+        with pytest.raises(ValueError, match=f"{setting.partition('=')[0]} comes with the model"):
+            train(tmp_path / "b", model=str(digits_model), overrides=[setting])
 
 
 def test_a_recipe_from_a_file(tmp_path):
     mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
     (tmp_path / "mine.json").write_text(mine.to_json())
-    options = {"quiet": True, "device": "cpu", "watch": 0}
-    account = runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", **options)
+    account = train(tmp_path / "run", str(tmp_path / "mine.json"), tiny=False)
     assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe recipe.json --data digits")
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
-    runs.run(str(tmp_path / "mine.json"), "digits", tmp_path / "run", resume=True, **options)
+    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True)
     (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
-    with pytest.raises(ValueError, match="follows the recipe mine, not other"):
-        runs.run(str(tmp_path / "other.json"), "digits", tmp_path / "run", resume=True, **options)
-    with pytest.raises(ValueError, match="gone.json cannot be read as a recipe"):
-        runs.run(str(tmp_path / "gone.json"), "digits", tmp_path / "run", resume=True, **options)
     (tmp_path / "bad.json").write_text("{")
+    for name, message in (("other", "follows the recipe mine, not other"), ("gone", "gone.json cannot be read")):
+        with pytest.raises(ValueError, match=message):
+            train(tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
     for name in ("bad.json", "absent.json"):
         with pytest.raises(ValueError, match=f"{name} cannot be read as a recipe"):
-            runs.run(str(tmp_path / name), "digits", tmp_path / "run2", **options)
+            train(tmp_path / "run2", str(tmp_path / name))
 
 
 def test_what_determinism_costs_is_measured_and_the_weights_stay(monkeypatch):
@@ -180,71 +194,55 @@ def test_the_bar_of_a_resumed_run_begins_where_the_run_does(capsys):
     assert (done["initial"], done["n"]) == (60, 70)
 
 
-@pytest.mark.parametrize("better", ["top1", "top1_average"])
-def test_the_weights_that_are_right_more_often_are_exported(tmp_path, better):
+@pytest.mark.parametrize("start, metrics, averaged", [
+    ("", {"top1": 60.0, "top1_average": 50.0}, False), ("", {"top1": 40.0, "top1_average": 60.0}, True),
+    # Validation images of a fine-tuning may be the test images, too: nothing is chosen by them.
+    ("somewhere", {"top1": 60.0, "top1_average": 50.0}, True), ("somewhere", {"top1": 60.0}, False),
+])  # fmt: skip
+def test_the_weights_that_are_right_more_often_are_exported_or_those_that_no_test_image_chose(
+    tmp_path, start, metrics, averaged
+):
     r, data = recipe("digits").tiny(), (load("digits", "train").subset(64), load("digits", "valid").subset(64))
-    model = r.build()
+    model, r = r.build(), replace(r, init=start)
     average = {name: p.detach() + 1 for name, p in model.named_parameters()}
-    last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, {"top1": 40.0, "top1_average": 50.0} | {better: 60.0})
+    last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, metrics)
     account = finish(tmp_path, r, model, average, data, last=last, steps=16)
-    assert account["validation"]["exported"] == {"top1": "raw weights"}.get(better, "moving average of the weights")
+    assert account["validation"]["exported"] == ("moving average of the weights" if averaged else "raw weights")
     found = load_file(tmp_path / "model/model.safetensors")
     for name, p in model.named_parameters():
-        assert torch.equal(found[name], (p.detach() + (better == "top1_average")).half())
-
-
-def test_of_a_model_that_was_continued_the_average_is_exported(tmp_path):
-    """Its validation images may be those that it is measured on: nothing is chosen by them."""
-    r, data = recipe("digits").tiny(), (load("digits", "train").subset(64), load("digits", "valid").subset(64))
-    model, r = r.build(), replace(r, init="somewhere")
-    average = {name: p.detach() + 1 for name, p in model.named_parameters()}
-    for metrics, exported in (
-        ({"top1": 60.0, "top1_average": 50.0}, "moving average of the weights"), ({"top1": 60.0}, "raw weights"),
-    ):  # fmt: skip
-        last = Step(16, 16, 1, 0.0, 0.0, 1.0, 1.0, metrics)
-        account = finish(tmp_path, r, model, average, data, last=last, steps=16)
-        assert account["validation"]["exported"] == exported
-        found = load_file(tmp_path / "model/model.safetensors")["head.bias"]
-        assert torch.equal(found, (model.head.bias.detach() + ("top1_average" in metrics)).half())
+        assert torch.equal(found[name], (p.detach() + averaged).half())
 
 
 def test_a_fine_tuning_goes_on_without_the_model_it_started_from(digits_model, tmp_path):
-    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0, "overrides": ["image_size=12", "resize=14"]}
     start = shutil.copytree(digits_model, tmp_path / "start")
-    runs.run("finetune-pets", "digits", tmp_path / "a", model=str(start), **options)
-    runs.run("finetune-pets", "digits", tmp_path / "b", model=str(start), max_minutes=1e-9, **options)
+    tune(tmp_path / "a", start)
+    tune(tmp_path / "b", start, **CUT)
     shutil.rmtree(start)
-    assert runs.run("finetune-pets", "digits", tmp_path / "b", resume=True, quiet=True, device="cpu")["finished"]
-    a, b = ((tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab")
-    assert a == b
+    assert go_on(tmp_path / "b")["finished"] and same_file(tmp_path, "model/model.safetensors")
 
 
 def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
-    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0}
-    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
-    account = json.loads((tmp_path / "training.json").read_text())
+    account = train(tmp_path, **CUT)
     (tmp_path / "training.json").unlink()
     (marker,) = (tmp_path / "checkpoints").glob("*.json")
     assert 0 <= json.loads(marker.read_text())["seconds"] <= account["seconds"]
     assert seconds_before(tmp_path) == json.loads(marker.read_text())["seconds"]
     (tmp_path / "training.json").write_text(json.dumps({"seconds": 1e6}))
-    seconds = runs.run("digits", "digits", tmp_path, resume=True, **options)["seconds"]
-    assert 1e6 < seconds < 1e6 + 1000, "this part of the run counts once"
+    assert 1e6 < train(tmp_path, resume=True)["seconds"] < 1e6 + 1000, "this part of the run counts once"
 
 
 def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch, capsys):
-    options = {"tiny": True, "quiet": True, "device": "cpu", "watch": 0}
-    done = runs.run("digits", "digits", tmp_path, **options)
+    done = train(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["vitlens.train.runs"], "fit", None)
-        again = runs.run("digits", "digits", tmp_path, resume=True, **options | {"quiet": False})
+        patched.setattr(runs, "fit", None)
+        again = train(tmp_path, resume=True, quiet=False)
     assert again == json.loads(json.dumps(done)) and "is finished." in capsys.readouterr().err
-    anew = runs.run("digits", "digits", tmp_path, resume=True, overrides=["epochs=1"], **options)
+    anew = train(tmp_path, resume=True, overrides=["epochs=1"])
     assert anew["steps"] == 8 and len(list((tmp_path / "checkpoints").glob("*.json"))) == 1
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "training.json").write_text(json.dumps(anew | {"seconds": 1e6, "labels": "other"}))
-    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["seconds"] < 1e6, "begun, not gone on with"
+    assert train(tmp_path, resume=True)["seconds"] < 1e6, "begun, not gone on with"
 
 
 def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):
@@ -276,42 +274,67 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     for split in ("train", "val"):
         (tmp_path / f"data/{split}/3/broken.png").write_bytes(b"no picture")
-    options = {"tiny": True, "device": "cpu", "watch": 0, "workers": 1, "on_damaged": "skip",
+    options = {"data": tmp_path / "data", "quiet": False, "workers": 1, "on_damaged": "skip",
                "overrides": ["augment.scale=0.5,1", "batch_size=16", "augment.rotate=0"]}  # fmt: skip
-    whole = runs.run("digits", tmp_path / "data", tmp_path / "a", stream=True, **options)
+    whole = train(tmp_path / "a", stream=True, **options)
     assert "Replaced by the next one: train/3/broken.png" in capsys.readouterr().err
-    runs.run("digits", tmp_path / "data", tmp_path / "b", stream=True, max_minutes=1e-9, **options)
-    rest = runs.run("digits", tmp_path / "data", tmp_path / "b", resume=True, **options)
-    assert rest["validation"] == whole["validation"]
-    a, b = ((tmp_path / f"{run}/model/model.safetensors").read_bytes() for run in "ab")
-    assert a == b, "resumed without saying so, it is still a stream"
-    held = runs.run("digits", tmp_path / "data", tmp_path / "c", **options)
+    train(tmp_path / "b", stream=True, **CUT, **options)
+    assert train(tmp_path / "b", resume=True, **options)["validation"] == whole["validation"]
+    assert same_file(tmp_path, "model/model.safetensors"), "resumed without saying so, it is still a stream"
+    held = train(tmp_path / "c", **options)
     assert "Left out: train/3/broken.png" in capsys.readouterr().err and held["training_images"] == 80
     assert whole["validation"]["images"] == held["validation"]["images"] == 40
     assert json.loads((tmp_path / "b/data.json").read_text()) == {"stream": [True, True]}
     assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}
 
 
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped")
+    train(out, watch=3, **CUT)
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_run, tmp_path):
+    """The folder of a run that was stopped after its first step."""
+    return shutil.copytree(stopped_run, tmp_path / "stopped")
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"stream": true}', '{"stream": [1]}', "\0\xff"])
-def test_a_damaged_note_of_how_images_are_read_is_told_by_its_name(tmp_path, content):
-    options = {"tiny": True, "device": "cpu", "watch": 0, "quiet": True}
-    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
-    (tmp_path / "data.json").write_text(content, encoding="latin-1")
+def test_a_damaged_note_of_how_images_are_read_is_told_by_its_name(stopped, content):
+    (stopped / "data.json").write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=r"data\.json is damaged.*--stream or --hold"):
-        runs.run("digits", "digits", tmp_path, resume=True, **options)
-    assert runs.run("digits", "digits", tmp_path, resume=True, stream=False, **options)["finished"]
+        train(stopped, resume=True)
+    assert train(stopped, resume=True, stream=False)["finished"]
 
 
-def test_a_refused_start_leaves_the_run_that_is_there_untouched(tmp_path):
-    options = {"tiny": True, "device": "cpu", "watch": 3, "quiet": True}
-    runs.run("digits", "digits", tmp_path, max_minutes=1e-9, **options)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+def test_a_refused_start_leaves_the_run_that_is_there_untouched(stopped):
+    before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     with pytest.raises(ValueError, match="already holds checkpoints"):
-        runs.run("digits", "digits", tmp_path, overrides=["lr=1e-3"], **options)
+        train(stopped, overrides=["lr=1e-3"], watch=3)
     with pytest.raises(ValueError, match="is to be resumed with 0.001"):
-        runs.run("digits", "digits", tmp_path, resume=True, overrides=["lr=1e-3"], **options)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-    assert runs.run("digits", "digits", tmp_path, resume=True, **options)["finished"]
+        train(stopped, resume=True, overrides=["lr=1e-3"], watch=3)
+    with locked(stopped), pytest.raises(ValueError, match=f"Another process is at work in {stopped}"):
+        train(stopped, resume=True, watch=3)
+    assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
+    assert train(stopped, resume=True, watch=3)["finished"]
+
+
+def test_two_runs_do_not_begin_in_one_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(ValueError, match="Another process is at work"):
+        train(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+
+
+def test_a_run_checks_its_data_once_and_moves_it_once(tmp_path, monkeypatch):
+    """Where it is measured before how fast it is, each trial is a training of its own."""
+    checked, moved = [], []
+    monkeypatch.setattr("vitlens.train.loop.check", lambda *_: checked.append(1))
+    to = ImageSet.to
+    monkeypatch.setattr(ImageSet, "to", lambda self, device: moved.append(self) or to(self, device))
+    train(tmp_path)
+    assert len(checked) == 1 and len(moved) == 2 * 2, "when it is loaded, and at the door of `fit`"
 
 
 def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
@@ -320,7 +343,7 @@ def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
 
     monkeypatch.setattr("vitlens.train.checkpoint.save", full)
     with pytest.raises(OSError, match="No space left"):
-        runs.run("digits", "digits", tmp_path, tiny=True, device="cpu", watch=0, quiet=True, max_minutes=1e-9)
+        train(tmp_path, **CUT)
 
 
 def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_goes(tmp_path, capsys):
@@ -328,8 +351,8 @@ def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_
     model = timm.create_model("vit_relpos_small_patch16_224", **args)
     timm.models.save_for_hf(model, tmp_path / "relpos", model_args=args, safe_serialization=True)
     settings = ["image_size=32", "resize=0", "batch_size=32"]
-    runs.run("finetune-small", "digits", tmp_path / "run", model=str(tmp_path / "relpos"), tiny=True, device="cpu",
-             watch=2, overrides=settings)  # fmt: skip
+    start = str(tmp_path / "relpos")
+    train(tmp_path / "run", "finetune-small", model=start, watch=2, overrides=settings, quiet=False)
     assert "Not in the snapshots: " in capsys.readouterr().err
     with np.load(tmp_path / "run/snapshots.npz") as found:
         assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found

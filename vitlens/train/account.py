@@ -1,4 +1,4 @@
-"""What a run tells of itself afterwards: `training.json` and, of a finished one, the model in timm's hub layout."""
+"""What a run writes at its end: `training.json` and, if it is finished, the model in timm's hub layout."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ FOUND = ("num_classes",)  # in the data
 def finish(
     out, plan, model, average, data, *, last, steps, damaged=0, seconds=0.0, command="", world=None, exports=False
 ) -> dict:
-    """Return the account of a run whose last step was `last`, and write it; with it the model of a finished run, or
-    of any if it `exports`: of the raw weights and the averaged ones, those that are right more often; of a run that
-    started from a model always the averaged ones, for its validation images may be those that it is measured on."""
+    """Write `training.json` of a run whose last step was `last`, and return its content.
+
+    The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever are more
+    accurate; after fine-tuning always the averaged ones, since its validation images may be the test images, too.
+    """
     world = world or World(device=next(model.parameters()).device)
     metrics = {} if last is None else last.metrics
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
@@ -70,8 +72,7 @@ def finish(
 
 
 def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> dict | None:
-    """The account of a run in `out` that has come to its end, by this plan and on these images, and left its model;
-    else None."""
+    """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
         same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
@@ -81,12 +82,12 @@ def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> d
 
 
 def _portable(plan: Recipe) -> Recipe:
-    """Where the model lies that a run started from is nobody's concern."""
+    """The plan without the local path of the starting model."""
     return replace(plan, init=Path(plan.init).name)
 
 
 def seconds_before(out: Path) -> float:
-    """Seconds that the run took before it was stopped: by its account, or by its checkpoint if it was killed since."""
+    """Seconds that the run took before it was stopped or killed, by its account or its newest checkpoint."""
     found = [0.0]
     for path in (out / "training.json", *newest_first(out / "checkpoints")):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -95,19 +96,19 @@ def seconds_before(out: Path) -> float:
 
 
 def hardware(device: torch.device | str, processes: int = 1) -> str:
-    """The class of the machine: "1 × NVIDIA H200", or the number of CPU threads, of all processes together."""
+    """The devices of all processes together: "1 × NVIDIA H200", or the number of CPU threads."""
     if torch.device(device).type == "cuda":
         return f"{processes} × {torch.cuda.get_device_name(device)}"
     return f"{processes * torch.get_num_threads()} CPU threads"
 
 
 def versions() -> dict[str, str]:
-    """Of Python, PyTorch and timm, by name."""
+    """Versions of Python, PyTorch and timm, by name."""
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}
 
 
 def command_of(plan: Recipe, source: Source, splits) -> str:
-    """A command that repeats the run: what differs from the named recipe is spelled out, epochs included."""
+    """A command that repeats the run, with every setting that differs from the named recipe."""
     named = source.data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
     words = ["vitlens", "train", "--recipe", plan.name, "--data", source.data if named else Path(source.data).name]
     words += ["--stream"] if isinstance(splits[0], ImageStream) else ["--hold"] if source.stream is False else []

@@ -17,8 +17,7 @@ def relative_change(before: nn.Module, after: nn.Module) -> dict[str, float]:
     other = [n for n in old | new if n not in old or n not in new or old[n].shape != new[n].shape]
     if other:
         raise ValueError(
-            f"Two states of one model were wanted, but these differ in {other[0]}; build the first as the second was "
-            "built, with the same head and the same resolution."
+            f"The two models differ in {other[0]}; compare two states of one model, with the same head and resolution."
         )
     squares: dict[str, Tensor] = {}
     for name, weight in old.items():

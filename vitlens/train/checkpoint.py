@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 import safetensors.torch
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from vitlens.files import write
@@ -22,11 +22,11 @@ KEPT = 2
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be what was written."""
+    """A checkpoint whose files are not as they were written."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> None:
-    """Write one checkpoint and drop all but the newest `KEPT`. An `OSError` (disk full) leaves those intact."""
+    """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), those stay intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
     payload = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
@@ -43,7 +43,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> 
 
 
 def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors (on the CPU) and scalars of the checkpoint whose JSON is `marker`. Raises `Damaged`."""
+    """Tensors (on the CPU) and scalars of the checkpoint whose JSON is `marker`. Raises Damaged."""
     try:
         content = json.loads(marker.read_bytes())
         if content.pop("check") != _digest(content):
@@ -57,9 +57,9 @@ def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
-    """The newest good checkpoint, or None where there has never been one. Says what it had to pass over.
+    """Tensors and scalars of the newest good checkpoint, or None if there never was one. Names damaged ones.
 
-    Raises `ValueError` if there are checkpoints and every one is damaged.
+    Raises ValueError if every checkpoint is damaged.
     """
     markers = newest_first(folder)
     for marker in markers:
@@ -69,8 +69,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
             tqdm.write(f"The checkpoint {marker.stem} is damaged and passed over: {problem}.")
     if markers:
         raise ValueError(
-            f"Every checkpoint in {folder} is damaged. Start again in another folder, or in this one once they are "
-            "deleted."
+            f"Every checkpoint in {folder} is damaged. Delete them to start again, or give another folder."
         )
     return None
 
@@ -84,10 +83,8 @@ def _digest(content: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def flat(
-    model: torch.nn.Module, average: dict[str, Tensor], optimizers: list[torch.optim.Optimizer]
-) -> dict[str, Tensor]:
-    """Every tensor of a run under one flat name."""
+def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of a run, by one flat name."""
     names = {p: name for name, p in model.named_parameters()}
     tensors = {f"model.{name}": t for name, t in model.state_dict().items()}
     tensors |= {f"average.{name}": t for name, t in average.items()}
@@ -98,12 +95,9 @@ def flat(
 
 
 def restore(
-    tensors: dict[str, Tensor],
-    model: torch.nn.Module,
-    average: dict[str, Tensor],
-    optimizers: list[torch.optim.Optimizer],
+    tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]
 ) -> None:
-    """Undo `flat` in place. Raises `ValueError` if the tensors belong to another model."""
+    """Undo `flat` in place. Raises ValueError if the tensors belong to another model."""
     found = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
     wanted = model.state_dict()
     wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if found[n].shape != wanted[n].shape]

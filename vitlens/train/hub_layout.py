@@ -38,7 +38,7 @@ def export(
     Raises ValueError if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
     if len(class_names) != recipe.num_classes:
-        raise ValueError(f"{recipe.num_classes} classes want as many names, and {len(class_names)} came.")
+        raise ValueError(f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: a line of JSON per reading, and checkpoints to resume from."""
+"""The folder of a run: `log.jsonl` with a line for each reading, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet
@@ -21,7 +20,11 @@ from vitlens.train import checkpoint
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
-# Fields that may differ between a run and its continuation: they change nothing that is computed.
+DIVERGED = (
+    "The last checkpoint is intact; train anew, into another folder, with a lower learning rate, a longer warm-up or "
+    "in fp32."
+)
+# Settings that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")
 # What else must be the same, and how it is told.
 FACTS = {
@@ -39,14 +42,14 @@ SAID = {
 
 
 def checksum(images: ImageSet) -> str:
-    """Of the labels and the class names."""
+    """Checksum of labels and class names."""
     digest = hashlib.sha256("\0".join(images.class_names).encode())
     digest.update(images.labels.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
 def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
-    """What a run depends on beside its recipe: its images, how they are read, and how a batch is cut."""
+    """What a run depends on besides its recipe: its images, how they are read and cut into parts, and the machine."""
     return {
         "images": len(train), "labels": checksum(train), "held": type(train).__name__,
         "parts": world.size * recipe.accumulate, "device": world.device.type,
@@ -55,27 +58,20 @@ def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
 
 
 class Journal:
-    """The folder of one run; with `out=None` nothing is written. Holds the run's tensors by reference."""
+    """Writes the log and the checkpoints of one run; with `out=None` nothing.
 
-    def __init__(
-        self,
-        out: Path | str | None,
-        recipe: Recipe,
-        model: nn.Module,
-        average: dict[str, Tensor],
-        optimizers: list[torch.optim.Optimizer],
-        facts: dict,
-        world: World,
-    ):
+    state: the model, its averaged weights and its optimizers, whose tensors are read when a checkpoint is saved.
+    """
+
+    def __init__(self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World):
         self.folder = None if out is None else Path(out)
         self.writes = self.folder is not None and world.rank == 0
-        self.state = model, average, optimizers
-        self.recipe, self.facts = recipe, facts
+        self.recipe, self.state, self.facts = recipe, state, facts
         self.saved_step, self.saved_at = 0, time.monotonic()
         self.began, self.seconds_before = self.saved_at, 0.0
 
     def begin(self) -> int:
-        """Steps done: none. Raises `ValueError` if the folder holds another run."""
+        """Start the log; returns the steps done, 0. Raises ValueError if the folder holds checkpoints."""
         if self.writes:
             if checkpoint.newest_first(self.folder / "checkpoints"):
                 raise ValueError(
@@ -86,9 +82,9 @@ class Journal:
         return 0
 
     def resume(self) -> int:
-        """Steps done, after restoring the newest good checkpoint. Says what will make later steps differ in bits.
+        """Restore the newest good checkpoint and return its step. Says what will make later steps differ in bits.
 
-        Raises `ValueError` if the checkpoint is of another run.
+        Raises ValueError if the checkpoint is of another run.
         """
         found = checkpoint.load_newest(self.folder / "checkpoints")
         if found is None:
@@ -121,7 +117,7 @@ class Journal:
         return self.saved_step
 
     def _differences(self, before: dict) -> list[str]:
-        """What is not as it was, and makes numbers come out otherwise."""
+        """What has changed since then and makes numbers differ in their last bits, in words."""
         drops = self.recipe.dropout or self.recipe.drop_path or self.recipe.patch_drop
         said = []
         for key, what in SAID.items():
@@ -143,7 +139,7 @@ class Journal:
 
     @contextmanager
     def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
-        """Save what `step` steps have brought, and log `record`, if another process is lost meanwhile."""
+        """Save the state after `step` steps, and log `record`, if another process is lost within this block."""
         try:
             yield
         except ConnectionError:
@@ -156,10 +152,7 @@ class Journal:
         if not self.writes or step == self.saved_step:
             return
         if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
-            raise FloatingPointError(
-                f"After step {step} some weights are no numbers, so nothing was saved. The checkpoint before is "
-                "intact; train anew, into another folder, with a lower learning rate, a longer warm-up or in fp32."
-            )
+            raise FloatingPointError(f"After step {step} some weights are no numbers, so nothing was saved. {DIVERGED}")
         seconds = self.seconds_before + time.monotonic() - self.began
         scalars = {"recipe": json.loads(self.recipe.to_json()), **self.facts, "seconds": round(seconds, 1)}
         checkpoint.save(self.folder / "checkpoints", step, checkpoint.flat(*self.state), scalars)

@@ -23,7 +23,7 @@ from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.stream import WORKERS_ENDED, workers_ended
 from vitlens.recorder.running import out_of_memory
 from vitlens.train.hub_layout import STATISTICS
-from vitlens.train.journal import Journal, facts_of
+from vitlens.train.journal import DIVERGED, Journal, facts_of
 from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.precision import settled
@@ -93,13 +93,13 @@ def fit(
 
 
 def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
-    """Refuse data and recipes that do not fit together."""
+    """Raise ValueError for data and recipes that do not fit together."""
     train, valid = data
     for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
         h, w = split.size
         if (h, w) != (side, side):
             raise ValueError(
-                f"The recipe trains at {side}×{side} pixels and the images are {h}×{w}. Load them with size={side}."
+                f"The recipe trains at {side}×{side} pixels and the images are {h}×{w}. Load them at {side}."
             )
     if len(train.class_names) != recipe.num_classes or train.class_names != valid.class_names:
         raise ValueError(
@@ -121,7 +121,7 @@ def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None
             f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
         )
     if len(train.class_names) < 2:
-        raise ValueError(f"To tell classes apart takes at least two, and there is only {train.class_names[0]!r}.")
+        raise ValueError(f"Training needs at least two classes, and the images have only {train.class_names[0]!r}.")
     if not len(valid):
         raise ValueError("The validation set is empty, so accuracy cannot be measured.")
     train.remaining(recipe.augment)  # a stream refuses what it cannot do
@@ -143,7 +143,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         # Each process has statistics of its own images, so their mean is taken.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
-        journal = Journal(out, recipe, model, average, optimizer, facts_of(train, recipe, world), world)
+        journal = Journal(out, recipe, (model, average, optimizer), facts_of(train, recipe, world), world)
         done = journal.resume() if resume else journal.begin()
         world.agree(done)
         clock = Clock(done)
@@ -193,8 +193,10 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
 @contextmanager
 def numerics(recipe: Recipe, world: World):
-    """Precision of products and convolutions, determinism and the state of the global generators, put back when the
-    run ends. Errors of memory and of reading become sentences."""
+    """Set precision and determinism for a run, and restore them and the global random state after it.
+
+    Errors of memory and of reading images become MemoryError and ChildProcessError with a sentence.
+    """
     device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     convolutions = torch.backends.cudnn.allow_tf32  # true unless told otherwise, also where products are exact
@@ -227,8 +229,7 @@ def finite(loss: Tensor, norm: Tensor, step: int) -> float:
     value = loss.item()
     if not (math.isfinite(value) and math.isfinite(norm.item())):
         raise FloatingPointError(
-            f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}. The last checkpoint is "
-            "intact; train anew, into another folder, with a lower learning rate, a longer warm-up or in fp32."
+            f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}. {DIVERGED}"
         )
     return value
 
@@ -279,7 +280,7 @@ def set_patch_drop(model: nn.Module, share: float) -> None:
 
 
 class Clock:
-    """Images a second since it was made."""
+    """Measures images per second since it was made."""
 
     def __init__(self, step: int):
         self.step, self.start = step, time.perf_counter()

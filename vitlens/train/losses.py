@@ -58,7 +58,7 @@ def unfused_attention() -> Iterator[None]:
 
 
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
-    """Forward pass and loss as one function of a batch, compiled where the recipe says so. `model` stays as it is.
+    """Forward pass and loss as one function of a batch, compiled if the recipe says so. The model stays as it is.
 
     Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
     """
@@ -85,7 +85,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
 
 
 def _or(fast: Callable, plain: Callable) -> Callable:
-    """`fast`, which compiles when it is called, or `plain` from the time on when that fails."""
+    """A function that calls `fast`, which compiles itself at the first call, and `plain` once that has failed."""
 
     def run(x: Tensor, y: Targets) -> Tensor:
         nonlocal fast

@@ -15,8 +15,8 @@ from vitlens import positions
 from vitlens.models import load_model
 from vitlens.recorder.running import channels
 
-RATES = ("num_classes", "drop_rate", "drop_path_rate")
-"""Endings of timm's keywords that a recipe sets for itself: `pos_drop_rate` and its like, too."""
+SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
+"""Endings of timm's keywords that a recipe has settings for: `pos_drop_rate` and the like, too."""
 
 
 def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = "") -> nn.Module:
@@ -87,7 +87,7 @@ def _arguments_of(source: str | Path) -> dict:
     if not folder.is_dir():
         return {}
     arguments = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
-    return {name: value for name, value in arguments.items() if not name.endswith(RATES) and value is not None}
+    return {name: value for name, value in arguments.items() if not name.endswith(SET_BY_RECIPES) and value is not None}
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:

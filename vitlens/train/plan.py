@@ -17,9 +17,9 @@ from vitlens.train.snapshots import schedule
 
 
 def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, watch: int) -> None:
-    """Raise `ValueError` for options that cannot be meant, before anything is read or written."""
+    """Raise ValueError for options that make no sense, before anything is read or written."""
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("The device is cuda, and this machine has none that PyTorch can use. Train on the cpu.")
+        raise ValueError("The device is cuda, but PyTorch finds none on this machine. Train on the cpu.")
     for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
         if minutes is not None and not 0 < minutes < math.inf:
             raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")

@@ -44,6 +44,8 @@ def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
 
 def settled(recipe: Recipe, world: World) -> Recipe:
     """The recipe as a run keeps it: "auto" is bf16 if all its processes compute that in hardware, else fp32."""
+    if recipe.precision != "auto":
+        return recipe
     everywhere = world.total(trains_in_bf16(recipe, world.device)) == world.size
     return replace(recipe, precision="bf16" if everywhere else "fp32")
 

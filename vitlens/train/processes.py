@@ -23,9 +23,9 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Add each tensor up over all processes, in place.
+        """Replace each tensor by its sum over all processes, in place.
 
-        Raises `ConnectionError` if one of them is gone; NCCL waits for it, until the launcher ends the others.
+        Raises ConnectionError if one of them is gone; NCCL waits for it, until the launcher ends the others.
         """
         if self.size == 1:
             return
@@ -42,12 +42,12 @@ class World:
             t.copy_(whole.view_as(t))
 
     def agree(self, done: int) -> None:
-        """Raise `ValueError` unless all processes found the same number of steps done."""
+        """Raise ValueError unless all processes found the same number of steps done."""
         if self.total(done) != self.size * done:
             raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
 
     def total(self, value: float) -> float:
-        """The sum of `value` over all processes; of one, without waiting for its device."""
+        """The sum of `value` over all processes; a single process does not wait for its device."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -55,7 +55,7 @@ class World:
         return shared.item()
 
     def joined(self, values: Sequence) -> list:
-        """The values of all processes, those of the first before those of the second and so on, in all of them."""
+        """The values of all processes in the order of their ranks, known to each of them."""
         if self.size == 1:
             return list(values)
         parts: list = [None] * self.size
@@ -63,14 +63,14 @@ class World:
         return [value for part in parts for value in part]
 
     def first(self, value: float) -> float:
-        """The first process's `value`, in all of them."""
+        """The first process's `value`, known to all of them."""
         return self.total(value if self.rank == 0 else 0.0)
 
 
 def join(device: torch.device | str | None = None) -> World:
-    """The world that this process was started into; of one, unless a launcher says otherwise.
+    """The processes that a launcher started together with this one, or this one alone.
 
-    device: asked for; without it CUDA where there is one. Raises `ValueError` where `accelerate` is missing.
+    device: by default CUDA if there is one. Raises ValueError if several were started and `accelerate` is missing.
     """
     alone = World() if device is None else World(device=torch.device(device))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:

@@ -252,7 +252,8 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
         keyword = next(iter(recipe.model_kwargs))
         raise ValueError(f"model.{keyword} comes with the model that the run starts from, and cannot be set.")
     found = settings_of(source, recipe.image_size)
-    if found["depth"] == found["heads"] == found["patch_size"] == 1 and (recipe.dropout or recipe.optimizer == "muon"):
+    has_layers_over_patches = (found["patch_size"], found["depth"], found["heads"]) != (1, 1, 1)
+    if not has_layers_over_patches and (recipe.dropout or recipe.optimizer == "muon"):
         setting = "dropout" if recipe.dropout else "optimizer=muon"
         raise ValueError(
             f"{setting} is for the layers of transformers over patches, and {source} has none. Leave it out, or start "

@@ -33,25 +33,19 @@ CHOICES = {
     "precision": ("auto", "bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
 }
+# fmt: off
 RANGES = {
-    "is at least 1": (
-        lambda n: n >= 1,
-        "image_size patch_size width depth heads batch_size accumulate num_classes evaluate_every log_every",
-    ),
-    "is a number from 0 up": (
-        lambda n: n >= 0,
-        "seed train_images valid_images epochs steps warmup_steps resize clip weight_decay save_every",
-    ),
+    "is at least 1": (lambda n: n >= 1, "image_size patch_size width depth heads batch_size accumulate num_classes "
+                                        "evaluate_every log_every"),
+    "is a number from 0 up": (lambda n: n >= 0, "seed train_images valid_images epochs steps warmup_steps resize clip "
+                                                "weight_decay save_every"),
     "is above 0": (lambda n: n > 0, "lr muon_lr mlp_ratio layer_decay std"),
-    "lies between 0 and 1": (
-        lambda n: 0 <= n <= 1,
-        "warmup dropout drop_path label_smoothing mix_until patch_drop patch_drop_until average layer_decay",
-    ),
-    "stays below 1, from 0 up, or nothing would be learned": (
-        lambda n: 0 <= n < 1,
-        "average patch_drop drop_path dropout momentum betas",
-    ),
+    "lies between 0 and 1": (lambda n: 0 <= n <= 1, "warmup dropout drop_path label_smoothing mix_until patch_drop "
+                                                    "patch_drop_until average layer_decay"),
+    "stays below 1, from 0 up, or nothing would be learned": (lambda n: 0 <= n < 1, "average patch_drop drop_path "
+                                                                                    "dropout momentum betas"),
 }
+# fmt: on
 """What the numbers of a setting must satisfy: the rule in words, the rule, and the settings that it holds for."""
 SIZES = {
     "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth", "num_heads": "heads",
@@ -67,7 +61,7 @@ class Recipe:
     """One training run. Sizes in pixels, fractions of the run where a field says progress."""
 
     name: str
-    """What the recipe is called by."""
+    """Its name, as `vitlens train --recipe` takes it."""
     # The model: a timm VisionTransformer, described so that it can be built anew.
     architecture: str = "vit_tiny_patch16_224"
     """timm architecture whose arguments the next six replace."""
@@ -88,9 +82,9 @@ class Recipe:
     head: str = "linear"
     """"linear", or "mlp": the paper's for pre-training, a hidden layer with tanh before a zero-initialized one."""
     head_bias: float = 0.0
-    """Where the output biases of an "mlp" head start; −10 keeps a sigmoid loss over many classes small at first."""
+    """Initial output biases of an "mlp" head; −10 keeps a sigmoid loss over many classes small at first."""
     init: str = ""
-    """A model to start from, a timm name or a folder, with a zero-initialized linear head (`starting_from`)."""
+    """Model to start from, a timm name or a folder; its head is replaced by a linear one of zeros (`starting_from`)."""
     continues: bool = False
     """Made for trained models: refuses to start from random weights."""
     model_kwargs: dict = field(default_factory=dict)
@@ -113,11 +107,11 @@ class Recipe:
     muon_lr: float = 2e-3
     """Peak learning rate of Muon, whose updates are scaled to the root mean square of AdamW's (Liu et al. 2025)."""
     weight_decay: float = 0.05
-    """On matrices only, times the learning rate: decoupled, but for SGD, where it joins the momentum."""
+    """Weight decay of matrices, times the learning rate: decoupled, except for SGD, where it joins the momentum."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decays of the mean gradient and of its square."""
     momentum: float = 0.95
-    """Muon's and SGD's."""
+    """Momentum of Muon and SGD."""
     layer_decay: float = 1.0
     """Factor of the learning rate from each layer to the one below it (Clark et al. 2020); 1 treats all alike."""
     warmup: float = 0.05
@@ -140,7 +134,7 @@ class Recipe:
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes (Szegedy et al. 2016)."""
     augment: Augment = field(default_factory=Augment)
-    """What is done to training images; its parts are set as augment.flip and so on."""
+    """Augmentation of training images, set as augment.flip=0.5 and so on."""
     mix_until: float = 1.0
     """Progress after which mixup and cutmix are off: the end is spent on images as they are at validation."""
     patch_drop: float = 0.0
@@ -157,14 +151,14 @@ class Recipe:
     train_images: int = 0
     """Training images used, a random subset; 0 for all."""
     valid_images: int = 0
-    """The same for validation."""
+    """Validation images used, a random subset; 0 for all."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Subtracted from the red, green and blue of pixels in 0…1 …"""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """… before they are divided by this."""
     # Running.
     seed: int = 0
-    """Of the initial weights, the order of the images, augmentation and dropout."""
+    """Seed of the initial weights, the order of the images, augmentation and dropout."""
     evaluate_every: int = 1
     """Epochs between validations; the last step is always followed by one."""
     log_every: int = 50
@@ -303,7 +297,7 @@ class Recipe:
 
 
 def _check_model(r: Recipe) -> None:
-    """Refuse sizes and keywords of which no model can be built."""
+    """Raise ValueError for sizes and keywords that no model can be built of."""
     if r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues):
         raise ValueError(
             f"{r.image_size} pixels do not divide into patches of {r.patch_size}; the rest would never be seen. Choose "
@@ -316,13 +310,15 @@ def _check_model(r: Recipe) -> None:
         if keyword in taken:
             raise ValueError(f"model.{keyword} has a setting of its own; set {taken[keyword]} instead.")
         if value is None:
-            raise ValueError(f"timm takes model.{keyword}=null for its default; leave it out, or give a value.")
+            raise ValueError(
+                f"model.{keyword} is null, which timm takes for its default; leave it out, or set a value."
+            )
     if r.init and (r.head != "linear" or r.patch_drop):
         raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
 
 
 def _check_run(r: Recipe) -> None:
-    """Refuse settings that contradict each other."""
+    """Raise ValueError for settings that contradict each other."""
     if r.warmup == 1:
         raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
     if r.seed >= 2**63:
@@ -332,7 +328,7 @@ def _check_run(r: Recipe) -> None:
         raise ValueError(f"{given} only work together; set both, or neither.")
     if bool(r.epochs) == bool(r.steps):
         given = f"epochs {r.epochs} and steps {r.steps}"
-        raise ValueError(f"A run is as long as its epochs or its steps say; {given} came. Set one of them to 0.")
+        raise ValueError(f"The length of a run is given in epochs or in steps; {given} came. Set one of them to 0.")
     if r.warmup and r.warmup_steps:
         given = f"warmup {r.warmup} and warmup_steps {r.warmup_steps}"
         raise ValueError(f"The warm-up is a share of the run or a number of steps; {given} came. Set one of them to 0.")

@@ -25,28 +25,28 @@ class Source:
     def opened(self, plan: Recipe, out: Path, resume: bool, world: World) -> list[ImageSet | ImageStream]:
         """The training and the validation split.
 
-        Whether a split is held or streamed follows from the memory that is free, and a stream cuts other crops. So the
-        first process chooses (and fetches what is missing) while the others wait, and the choice is kept in
-        `data.json` for resuming.
+        Whether a split is held or streamed depends on free memory, and a stream cuts other crops. So the first process
+        chooses (and fetches what is missing) while the others wait; `note` keeps the choice for resuming.
         """
-        choice, found = [self.stream, self.stream], []
+        sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
+        choice, splits = dict.fromkeys(sizes, self.stream), {}
+
+        def open_splits() -> None:
+            for split, size in sizes.items():
+                splits[split] = load(
+                    self.data, split, size=size, squash=plan.squash, on_damaged=self.on_damaged, root=self.root,
+                    stream=choice[split], workers=self.workers, device=world.device,
+                )  # fmt: skip
+
         if resume and self.stream is None and (out / "data.json").exists():
             choice = _noted(out / "data.json")
         if world.rank == 0:
-            found = self._both(plan, choice, world)
-        code = int(world.first(sum(isinstance(split, ImageStream) << i for i, split in enumerate(found))))
-        choice = [bool(code & 1), bool(code & 2)]
-        return found or self._both(plan, choice, world)
-
-    def _both(self, plan: Recipe, choice: list[bool | None], world: World) -> list[ImageSet | ImageStream]:
-        sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
-        return [
-            load(
-                self.data, split, size=size, squash=plan.squash, on_damaged=self.on_damaged, root=self.root,
-                stream=stream, workers=self.workers, device=world.device,
-            )
-            for (split, size), stream in zip(sizes.items(), choice, strict=True)
-        ]  # fmt: skip
+            open_splits()
+        for split in sizes:
+            choice[split] = bool(world.first(isinstance(splits.get(split), ImageStream)))
+        if world.rank > 0:
+            open_splits()
+        return list(splits.values())
 
 
 def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
@@ -55,8 +55,7 @@ def note(out: Path, splits: list[ImageSet | ImageStream]) -> None:
     write(out / "data.json", json.dumps(content).encode())
 
 
-def _noted(path: Path) -> list[bool]:
-    """What `note` kept."""
+def _noted(path: Path) -> dict[str, bool]:
     try:
         train, valid = json.loads(path.read_text(encoding="utf-8"))["stream"]
     except (ValueError, KeyError, TypeError) as problem:
@@ -64,4 +63,4 @@ def _noted(path: Path) -> list[bool]:
             f"{path} is damaged: it should say whether training and validation images were streamed. Resume with "
             "--stream or --hold, as the run was started."
         ) from problem
-    return [bool(train), bool(valid)]
+    return {"train": bool(train), "valid": bool(valid)}

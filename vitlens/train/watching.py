@@ -94,9 +94,9 @@ class Album:
 
 
 class Stop:
-    """Notes that the process is asked to end (Ctrl-C, SIGTERM), so that the run can end after the step it is in.
+    """Remembers a signal to end (Ctrl-C, SIGTERM), so that the run can end after the current step.
 
-    A second Ctrl-C ends it at once. Only the main thread is told of signals; elsewhere nothing changes.
+    A second Ctrl-C ends it at once. Does nothing outside of the main thread, which alone receives signals.
     """
 
     def __init__(self):
