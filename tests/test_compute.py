@@ -44,14 +44,10 @@ def test_vit_b_16_by_hand():
 @pytest.mark.parametrize("data", paper.IMAGES)
 def test_pre_training_by_hand(data):
     """Three forwards of every image, with a head of the classes of the data."""
-    cost = compute.cost("ViT-b/32")
+    cost = paper.COSTS["ViT-b/32"]
     forward = transformer(384, 1536, 12, 32, (224, 224), paper.CLASSES[data])
     assert cost.pretraining(7, data) == pytest.approx(3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12)
-    assert cost[:3] == (
-        compute.parameters(paper.build("ViT-b/32")),
-        transformer(384, 1536, 12, 32, (224, 224), 1000),
-        224,
-    )
+    assert cost.flops == transformer(384, 1536, 12, 32, (224, 224), 1000)
 
 
 @pytest.mark.parametrize("model", paper.MODELS)
@@ -82,9 +78,9 @@ def test_a_convolution_and_a_linear_layer_by_hand():
 
 @pytest.mark.parametrize("row", TABLE_6, ids=lambda r: f"{r.model} {r.epochs}")
 def test_exaflops_of_table_6(row):
-    """ViTs and hybrids within 3 %, ResNets within 6 %."""
+    """ViTs and hybrids within 3 %, ResNets within 5 %, from the kept costs, which the test above counts anew."""
     bound = 0.05 if paper.MODELS[row.model].kind == "ResNet" else 0.03
-    assert compute.cost(row.model).pretraining(row.epochs) == pytest.approx(row.exaflops, rel=bound)
+    assert paper.COSTS[row.model].pretraining(row.epochs) == pytest.approx(row.exaflops, rel=bound)
 
 
 def test_what_cannot_be_counted_is_told():
@@ -93,5 +89,5 @@ def test_what_cannot_be_counted_is_told():
         compute.flops(model, 100)
     with pytest.raises(ValueError, match="Linear does not say how large its images are; give image_size"):
         compute.flops(nn.Linear(3, 3))
-    with pytest.raises(ValueError, match="counted for JFT-300M, ImageNet-21k, ImageNet, but 'LAION' was asked"):
-        compute.cost("ViT-b/32").pretraining(7, "LAION")
+    with pytest.raises(ValueError, match="counted for JFT-300M, ImageNet-21k, ImageNet; got 'LAION'"):
+        paper.COSTS["ViT-b/32"].pretraining(7, "LAION")

@@ -42,83 +42,97 @@ def colors(folder: Path, per_class=12) -> Path:
 
 
 def evaluate(model, data, protocol, out, *more, expect=0):
+    """What the command said, with the records that are then in its file."""
     arguments = ("evaluate", model, "--data", data, "--protocol", protocol, "--out", out, "--device", "cpu")
-    return vitlens(*arguments, "--workers", 0, *more, expect=expect)
+    done = vitlens(*arguments, "--workers", 0, *more, expect=expect)
+    done.records = json.loads(out.read_text()) if out.is_file() and not expect & 2 else []
+    return done
 
 
-@pytest.fixture
-def small(tmp_path):
-    return saved(tmp_path / "small")
+def biased(folder: Path, source: Path, **bias: float) -> Path:
+    """The same model with something added to the biases of some of its classes, "c7": 9 to that of class 7."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, value in bias.items():
+        weights["head.bias"][int(name[1:])] += value
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
-@pytest.mark.parametrize("protocol", ["fewshot", "knn", "probe"])
-def test_what_learns_from_features(tmp_path, small, protocol):
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """A model with the classes of ImageNet."""
+    return saved(tmp_path_factory.mktemp("models") / "thousand", num_classes=1000)
+
+
+@pytest.fixture(scope="module")
+def colored(tmp_path_factory):
+    """Images of three classes that no test changes."""
+    return colors(tmp_path_factory.mktemp("data") / "colors")
+
+
+@pytest.mark.parametrize("protocol, more", [
+    ("fewshot", ("--shots", "1,5")), ("knn", ("--neighbors", "3")), ("probe", ()),
+])  # fmt: skip
+def test_what_learns_from_features(tmp_path, small, protocol, more):
     folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     (folder / "test" / "red" / "0.png").write_bytes(b"damaged")
-    more = {"fewshot": ("--shots", "1,5"), "knn": ("--neighbors", "3")}.get(protocol, ())
     done = evaluate(small, folder, protocol, out, *more)
-    found = json.loads(out.read_text())
-    assert [r.get("shots") for r in found] == ([1, 5] if protocol == "fewshot" else [None])
-    for r in found:
+    assert [r.get("shots") for r in done.records] == ([1, 5] if protocol == "fewshot" else [None])
+    for r in done.records:
         assert (r["model"], r["data"], r["protocol"], r["metric"]) == ("small", "colors", protocol, "top1")
         assert (r["images"], r["damaged"]) == (14, 1) and r["low"] <= r["value"] <= r["high"] and r["versions"]["torch"]
         assert r["command"].startswith("vitlens evaluate small --data colors") and str(tmp_path) not in r["command"]
-    assert found[-1]["value"] > 90 and "1 damaged" in done.stdout and f"{found[-1]['value']:.2f} [" in done.stdout
+    value = done.records[-1]["value"]
+    assert value > 90 and "1 damaged" in done.stdout and f"{value:.2f} [" in done.stdout
     assert done.stderr.count("Left out: test/red/0.png (") == 1
-    evaluate(small, folder, protocol, out, *more)
-    again = json.loads(out.read_text())
-    assert [r["value"] for r in again] == [r["value"] for r in found]  # nothing is drawn anew, nothing is added
+    again = evaluate(small, folder, protocol, out, *more).records
+    assert [r["value"] for r in again] == [r["value"] for r in done.records]  # nothing is drawn anew, nothing is added
     if protocol == "knn":
-        evaluate(small, folder, protocol, out, "--neighbors", "1")
-        assert [r["neighbors"] for r in json.loads(out.read_text())] == [3, 1]  # another measurement
+        other = evaluate(small, folder, protocol, out, "--neighbors", "1").records
+        assert [r["neighbors"] for r in other] == [3, 1]  # another measurement
 
 
 def test_damaged_images_are_as_if_they_were_not_there(tmp_path, small):
     """Few-shot learns from as many of each class as it says: what is damaged is drawn anew."""
     values = []
     for name in ("damaged", "missing"):
-        folder, out = colors(tmp_path / name), tmp_path / f"{name}.json"
+        folder = colors(tmp_path / name)
         for number in range(6):
             path = folder / "train" / "red" / f"{number}.png"
             path.write_bytes(b"damaged") if name == "damaged" else path.unlink()
-        done = evaluate(small, folder, "fewshot", out, "--shots", "1,5")
-        records = json.loads(out.read_text())
-        values.append([(r["value"], r["low"], r["high"]) for r in records])
-        assert {r["damaged"] for r in records} == {done.stderr.count("Left out: train/red/")}
+        done = evaluate(small, folder, "fewshot", tmp_path / f"{name}.json", "--shots", "1,5")
+        values.append([(r["value"], r["low"], r["high"]) for r in done.records])
+        assert {r["damaged"] for r in done.records} == {done.stderr.count("Left out: train/red/")}
     assert values[0] == values[1]
     done = evaluate(small, tmp_path / "damaged", "fewshot", tmp_path / "out.json", "--shots", "7", expect=2)
     assert "7 were asked for, but class red has 6" in done.stderr
 
 
-def test_models_of_one_name_do_not_replace_each_other(tmp_path):
-    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
+def test_models_of_one_name_do_not_replace_each_other(tmp_path, colored):
     for depth in (2, 1, 2):
-        evaluate(saved(tmp_path / str(depth) / "small", depth=depth), folder, "knn", out, "--neighbors", "3")
-    found = json.loads(out.read_text())
+        model = saved(tmp_path / str(depth) / "small", depth=depth)
+        found = evaluate(model, colored, "knn", tmp_path / "results.json", "--neighbors", "3").records
     assert [r["model"] for r in found] == ["small", "small"] and len({r["weights"] for r in found}) == 2
 
 
-def test_top1_of_a_folder_of_wordnet_ids(tmp_path):
-    model = saved(tmp_path / "thousand", num_classes=1000)
-    weights = load_file(model / "model.safetensors")
-    weights["head.bias"][[281, 2]] += 9  # it sees tabbies everywhere, and now and then a shark
-    save_file(weights, model / "model.safetensors")
-    wnids = ["n01440764", "n02123045", "n01443537"]  # 0, 281, 1
+def test_top1_of_a_folder_of_wordnet_ids(tmp_path, thousand):
+    model = biased(tmp_path / "model", thousand, c281=9, c2=9)  # it sees tabbies everywhere, and now and then a shark
+    wnids = {"n01440764": 0, "n02123045": 281, "n01443537": 1}
     folder = write(tmp_path / "five", {f"{w}/{i}.png": encoded(i, size=(40, 36)) for w in wnids for i in range(4)})
-    evaluate(model, folder, "top1", tmp_path / "a.json")
-    network = load_model(model)
-    files = [(folder / w / f"{i}.png", label) for w, label in zip(wnids, (0, 281, 1), strict=True) for i in range(4)]
+    one, five = evaluate(model, folder, "top1", tmp_path / "a.json").records
+    network, labels = load_model(model), np.repeat([*wnids.values()], 4)
     with torch.no_grad():
-        logits = network(preprocess(network, [load_image(file) for file, _ in files]))
-    top = logits.topk(5).indices.tolist()
-    one, five = json.loads((tmp_path / "a.json").read_text())
-    assert 0 < one["value"] <= 34
-    assert one["images"] == 12 and one["value"] == pytest.approx(
-        100 * np.mean([label == t[0] for (_, label), t in zip(files, top, strict=True)]), abs=1e-3
-    )
-    assert five["metric"] == "top5" and five["value"] == pytest.approx(
-        100 * np.mean([label in t for (_, label), t in zip(files, top, strict=True)]), abs=1e-3
-    )
+        images = [load_image(folder / w / f"{i}.png") for w in wnids for i in range(4)]
+        top = network(preprocess(network, images)).topk(5).indices.numpy()
+    assert 0 < one["value"] <= 34 and one["images"] == 12 and five["metric"] == "top5"
+    assert one["value"] == pytest.approx(100 * np.mean(labels == top[:, 0]), abs=1e-3)
+    assert five["value"] == pytest.approx(100 * np.mean((labels[:, None] == top).any(1)), abs=1e-3)
 
 
 def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
@@ -138,38 +152,39 @@ def test_classes_in_another_order_are_told_of(tmp_path):
     for order, value in (([0, 1, 2], 100), ([1, 2, 0], 0)):
         model = knows_colors(tmp_path / f"model{value}", data, order)
         done = evaluate(model, data / "test", "top1", tmp_path / f"{value}.json")
-        (found,) = json.loads((tmp_path / f"{value}.json").read_text())
-        assert found["value"] == value and found["note"].startswith("The classes are matched by position: the model")
-        assert "matched by position" in done.stderr and "matched by position" in done.stdout
+        (found,) = done.records
+        assert found["value"] == value
         for text in (done.stderr, done.stdout, found["note"]):
+            assert "The classes are matched by position: the model" in text
             assert ("matched as fits best, 100.00 % [79.61, 100.00] are right rather than 0.00 %" in text) == (
                 value == 0
             )
 
 
-def test_an_imagenet_model_is_not_measured_on_digits(tmp_path):
-    model = saved(tmp_path / "thousand", num_classes=1000)
+def test_an_imagenet_model_is_not_measured_on_digits(tmp_path, thousand):
     folder = write(tmp_path / "digits", {f"{k}/{i}.png": encoded(i, size=(40, 36)) for k in range(3) for i in range(2)})
-    done = evaluate(model, folder, "top1", tmp_path / "a.json", expect=2)
+    done = evaluate(thousand, folder, "top1", tmp_path / "a.json", expect=2)
     assert "are called 0 to 2, which is no name of any of the model's 1,000" in done.stderr
     assert not (tmp_path / "a.json").exists()
 
 
-@pytest.mark.parametrize("protocol", ["top1", "fewshot", "knn", "finetune"])
-def test_a_class_that_is_damaged_whole_is_a_failure(tmp_path, protocol):
+@pytest.mark.parametrize("protocol, more", [
+    ("top1", ()), ("knn", ()), ("fewshot", ("--shots", "1", "--seeds", "1")),
+    ("finetune", ("--set", "epochs=1", "--set", "batch_size=20")),
+])  # fmt: skip
+def test_a_class_that_is_damaged_whole_is_a_failure(tmp_path, monkeypatch, protocol, more):
     """What is measured then is no accuracy on the data that were asked for."""
-    data, out = colors(tmp_path / "colors", per_class=20), tmp_path / "a.json"
+    monkeypatch.chdir(tmp_path)
+    data = colors(tmp_path / "colors", per_class=20)
     model = knows_colors(tmp_path / "model", data, [0, 1, 2])
     for path in (data / "test" / "red").iterdir():
         path.write_bytes(b"damaged")
-    more = {
-        "fewshot": ("--shots", "1", "--seeds", "1"),
-        "finetune": ("--runs", tmp_path / "runs", *[w for s in ("epochs=1", "batch_size=20") for w in ("--set", s)]),
-    }.get(protocol, ())
-    done = evaluate(model, data / "test" if protocol == "top1" else data, protocol, out, *more, expect=1)
-    (found,) = json.loads(out.read_text())
-    sentence = "All images of 1 of 3 classes are damaged, red (5), so this is not the accuracy on all of them"
-    assert sentence in done.stderr and sentence in done.stdout and sentence in found["note"]
+    done = evaluate(
+        model, data / "test" if protocol == "top1" else data, protocol, tmp_path / "a.json", *more, expect=1
+    )
+    (found,) = done.records
+    for text in (done.stderr, done.stdout, found["note"]):
+        assert "All images of 1 of 3 classes are damaged, red (5), so this is not the accuracy on all of them" in text
     assert (found["images"], found["damaged"]) == (10, 5)
     if protocol == "fewshot":
         right = round(found["value"] / 10)
@@ -177,16 +192,14 @@ def test_a_class_that_is_damaged_whole_is_a_failure(tmp_path, protocol):
         assert "With one seed the interval is that of the images measured on alone" in found["note"]
 
 
-def test_real_where_the_files_are_imagenets(tmp_path):
-    model = saved(tmp_path / "thousand", num_classes=1000)
+def test_real_where_the_files_are_imagenets(tmp_path, thousand):
     (tmp_path / "in").mkdir()
     imagenet(tmp_path / "in", per_class=20)
-    for data, metrics in (("imagenet", ["top1", "top5", "real"]), ("imagenet-real", ["real"])):
-        evaluate(model, data, "top1", tmp_path / f"{data}.json", "--root", tmp_path / "in")
-        found = json.loads((tmp_path / f"{data}.json").read_text())
+    every = ["top1", "top5", "real"]
+    for data, metrics in (("imagenet", every), ("imagenet-real", ["real"]), (tmp_path / "in", every)):
+        out = tmp_path / f"{Path(data).name}.json"
+        found = evaluate(thousand, data, "top1", out, "--root", tmp_path / "in").records
         assert [r["metric"] for r in found] == metrics and 30 < found[-1]["images"] <= 40
-    evaluate(model, tmp_path / "in", "top1", tmp_path / "folder.json")
-    assert [r["metric"] for r in json.loads((tmp_path / "folder.json").read_text())] == ["top1", "top5", "real"]
 
 
 def side_by_side(folder: Path, numbers) -> Path:
@@ -194,17 +207,14 @@ def side_by_side(folder: Path, numbers) -> Path:
     return write(folder, {f"ILSVRC2012_val_{n:08d}.JPEG": encoded(n, "JPEG", (40, 36)) for n in numbers})
 
 
-def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path):
+def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousand):
     """With labels in any form that they are published in, each the same; by ReaL alone without."""
     wnids, numbers = ImageNetInfo().label_names(), range(3, 15)
     truth = {n: (n * 37) % 1000 for n in range(1, 50_001)}
-    model = saved(tmp_path / "thousand", num_classes=1000)
-    weights = load_file(model / "model.safetensors")
-    weights["head.bias"][[truth[5], truth[9]]] += 9
-    save_file(weights, model / "model.safetensors")
+    model = biased(tmp_path / "model", thousand, **{f"c{truth[5]}": 9, f"c{truth[9]}": 9})
     folder = side_by_side(tmp_path / "in" / "val", numbers)
     done = evaluate(model, folder, "top1", tmp_path / "bare.json")
-    (bare,) = json.loads((tmp_path / "bare.json").read_text())
+    (bare,) = done.records
     assert bare["metric"] == "real" and "scored by ReaL's labels alone" in done.stderr
     assert "put one of ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
     refused = evaluate(model, folder, "knn", tmp_path / "knn.json", expect=2).stderr
@@ -241,15 +251,15 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path):
         content = {name: text if isinstance(text, bytes) else text.encode() for name, text in content.items()}
         write(place, content)
         assert load(folder, "valid", size=8).labels.tolist() == [truth[n] for n in numbers], form
-        evaluate(model, folder, "top1", tmp_path / f"{form}.json")
-        found = {r["metric"]: r for r in json.loads((tmp_path / f"{form}.json").read_text())}
-        assert found["top1"]["value"] == pytest.approx(expected, abs=1e-3) and {*found} == {"top1", "top5", "real"}
-        assert found["top1"]["images"] == 12 and found["real"]["value"] == bare["value"]
-        evaluate(model, "imagenet-real", "top1", tmp_path / "root.json", "--root", tmp_path / "in")
-        for name in content:
+        for name in content if form != "kaggle" else ():
             (place / name).unlink()
-    evaluate(model, "imagenet-real", "top1", tmp_path / "root.json", "--root", folder)
-    assert json.loads((tmp_path / "root.json").read_text())[0]["value"] == bare["value"]
+    found = {r["metric"]: r for r in evaluate(model, folder, "top1", tmp_path / "labels.json").records}
+    assert found["top1"]["value"] == pytest.approx(expected, abs=1e-3) and {*found} == {"top1", "top5", "real"}
+    assert found["top1"]["images"] == 12 and found["real"]["value"] == bare["value"]
+    for root in (tmp_path / "in", folder):
+        (real,) = evaluate(model, "imagenet-real", "top1", tmp_path / f"{root.name}.json", "--root", root).records
+        assert real["value"] == bare["value"]
+        (tmp_path / "in" / "LOC_val_solution.csv").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name, content, sentence", [
@@ -280,46 +290,50 @@ def renamed(source: Path, folder: Path, order: list[int], names: list[str]) -> P
     return folder
 
 
-def test_real_is_of_names_and_not_of_places(tmp_path):
+def test_real_is_of_names_and_not_of_places(tmp_path, thousand):
     """A model that says tench to all images, with its classes in ImageNet's order and in others."""
     first = next(i for i, labels in enumerate(real_labels()) if 0 in labels) - 4
     (tmp_path / "in").mkdir()
     imagenet(tmp_path / "in", per_class=5, first=first + 1)
-    model, info = saved(tmp_path / "thousand", num_classes=1000), ImageNetInfo()
-    state = load_file(model / "model.safetensors")
-    state["head.weight"].zero_()
-    state["head.bias"].copy_(-torch.arange(1000.0))
-    save_file(state, model / "model.safetensors")
+    model, info = biased(tmp_path / "tench", thousand, **{f"c{k}": -1000 * k for k in range(1000)}), ImageNetInfo()
     texts, order = info.label_descriptions(), [*range(500, 1000), *range(500)]
-    models = {
-        tmp_path / "in": [model, renamed(model, tmp_path / "ids", order, info.label_names())],
-        "imagenet": [model, renamed(model, tmp_path / "in-order", [*range(1000)], texts)],  # two of them are "crane"
-    }
+    foreign = [*texts[:2], *(f"thing {i}" for i in range(998))]
     scored = [labels for labels in real_labels()[first : first + 10] if labels]
     real = 100 * sum(0 in labels for labels in scored) / len(scored)
-    for data, each in ((data, each) for data, several in models.items() for each in several):
-        evaluate(each, data, "top1", tmp_path / "results.json", "--root", tmp_path / "in")
-        found = {r["metric"]: r["value"] for r in json.loads((tmp_path / "results.json").read_text())}
-        assert found == {"top1": 50, "top5": 100, "real": pytest.approx(real, abs=1e-3)} and real > 0
-        (tmp_path / "results.json").unlink()
-    foreign = renamed(model, tmp_path / "foreign", order, [*texts[:2], *(f"thing {i}" for i in range(998))])
-    evaluate(foreign, "imagenet", "top1", tmp_path / "results.json", "--root", tmp_path / "in")
-    assert [r["metric"] for r in json.loads((tmp_path / "results.json").read_text())] == ["top1", "top5"]
-    done = evaluate(foreign, "imagenet-real", "top1", tmp_path / "f.json", "--root", tmp_path / "in", expect=2)
+    assert real > 0
+    every = {"top1": 50, "top5": 100, "real": pytest.approx(real, abs=1e-3)}
+    for number, (each, data, expected) in enumerate((
+        (model, tmp_path / "in", every), (model, "imagenet", every),
+        (renamed(model, tmp_path / "ids", order, info.label_names()), tmp_path / "in", every),
+        (renamed(model, tmp_path / "in-order", [*range(1000)], texts), "imagenet", every),  # two of them are "crane"
+        (renamed(model, tmp_path / "foreign", order, foreign), "imagenet", {"top1": 50, "top5": 100}),
+    )):  # fmt: skip
+        found = evaluate(each, data, "top1", tmp_path / f"{number}.json", "--root", tmp_path / "in").records
+        assert {r["metric"]: r["value"] for r in found} == expected
+    done = evaluate(each, "imagenet-real", "top1", tmp_path / "f.json", "--root", tmp_path / "in", expect=2)
     assert "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all" in done.stderr
 
 
 SHORT = ("--set", "image_size=32", "--set", "resize=40", "--set", "batch_size=12", "--set", "precision=fp32")
 
 
+def training(tmp_path, record, seed=0):
+    """What a run of fine-tuning says about itself."""
+    (data,) = (
+        folder
+        for folder in (tmp_path / "runs" / f"small-{record['weights']}").iterdir()
+        if folder.name.endswith(record["recipe"].replace(" ", "-"))
+    )
+    return json.loads((data / f"seed-{seed}" / "training.json").read_text())
+
+
 def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
-    runs = ("--runs", tmp_path / "runs", "--seeds", 2, "--set", "epochs=2", *SHORT)
-    evaluate(small, folder, "finetune", out, *runs)
-    (found,) = json.loads(out.read_text())
+    runs = ("--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
+    (found,) = evaluate(small, folder, "finetune", out, *runs, "--seeds", 2).records
     values = []
     for seed in range(2):
-        kept = json.loads((runs_of(found, tmp_path) / f"seed-{seed}" / "training.json").read_text())
+        kept = training(tmp_path, found, seed)
         assert kept["recipe"]["name"] == "finetune-small" and kept["recipe"]["seed"] == seed
         values.append(kept["validation"]["top1"])  # the test images of this folder are its only validation
     assert found["value"] == pytest.approx(np.mean(values), abs=0.01) and found["seeds"] == 2 and found["images"] == 15
@@ -328,21 +342,18 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert not list((tmp_path / "runs").rglob("*checkpoint*")), "what is finished takes no more room than its model"
     with monkeypatch.context() as patched:  # finished runs are not done again: the same numbers at once
         patched.setattr(sys.modules["vitlens.train.runs"], "fit", None)
-        evaluate(small, folder, "finetune", out, *runs)
+        evaluate(small, folder, "finetune", out, *runs, "--seeds", 2)
     assert json.loads(out.read_text())[0]["value"] == found["value"]
     shutil.copy(folder / "train" / "red" / "0.png", folder / "train" / "red" / "more.png")
     evaluate(small, folder, "finetune", out, *runs)
-    kept = json.loads((runs_of(found, tmp_path) / "seed-1" / "training.json").read_text())
-    assert kept["training_images"] == 37, "other images, so another run"
-    evaluate(small, folder, "finetune", out, "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
-    other = json.loads(out.read_text())[1]
-    assert other["recipe"].startswith("epochs=1,") and found["recipe"].startswith("epochs=2,")
-    kept = json.loads((runs_of(other, tmp_path) / "seed-0" / "training.json").read_text())
-    assert kept["epochs"] == 1, "trained anew, not gone on with"
+    assert training(tmp_path, found)["training_images"] == 37, "other images, so another run"
+    _, other = evaluate(small, folder, "finetune", out, *runs, "--set", "epochs=2").records
+    assert other["recipe"].endswith("epochs=2") and found["recipe"].startswith("epochs=1,")
+    assert training(tmp_path, other)["epochs"] == 2, "trained anew, not gone on with"
 
 
-def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, small, monkeypatch):
-    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
+def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, small, colored, monkeypatch):
+    folder, out = colored, tmp_path / "results.json"
     more = ("--runs", tmp_path / "runs", "--set", "epochs=2", *SHORT)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -353,39 +364,30 @@ def test_a_fine_tuning_that_was_stopped_says_what_goes_on_with_it(tmp_path, smal
     assert "Stopped as it was asked to, at step 1 of 6; the same command goes on." in done.stderr
     assert "--resume" not in done.stderr and not out.exists()
     assert "step-00000001" in str(list((tmp_path / "runs").rglob("*.safetensors")))
-    evaluate(small, folder, "finetune", out, *more)
-    assert json.loads(out.read_text())[0]["images"] == 15
+    assert evaluate(small, folder, "finetune", out, *more).records[0]["images"] == 15
     (log,) = (tmp_path / "runs").rglob("log.jsonl")
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()][-1] == 6
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
-def test_resnets_and_efficientnets_are_tuned_too(tmp_path, name):
+def test_resnets_and_efficientnets_are_tuned_too(tmp_path, colored, name):
     """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
     torch.manual_seed(0)
     save_for_hf(timm.create_model(name, num_classes=10), tmp_path / "net", safe_serialization=True)
-    folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     more = ("--runs", tmp_path / "runs", "--set", "epochs=4", "--set", "lr=0.1", *SHORT)
-    done = evaluate(tmp_path / "net", folder, "finetune", out, *more)
-    (found,) = json.loads(out.read_text())
+    done = evaluate(tmp_path / "net", colored, "finetune", tmp_path / "results.json", *more)
+    (found,) = done.records
     kept = json.loads(next((tmp_path / "runs").rglob("seed-0/training.json")).read_text())
     assert found["value"] == pytest.approx(kept["validation"]["top1"], abs=0.01) and found["value"] > 50
     assert "colors  finetune" in done.stdout
 
 
-def runs_of(record, tmp_path):
-    (found,) = (tmp_path / "runs" / f"small-{record['weights']}").glob(f"colors-*{record['recipe'].split(',')[0]}*")
-    return found
-
-
 def test_another_folder_of_the_same_name_is_tuned_on_anew(tmp_path, small):
+    more = ("--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
     for place in ("a", "b"):
-        folder = colors(tmp_path / place / "colors")
-        evaluate(
-            small, folder, "finetune", tmp_path / "out.json", "--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT
-        )
+        done = evaluate(small, colors(tmp_path / place / "colors"), "finetune", tmp_path / "out.json", *more)
     assert len(list((tmp_path / "runs").glob("small-*/colors-*"))) == 2
-    one, other = json.loads((tmp_path / "out.json").read_text())  # and neither replaces the other's result
+    one, other = done.records  # and neither replaces the other's result
     assert one["data"] == other["data"] == "colors" and one["place"] != other["place"]
     assert str(tmp_path) not in (tmp_path / "out.json").read_text()
 
@@ -394,11 +396,10 @@ def test_vtab(tmp_path, small):
     tasks = [t for t in HUB if t.name in ("vtab/pcam", "vtab/dsprites-location")]
     for task in tasks:
         clip_benchmark(tmp_path, task)
-    out = tmp_path / "vtab.json"
     arguments = ("--tasks", "pcam,dsprites-location", "--root", tmp_path, "--runs", tmp_path / "runs")
-    done = evaluate(small, "", "vtab", out, *arguments, "--set", "steps=2", *SHORT, "--set", "warmup_steps=0")
-    found = json.loads(out.read_text())
-    assert [(r["data"], r["images"]) for r in found] == [("vtab/pcam", 30), ("vtab/dsprites-location", 30)]
+    short = (*SHORT, "--set", "steps=2", "--set", "warmup_steps=0")
+    done = evaluate(small, "", "vtab", tmp_path / "vtab.json", *arguments, *short)
+    assert [(r["data"], r["images"]) for r in done.records] == [("vtab/pcam", 30), ("vtab/dsprites-location", 30)]
     folders = [next((tmp_path / "runs").glob(f"small-*/vtab-{name}*")) for name in ("pcam", "dsprites-location")]
     kept = [json.loads((folder / "seed-0" / "training.json").read_text()) for folder in folders]
     assert [k["training_images"] for k in kept] == [1000, 1000]
@@ -412,8 +413,8 @@ def test_vtab(tmp_path, small):
     ("colors", "fewshot", ("--shots", "a"), "--shots takes numbers"),
     ("colors", "bestof", (), "no protocol 'bestof'. The protocols are top1, fewshot"),
     ("", "knn", (), "images to measure on are missing"),
-    ("colors", "knn", ("--neighbors", "0"), "one neighbor or more, but 0 came"),
-    ("colors", "knn", ("--seeds", "0"), "one seed or more, but 0 came"),
+    ("colors", "knn", ("--neighbors", "0"), "--neighbors must be 1 or more; got 0"),
+    ("colors", "knn", ("--seeds", "0"), "--seeds must be 1 or more; got 0"),
     ("colors", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),
     ("colors", "knn", ("--shots", "5"), "protocol knn does not read --shots, which is for fewshot"),
     ("colors", "top1", ("--neighbors", "20"), "protocol top1 does not read --neighbors, which is for knn"),
@@ -426,10 +427,10 @@ def test_vtab(tmp_path, small):
     ("test-only", "knn", (), "which the train split is read from"),
     ("labels", "top1", (), "has no label"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_one_sentence(tmp_path, small, monkeypatch, data, protocol, more, sentence):
-    monkeypatch.chdir(tmp_path)
-    colors(tmp_path / "colors")
-    write(tmp_path / "test-only" / "test", {"a/0.png": encoded(0)})
+def test_what_does_not_fit_is_one_sentence(tmp_path, small, colored, monkeypatch, data, protocol, more, sentence):
+    monkeypatch.chdir(colored.parent)
+    if data == "test-only":
+        write(colored.parent / "test-only" / "test", {"a/0.png": encoded(0)})
     if data == "labels":
         tar(tmp_path / "shards" / "x-test.tar", {"a.png": encoded(0), "a.cls": b"rose"})
         data, more = "wds/shards", ("--root", str(tmp_path))
@@ -437,24 +438,21 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, small, monkeypatch, data, p
     assert done.stderr.count("\n") == 1 and sentence in done.stderr and not (tmp_path / "out.json").exists()
 
 
-def test_a_file_of_something_else_is_refused_before_anything_is_measured(tmp_path, small):
+def test_where_results_cannot_go_is_found_before_anything_is_measured(tmp_path, small):
     (tmp_path / "notes.json").write_text("mine")
     done = evaluate(small, "nowhere", "knn", tmp_path / "notes.json", expect=2)
     assert "notes.json is not a file of results" in done.stderr and (tmp_path / "notes.json").read_text() == "mine"
+    for out, words in (("notes.json/results.json", "(Not a directory)"), (".", "is a folder")):
+        done = evaluate(small, "nowhere", "knn", tmp_path / out, expect=2)
+        assert words in done.stderr and "ive another --out." in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(tmp_path, small):
-    (tmp_path / "file").write_text("mine")
-    done = evaluate(small, "nowhere", "knn", tmp_path / "file" / "results.json", expect=2)
-    assert "cannot be written to (Not a directory); give another --out." in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, small, monkeypatch):
+def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, small, colored, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("vitlens.files.write", full)
-    done = evaluate(small, colors(tmp_path / "colors"), "knn", tmp_path / "results.json", expect=2)
+    done = evaluate(small, colored, "knn", tmp_path / "results.json", expect=2)
     assert "No space left" in done.stderr and "colors  knn, 20 neighbors  top1" in done.stdout
 
 
@@ -465,8 +463,6 @@ def test_a_model_that_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", no_network)
     done = evaluate("vit_tiny_patch16_224", "digits", "knn", tmp_path / "out.json", expect=2)
     assert "could not be fetched from the hub" in done.stderr and done.stderr.count("\n") == 1
-    done = evaluate(BUNDLED, "digits", "knn", tmp_path, expect=2)
-    assert "is a folder. Give another --out." in done.stderr
 
 
 # Real data
@@ -494,8 +490,7 @@ def test_deit_on_flowers(real_data):
 @pytest.mark.slow
 def test_the_bundled_model_is_as_accurate_as_is_recorded(real_data, tmp_path):
     """49.40 % were measured in training, before the weights were rounded to fp16: three images of 10,000 differ."""
-    evaluate(BUNDLED, real_data / "tiny-imagenet", "top1", tmp_path / "tiny.json")
-    top1, top5 = json.loads((tmp_path / "tiny.json").read_text())
+    top1, top5 = evaluate(BUNDLED, real_data / "tiny-imagenet", "top1", tmp_path / "tiny.json").records
     recorded = json.loads((BUNDLED / "training.json").read_text())["validation"]["top1_average"]
     assert recorded == pytest.approx(49.40, abs=0.005) and top1["value"] == pytest.approx(recorded, abs=0.1)
     assert top1["images"] == 10_000 and top1["low"] < recorded < top1["high"] and top5["value"] > top1["value"]

@@ -1,6 +1,7 @@
 """A study is what it says: subsets nest, kinds are kinds, what was stopped goes on to the same table."""
 
 import json
+import pickle
 import re
 import shutil
 import signal
@@ -87,10 +88,10 @@ def test_kinds_are_what_the_paper_calls_them(each):
         with torch.no_grad():
             logits = model(torch.randn(2, 3, plan.image_size, plan.image_size))
         assert logits.shape == (2, each.classes)
-        again, other = (cell.network.build(replace(plan, seed=seed)).state_dict() for seed in (plan.seed, 9))
-        state = model.state_dict()
-        assert all(torch.equal(state[name], again[name]) for name in state)
-        assert not all(torch.equal(state[name], other[name]) for name in state)
+        narrow = cell.network.tiny()
+        one, again, other = (narrow.build(replace(plan, seed=seed)).state_dict() for seed in (0, 0, 9))
+        assert all(torch.equal(one[name], again[name]) for name in one)
+        assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", ["data-size", "hybrid-cpu"])
@@ -199,32 +200,33 @@ def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
 
 
 KILLED = """
-import os, signal, sys, torch
-torch.set_num_threads(int(sys.argv[2]))  # as many as the process that goes on: the table names them
-from test_studies import SLOW
+import os, pickle, signal, sys, torch
 from vitlens.paper.studies import run_study, running
+study, out, threads, last = pickle.load(sys.stdin.buffer)
+torch.set_num_threads(threads)  # as many as the process that goes on: the table names them
 fit, begun = running.fit, []
 
 def dying(*args, **kwargs):
     begun.append(1)
     for step in fit(*args, **kwargs):
         yield step
-        if len(begun) == int(sys.argv[3]) and step.step == 4:
+        if len(begun) == last and step.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
 running.fit = dying
-run_study(SLOW, "digits", sys.argv[1], device="cpu")
+run_study(study, "digits", out, device="cpu")
 """
-SLOW = replace(SMALL, recipe=replace(SMALL.recipe, steps=8, save_every=0.0))  # a checkpoint after every step
 
 
 def test_a_killed_study_goes_on_to_the_same_table(tmp_path):
-    for training in (1, 3):  # of those that are left
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(torch.get_num_threads()), str(training)]
-        assert subprocess.run(command, cwd=Path(__file__).parent).returncode == -signal.SIGKILL
+    """Killed in its first training, and then in its second."""
+    slow = replace(SMALL, sizes=(40,), recipe=replace(SMALL.recipe, save_every=0.0))  # a checkpoint after every step
+    for training in (1, 2):  # of those that are left
+        asked = pickle.dumps((slow, tmp_path / "out", torch.get_num_threads(), training))
+        assert subprocess.run([sys.executable, "-c", KILLED], input=asked).returncode == -signal.SIGKILL
         assert len(list(tmp_path.glob("out/cells/*.json"))) == training - 1
         assert list(tmp_path.glob("out/runs/*/checkpoints/step-*.json"))
-    gone_on, whole = (run_study(SLOW, "digits", tmp_path / name, device="cpu") for name in ("out", "whole"))
+    gone_on, whole = (run_study(slow, "digits", tmp_path / name, device="cpu") for name in ("out", "whole"))
     assert timeless(gone_on) == timeless(whole)
 
 
@@ -331,22 +333,13 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     assert "Stopped in ViT" in vitlens(*command, expect=1).stdout
 
 
-def test_a_bar_says_which_training_is_on(tmp_path):
-    done = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
-    assert "1 of 8: ViT, patch 2, 40 images, seed 0" in done.stderr and "48/48" in done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 8 and all("step/s" not in line for line in lines)
-    again = vitlens("study", "data-size-digits", "--data", "digits", "--tiny", "--out", tmp_path)
-    assert "48/48" in again.stderr and not again.stdout
-
-
 def test_time_is_up(tmp_path):
     said = []
     records = run_study(SMALL, "digits", tmp_path, device="cpu", max_minutes=1e-9, say=said.append)
     assert not records and "the same command goes on" in said[-1]
 
 
-def test_the_command_writes_the_table_and_goes_on(tmp_path):
+def test_the_command_shows_a_bar_writes_the_table_and_goes_on(tmp_path):
     out, table = tmp_path / "out", tmp_path / "new" / "table.csv"
     arguments = ("study", "data-size-digits", "--data", "digits", "--out", out, "--tiny", "--device", "cpu")
     stopped = vitlens(*arguments, "--max-minutes", "1e-9", "--table", table, expect=1)
@@ -354,7 +347,10 @@ def test_the_command_writes_the_table_and_goes_on(tmp_path):
     assert all("step" in line for line in stopped.stderr.splitlines() if line.strip()), "the bar and nothing else"
     done = vitlens(*arguments, "--table", table)
     rows = read_table(table)
-    assert len(rows) == 8 == len(done.stdout.splitlines())
+    assert len(rows) == 8 == len(done.stdout.splitlines()) and "step/s" not in done.stdout
+    assert "1 of 8: ViT, patch 2, 40 images, seed 0" in done.stderr and "48/48" in done.stderr
+    again = vitlens(*arguments)
+    assert "48/48" in again.stderr and not again.stdout
     assert rows[0]["command"].startswith("vitlens study data-size-digits --data digits") and rows[0]["torch"]
     assert str(tmp_path) not in table.read_text()
     names = [cell.name for cell in study("data-size-digits").tiny().cells()]
@@ -378,33 +374,42 @@ def test_the_large_study_takes_the_same_path_tiny(tmp_path):
     assert {r["model"] for r in rows} == {n.name for n in study("data-size").networks}
 
 
+def test_a_study_is_added_as_a_row():
+    """The command lists it, and its title is no part of what it is: notes of studies under other titles stay valid."""
+    mine = studies.register(replace(SMALL, name="mine", title="my own"))
+    try:
+        assert study("mine") is mine and "mine: " in vitlens("study", "--list").stdout
+        assert mine.to_dict() == replace(mine, title="another").to_dict()
+    finally:
+        del STUDIES["mine"]
+    with pytest.raises(ValueError, match="no study 'mine'. The studies are: data-size,"):
+        study("mine")
+
+
 def test_the_command_lists_the_studies():
     shown = vitlens("study", "--list").stdout
     assert all(f"{name}: " in shown for name in STUDIES) and "R26x1" in shown and "100000" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((), "A study needs a name"),
-        (("data-size",), "A study needs --data"),
-        (("data-size", "--data", "digits"), "A study needs --out"),
-        (("nonsense", "--data", "digits", "--out", "OUT"), "There is no study 'nonsense'. The studies are: data-size,"),
-        (("data-size", "--data", "NOWHERE", "--out", "OUT"), "is not a folder"),
-        (("data-size", "--data", "digits", "--out", "OUT"), "takes 200 classes, but digits has 10"),
-        (("data-size-digits", "--data", "digits", "--out", "FILE"), "cannot be written to (Not a directory)"),
-        (("data-size-digits", "--data", "digits", "--out", "FILE/OUT"), "cannot be written to (Not a directory)"),
-        (("data-size-digits", "--data", "digits", "--out", "OUT", "--max-minutes", "-1"), "a positive number"),
-        (("data-size-digits", "--data", "digits", "--out", "OTHER"), "other networks and recipe and classes and data"),
-        (("data-size-digits", "--data", "NOWHERE", "--out", "OUT", "--table", "FILE/a.csv"), "give another --table"),
-        (("data-size-digits", "--data", "NOWHERE", "--out", "OUT", "--table", "OTHER"), "is a folder. Give another"),
-    ],
-)
+@pytest.mark.parametrize("arguments, sentence", [
+    ("", "A study needs a name"),
+    ("data-size", "A study needs --data"),
+    ("data-size --data digits", "A study needs --out"),
+    ("nonsense --data digits --out OUT", "There is no study 'nonsense'. The studies are: data-size,"),
+    ("data-size --data NOWHERE --out OUT", "is not a folder"),
+    ("data-size --data digits --out OUT", "takes 200 classes, but digits has 10"),
+    ("data-size-digits --data digits --out FILE", "cannot be written to (Not a directory)"),
+    ("data-size-digits --data digits --out FILE/OUT", "cannot be written to (Not a directory)"),
+    ("data-size-digits --data digits --out OUT --max-minutes -1", "a positive number"),
+    ("data-size-digits --data digits --out OTHER", "other networks and recipe and classes and data"),
+    ("data-size-digits --data NOWHERE --out OUT --table FILE/a.csv", "give another --table"),
+    ("data-size-digits --data NOWHERE --out OUT --table OTHER", "is a folder. Give another"),
+])  # fmt: skip
 def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path, whole):
     (tmp_path / "file").write_text("")
     places = {"OUT": tmp_path / "out", "FILE": tmp_path / "file", "NOWHERE": tmp_path / "none", "OTHER": whole[1],
               "FILE/OUT": tmp_path / "file" / "out", "FILE/a.csv": tmp_path / "file" / "a.csv"}  # fmt: skip
-    done = vitlens("study", *(places.get(a, a) for a in arguments), expect=2)
+    done = vitlens("study", *(places.get(a, a) for a in arguments.split()), expect=2)
     assert sentence in done.stderr and len(done.stderr.splitlines()) == 1
 
 
@@ -431,7 +436,7 @@ def test_weights_that_half_precision_cannot_hold_are_kept_whole(tmp_path):
     model = cell.network.build(SMALL.plan(cell))
     with torch.no_grad():
         model.head.weight[0, 0] = 1e5
-    studies.weights.save(tmp_path / "a.safetensors", model, cell.network, SMALL.plan(cell), list("abcde"))
+    studies.networks.save(tmp_path / "a.safetensors", model, cell.network, SMALL.plan(cell), list("abcde"))
     assert torch.equal(trained(tmp_path / "a.safetensors").head.weight, model.head.weight)
 
 

@@ -1,4 +1,4 @@
-"""What a model says of every image of a split, batch by batch: its features, or the classes that it names.
+"""Outputs of a model for every image of a split, batch by batch: features, or the likeliest classes.
 
 Shapes: N images, M of them read, D width of the model.
 """
@@ -14,7 +14,7 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from vitlens.data import ImageSet, ImageStream
+from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import pixels
 from vitlens.recorder.running import evaluating
@@ -22,7 +22,7 @@ from vitlens.train import World
 
 
 class Reading(NamedTuple):
-    """What was read of the M images that could be read, on the CPU, in the order of the split."""
+    """The outputs for the M images that could be decoded, on the CPU, in the order of the split."""
 
     values: Tensor
     """(M, …)"""
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
     rows: Tensor
     """(M,) int64, the place of each image in the split."""
     damaged: tuple[str, ...]
-    """The images that could not be decoded, each with the reason; they count nowhere."""
+    """The other images, each with the reason."""
 
 
 def opened(
@@ -39,28 +39,24 @@ def opened(
 ) -> ImageStream:
     """A split of what `data.load` reads, streamed, each image as `models.preprocess` shows it to `model`.
 
-    Raises ValueError for what `load` refuses and for a model of gray or of oblong images.
+    Raises ValueError for what `load` refuses, and for models whose images are not square or have no three channels.
     """
     channels, height, width = resolve_model_data_config(model)["input_size"]
     if height != width or channels != 3:
         raise ValueError(
-            f"Evaluation shows square images in color, but this model takes {channels} × {height} × {width}; use one "
-            "that takes 3 × S × S."
+            "Evaluation needs a model of square images in color (3 × S × S), but this model takes "
+            f"{channels} × {height} × {width}."
         )
 
-    def load() -> ImageStream:
-        return load(
-            source, split, size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers
-        )
-
+    options = dict(size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers)
     world = world or World()
-    found = load() if world.rank == 0 else None  # the first process fetches what is missing, the others wait
-    world.total(0)
-    return found or load()
+    found = load(source, split, **options) if world.rank == 0 else None  # the first fetches what is missing
+    world.total(0)  # the others wait for it
+    return found or load(source, split, **options)
 
 
 def lost_classes(images: ImageStream, found: Reading) -> str:
-    """A sentence that names the classes of which every image is damaged, or ""."""
+    """A warning about the classes of which every image is damaged, or ""."""
     count = len(images.class_names)
     had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, found.labels))
     gone = ((had > 0) & (left == 0)).nonzero()[:, 0].tolist()
@@ -74,23 +70,25 @@ def lost_classes(images: ImageStream, found: Reading) -> str:
 
 
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
-    """(N, D) what the head of a timm model reads of each image, and the (N,) labels; both on the CPU.
+    """Features (N, D), the input of a timm model's head, and labels (N,) of all images; both on the CPU.
 
-    The images must have the size that the model takes. They are normalized as its `pretrained_cfg` says, which for a
-    model that was opened is what it was trained with. The training flag of each module is left as found. Damaged images
-    of a stream are left out. The processes of `world` share the images, and all of them have all features at the end.
+    The images must have the size that the model takes, and are normalized as its `pretrained_cfg` says. Each module is
+    left in the mode (training or eval) it was in. Damaged images of a stream are left out. The processes of `world`
+    share the images, and each returns all features.
     """
     return read(model, data, before_the_head(model), world=world)[:2]
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """From a batch (b, 3, H, W) to what the head of a timm model reads of it, (b, D)."""
+    """A function from a batch (b, 3, H, W) to the input of the model's head, (b, D)."""
     return lambda x: model.forward_head(model.forward_features(x), pre_logits=True)
 
 
 def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
-    """From a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), the likeliest first; all −1
-    for an image whose logits are not all finite numbers, as NaN would rank as the likeliest."""
+    """A function from a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), likeliest first.
+
+    They are −1 for an image whose logits are not all finite: NaN would rank as the likeliest.
+    """
 
     def named(x: Tensor) -> Tensor:
         logits = model(x)
@@ -104,17 +102,16 @@ def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
 def read(
     model: nn.Module,
     data: ImageSet | ImageStream,
-    say: Callable[[Tensor], Tensor],
+    output: Callable[[Tensor], Tensor],
     *,
     world: World | None = None,
     batch: int = 100,
     progress: str = "",
 ) -> Reading:
-    """What `say` makes of each normalized batch, of all images of `data`; see `features`. `progress`: what to call the
-    bar; without it there is none.
+    """`output` of every normalized batch of `data`; see `features`. progress: title of a progress bar, "" for none.
 
-    Raises ValueError if there are fewer images than processes, if the model gives what is no finite number, or −1 for a
-    class, and what `batches` of the data raises.
+    Raises ValueError for fewer images than processes, for outputs that are not finite (of classes: −1), and what
+    `batches` of the data raises.
     """
     config, device = model.pretrained_cfg, next(model.parameters()).device
     world = world or World(device=device)
@@ -129,7 +126,7 @@ def read(
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, found) in zip(mine, data.batches(mine), strict=True):
-            said = say(normalized(images.to(device), config["mean"], config["std"]))
+            said = output(normalized(images.to(device), config["mean"], config["std"]))
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])
             values[row], labels[row] = said, found.to(device)
@@ -145,7 +142,7 @@ def read(
         first = int(wrong[0])
         name = data.samples.name(int(data.rows[first])) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(
-            f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite numbers, the first being "
-            f"{name}, so what is counted would mean nothing; its weights are damaged or its precision is too low."
+            f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite, the first being {name}. "
+            "Its weights are damaged, or its precision is too low."
         )
     return found

@@ -1,15 +1,22 @@
-"""The models of a study, all small: plain ViTs, BiT-style ResNets, and transformers on features of such ResNets."""
+"""The small models of a study (plain ViTs, BiT-style ResNets, hybrids of both) and the files of their weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
 from timm.models import ResNetV2, VisionTransformer
 from torch import nn
 
+from vitlens.files import write
+from vitlens.train.hub_layout import stored
 from vitlens.train.recipes import Recipe
 
 
@@ -19,15 +26,15 @@ class Network:
 
     name: str
     patch: int = 0
-    """Side in pixels of a patch; a hybrid has patches of one feature."""
+    """Side of a patch in pixels; those of a hybrid are one feature each."""
     width: int = 0
     depth: int = 0
-    """Layers of the transformer; a ResNet has none."""
+    """Layers of the transformer; 0 for a ResNet."""
     heads: int = 0
     stages: tuple[int, ...] = ()
-    """Bottlenecks in each stage of the ResNet; all stages but the first halve the sides."""
+    """Bottlenecks in each stage of the ResNet; all stages but the first halve height and width."""
     channels: int = 0
-    """That the first stage gives out; each next one doubles them."""
+    """Output channels of the first stage; each next one doubles them."""
 
     @property
     def kind(self) -> str:
@@ -69,7 +76,38 @@ class Network:
             stem_chs=self.channels // 4, num_classes=classes, norm_layer=partial(GroupNormAct, num_groups=groups),
             conv_layer=partial(StdConv2d, eps=1e-8), **form,
         )  # fmt: skip
-        model.stem.pool = nn.Identity()  # pictures of 64 pixels are too small to be halved twice before the first stage
+        model.stem.pool = nn.Identity()  # images of 64 pixels are too small to be halved twice before the first stage
         for stage in model.feature_info[1:]:  # the first is the stem before its pool
             stage["reduction"] //= 2
         return model
+
+
+def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_names: Sequence[str]) -> None:
+    """Write the weights, in half precision where it can hold them, and what `trained` needs to build the model."""
+    about = {"network": asdict(network), "recipe": recipe.to_dict(), "label_names": list(class_names)}
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
+    write(path, safetensors.torch.save(stored(model.state_dict()), metadata=texts))
+
+
+def trained(path: Path | str, *, weights: bool = True) -> nn.Module:
+    """The model of `cells/NAME.safetensors` of a study, in eval mode, with its class names as `label_names`.
+
+    weights: without them it is the model before its training. Raises ValueError for a file that is missing, or was not
+    written by a study.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            about = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            state = {name: file.get_tensor(name) for name in file.keys()} if weights else None  # noqa: SIM118
+        network = Network(**{**about["network"], "stages": tuple(about["network"]["stages"])})
+        model = network.build(Recipe.from_dict(about["recipe"]))
+        if state is not None:
+            model.load_state_dict(state)
+        model.label_names = list(about["label_names"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())[:200].rstrip(".")
+        raise ValueError(
+            f"{path} is not a model of a study ({type(problem).__name__}: {reason}). `vitlens study` writes such "
+            "files, cells/NAME.safetensors in its folder."
+        ) from problem
+    return model.eval()

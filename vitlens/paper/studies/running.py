@@ -1,7 +1,7 @@
-"""Runs the trainings of a study, one after the other, and keeps what each of them gave.
+"""Runs the trainings of a study one after the other and keeps their records and weights.
 
-A study stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json` with their
-weights in `cells/NAME.safetensors`, the one under way as a checkpoint.
+A study that was stopped at any moment goes on when it is run again: finished trainings are kept as `cells/NAME.json`
+and `cells/NAME.safetensors`, the one under way as a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, load
-from vitlens.evaluate import compute, features, few_shot, proportion
-from vitlens.evaluate.fewshot import support
+from vitlens.evaluate import compute, features, few_shot, proportion, support
 from vitlens.files import locked, writable, write
-from vitlens.paper.studies import weights
-from vitlens.paper.studies.study import Cell, Study
+from vitlens.paper.studies.designs import Cell, Study
+from vitlens.paper.studies.networks import save
 from vitlens.train import Step, World, compiled, fit, join
 from vitlens.train.precision import said_of, settled
 from vitlens.train.recipes import Recipe
@@ -50,25 +49,25 @@ def run_study(
     say: Callable[[str], None] = lambda _: None,
     progress: bool = False,
 ) -> list[dict]:
-    """What all trainings of `study` on `data` gave, a record of each, in the order of `study.cells()`.
+    """The records of all trainings of `study` on `data`, in the order of `study.cells()`.
 
-    data: what `datasets.load` reads, `root` and `on_damaged` what it is told. out: a folder; one that holds part of the
-    same study is gone on with. Each record has the model's name, kind, parameters and FLOPs of one image; images, seed,
-    steps, epochs and precision; `top1`, after the last step, with the 95 % interval `low` to `high` that the validation
-    images leave; `best`, the best top-1 seen on the way, which is what early stopping would give; `five_shot`, least
-    squares on 5 validation images of each class, measured on the others, a mean of three draws; exaFLOPs of training,
-    without the patches that it drops, and its seconds, both without validation; `device` with the number of threads,
-    `date`, versions and `command`. Accuracies in per cent. A precision that the recipe leaves open, and the number of
-    CPU threads, stay those that the study was begun with, on other machines too: both move a result as much as a seed.
-    After `max_minutes`, or when asked to end (Ctrl-C, SIGTERM), it stops with a checkpoint and returns what there is.
-    say: called with a sentence for each training. progress: show a bar.
+    data: what `data.load` reads; `root` and `on_damaged` are passed on to it. out: a folder; one that holds part of the
+    same study is continued. max_minutes: stop after this time with a checkpoint, as on Ctrl-C and SIGTERM, and return
+    the records so far. say: called with a sentence for each training. progress: show a bar.
 
-    Raises ValueError for data that does not have what the study wants, a folder of another study or one that another
-    process works in, and `out` that cannot be written to; and what `fit` raises.
+    A record has the model's name, kind, parameters and FLOPs of one image; images, seed, steps, epochs and precision;
+    accuracies in per cent: `top1` after the last step with the 95 % interval `low` to `high` of the validation images,
+    `best`, the best top-1 on the way, which early stopping would give, and `five_shot` (see there); exaFLOPs of
+    training without dropped patches, and its seconds, both without validation; `device` with the number of threads,
+    `date`, versions and `command`. Precision (where the recipe leaves it open) and CPU threads stay those that the
+    study was begun with, on other machines too: both move a result as much as a seed.
+
+    Raises ValueError for data that lacks what the study needs, a folder of another study or in use by another process,
+    an `out` that cannot be written to, and what `fit` raises.
     """
     start, world, out = time.monotonic(), join(device), Path(out)
     if world.size > 1:
-        raise ValueError(f"A study runs in one process, but {world.size} were started; start it without torchrun.")
+        raise ValueError(f"A study runs in one process, but {world.size} were started. Start it without torchrun.")
     writable(out, "--out")
     out.mkdir(parents=True, exist_ok=True)
     found = [load(data, split, size=study.recipe.image_size, root=root, stream=False, on_damaged=on_damaged)
@@ -104,7 +103,7 @@ def run_study(
                     break
                 record = trial.record(study, cell, plan, command)
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                weights.save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
+                save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
                 write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
                 say(_line(record))
             shutil.rmtree(trial.folder(cell), ignore_errors=True)
@@ -113,7 +112,7 @@ def run_study(
 
 
 class Trial:
-    """Trains one cell after the other. Cells of one model share the module, which is compiled once."""
+    """Trains one cell after the other; cells of one network share the module, which is compiled once."""
 
     def __init__(self, valid: ImageSet, world: World, out: Path):
         self.valid, self.world, self.out = valid, world, out
@@ -123,11 +122,11 @@ class Trial:
         return self.out / "runs" / cell.name
 
     def model(self, cell: Cell) -> nn.Module:
-        """What was trained last of the cell's network."""
+        """The cell's network as it was trained last."""
         return self.models[cell.network.name][0]
 
     def trained(self, cell: Cell, plan: Recipe, train: ImageSet, go_on: Callable[[Step], bool]) -> bool:
-        """Whether the training came to its end, and was not stopped before: `go_on` is asked after each step."""
+        """Train; returns whether it reached its end. `go_on` is asked after each step."""
         fresh = cell.network.build(plan).to(self.world.device)
         if cell.network.name not in self.models:
             self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
@@ -148,7 +147,7 @@ class Trial:
         reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
         shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))
         seen, per_image = plan.steps * plan.batch_size, compute.flops(model, plan.image_size)
-        # Steps and speed of each reading; the first, in which a model may be compiled, counts as the others do.
+        # Steps and speed of each reading but the first, in which a model may be compiled.
         taken = [(b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])]
         taken = taken[1:] or taken
         seconds = sum(n / speed for n, speed in taken) * seen / sum(n for n, _ in taken)
@@ -166,22 +165,21 @@ class Trial:
 
 
 def exaflops(model: nn.Module, plan: Recipe) -> float:
-    """What a training by `plan` costs; while it drops patches, they are embedded and go no further."""
+    """ExaFLOPs of a training by `plan`; patches that it drops are embedded and go no further."""
     dropping = sum(step / plan.steps < plan.patch_drop_until for step in range(plan.steps))
     part, whole = (compute.flops(model, plan.image_size, patch_drop=share) for share in (plan.patch_drop, 0.0))
     return compute.exaflops(dropping * part + (plan.steps - dropping) * whole, plan.batch_size, 1)
 
 
 def subset(labels: Tensor, n: int, classes: int, seed: int) -> Tensor:
-    """Places of `n` training images, as many of each class, int64 (n,); a larger subset of a seed holds the smaller."""
+    """Places of `n` training images, equally many of each class, int64 (n,); larger subsets of a seed hold smaller."""
     return support(labels, n // classes, seed)
 
 
 def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
-    """Top-1 (%) of least squares on the features of 5 images of each class, measured on all others; 3 draws' mean.
+    """Top-1 (%) of least squares on the features of 5 validation images of each class, on all others; mean of 3 draws.
 
-    The images are those of validation, which the model was not trained on, but on their classes it was: not the
-    transfer to another data set that the paper's Fig. 4 has.
+    Unlike in the paper's Fig. 4 this is no transfer to another data set: the model was trained on these classes.
     """
     x, y = features(model, valid)
     found = []
@@ -193,11 +191,11 @@ def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
 
 
 def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
-    """The images of as many classes as the study takes, numbered anew; which they are depends on nothing else."""
+    """The images of as many classes as the study takes, numbered from 0; the choice depends on nothing else."""
     have = len(images.class_names)
     if have < study.classes:
         raise ValueError(
-            f"The study {study.name} takes {study.classes} classes, but {data} has {have}; use other data, or --tiny."
+            f"The study {study.name} takes {study.classes} classes, but {data} has {have}. Use other data, or --tiny."
         )
     kept = torch.randperm(have, generator=torch.Generator().manual_seed(0))[: study.classes].sort().values
     rows = torch.isin(images.labels, kept).nonzero()[:, 0]
@@ -208,22 +206,22 @@ def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
 
 
 def _check(study: Study, splits: list[ImageSet], data: str) -> None:
-    for split, each, wanted in zip(
-        ("training", "validation"), splits, (max(study.sizes) // study.classes, SHOTS + 1), strict=True
-    ):
-        fewest = int(torch.bincount(each.labels, minlength=study.classes).min())
+    """Raise ValueError unless each class has as many images of each split as the study takes."""
+    needs = {"training": max(study.sizes) // study.classes, "validation": SHOTS + 1}
+    for (split, wanted), images in zip(needs.items(), splits, strict=True):
+        fewest = int(torch.bincount(images.labels, minlength=study.classes).min())
         if fewest < wanted:
             raise ValueError(
                 f"The study {study.name} takes {wanted} {split} images of each class, but {data} has a class of "
-                f"{fewest}; use other data, or --tiny."
+                f"{fewest}. Use other data, or --tiny."
             )
 
 
 def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tuple[Study, int]:
-    """Note what the study is and what it is made on; refuse a folder in which something else is noted.
+    """The study with the precision, and the number of threads, that it was begun with.
 
-    Returns the study with the precision, and the number of threads, that it was begun with. Sizes and seeds may become
-    more or fewer: each training stands for itself.
+    Writes study and data to `path`, and raises ValueError if another study stands there. Sizes and seeds may differ:
+    each training stands for itself.
     """
     before = _read(path) if path.exists() else {}
     if study.recipe.precision == "auto" and "precision" in before.get("recipe", ()):
@@ -239,7 +237,7 @@ def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tup
         other = [key for key in now if key not in ("sizes", "seeds", "threads") and before.get(key) != now[key]]
         if other:
             raise ValueError(
-                f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}; give another "
+                f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}. Give another "
                 "--out, or go on with the same command."
             )
     write(path, json.dumps(now, indent=1, ensure_ascii=False).encode())
@@ -258,7 +256,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict:
-    """What was written there. Raises ValueError if it cannot be that."""
+    """The object in a JSON file. Raises ValueError if the file is damaged."""
     with suppress(ValueError):
         if isinstance(content := json.loads(path.read_text(encoding="utf-8")), dict):
             return content

@@ -1,37 +1,31 @@
-"""What a study found, as a table in a CSV file, and as curves with intervals over its seeds."""
+"""The results of a study: a CSV file, and curves with intervals over its seeds."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
 from vitlens.evaluate import of_seeds, student
 from vitlens.files import write
 
 
 def write_table(path: Path | str, records: Sequence[dict]) -> None:
-    """One line for each training. Raises ValueError if there is none, or the file cannot be written."""
+    """Write a CSV file with one line for each training. Raises ValueError without any, or if it cannot be written."""
     if not records:
-        raise ValueError("A table needs at least one training that came to its end, but there is none yet.")
+        raise ValueError("A table needs at least one finished training, but there is none yet.")
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        columns = dict.fromkeys(name for record in records for name in record)  # older ones have fewer
-        table = csv.DictWriter(file := io.StringIO(newline=""), list(columns), lineterminator="\n")
-        table.writeheader()
-        table.writerows(records)
-        write(Path(path), file.getvalue().encode())
+        table = pd.DataFrame(records, dtype=object)  # older records have fewer columns; whole numbers stay whole
+        write(Path(path), table.to_csv(index=False, lineterminator="\n").encode())
     except OSError as problem:
         raise ValueError(f"The table cannot be written to {path} ({problem.strerror}); give another file.") from problem
 
 
 def read_table(path: Path | str) -> list[dict]:
     """The lines of a table, numbers as numbers."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    return pd.read_csv(path, keep_default_na=False, float_precision="round_trip").to_dict("records")
 
 
 def curves(
@@ -43,17 +37,12 @@ def curves(
     "images": what other validation images would give, Wilson's, a mean over the seeds; of `top1` alone.
     """
     if over not in ("seeds", "images") or (over == "images" and metric != "top1"):
-        raise ValueError(f"Intervals are over 'seeds', or of top1 over 'images'; {over!r} of {metric} came.")
-    found: dict[str, dict[int, list[dict]]] = {}
-    for record in records:
-        found.setdefault(record["model"], {}).setdefault(record["images"], []).append(record)
-
-    def row(cells: list[dict]) -> Iterable[float]:
-        if over == "seeds":
-            return of_seeds([cell[metric] for cell in cells])
-        return (float(np.mean([cell[name] for cell in cells])) for name in ("top1", "low", "high"))
-
-    return {model: [(n, *row(cells)) for n, cells in sorted(sizes.items())] for model, sizes in found.items()}
+        raise ValueError(f"Intervals are over 'seeds', or of top1 over 'images'; got {over!r} of {metric}.")
+    found: dict[str, list[tuple[int, float, float, float]]] = {}
+    for (model, images), cells in pd.DataFrame(records).groupby(["model", "images"], sort=False):
+        shares = of_seeds(cells[metric]) if over == "seeds" else cells[["top1", "low", "high"]].mean().tolist()
+        found.setdefault(model, []).append((int(images), *shares))
+    return {model: sorted(rows) for model, rows in found.items()}
 
 
 def lead(
@@ -61,27 +50,16 @@ def lead(
 ) -> list[tuple[int, float, float, float]]:
     """By how much one model is ahead of another: rows of (training images, mean difference, low, high), in points.
 
-    Trainings with the same seed saw the same images, so that differences are taken within seeds; the interval of their
-    mean is Student's, 95 %, and without end for a single seed.
+    Trainings with the same seed saw the same images, so differences are taken within seeds; the 95 % interval of their
+    mean is Student's, infinite for a single seed. Raises ValueError where no training of one has its pair of the other.
     """
-    by = {(r["model"], r["images"], r["seed"]): r[metric] for r in records}
+    found = pd.DataFrame(records, columns=["model", "images", "seed", metric])
+    paired = found.pivot_table(metric, ["images", "seed"], "model", aggfunc="last")
+    paired = paired.reindex(columns=paired.columns.union(sorted({first, second})))
     rows = []
-    for images in sorted({n for model, n, _ in by if model == first}):
-        seeds = [s for model, n, s in by if (model, n) == (first, images) and (second, images, s) in by]
-        found = [by[first, images, s] - by[second, images, s] for s in seeds]
-        if found:
-            mean = float(np.mean(found))
-            half = student(found)
-            rows.append((images, mean, mean - half, mean + half))
+    for images, ahead in (paired[first] - paired[second]).dropna().groupby(level="images"):
+        mean, half = float(ahead.mean()), student(ahead)
+        rows.append((int(images), mean, mean - half, mean + half))
     if not rows:
         raise ValueError(f"No training of {first} has its pair among those of {second}; name two models of the table.")
     return rows
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -1,0 +1,157 @@
+"""Classifiers on features: least squares on a few images of each class, nearest neighbors, and a linear probe.
+
+Shapes: N images to learn from, M to measure on, D features, K classes. `train` and `test` are features (N, D), (M, D)
+with labels (N,), (M,), as `features` returns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CONSTANT = 100.0
+"""A constant feature this large makes the bias all but free, as in the official code."""
+PENALTY = 2.0**10
+"""Of the official code."""
+AT_ONCE = 10_000
+"""Images whose values in float64 are held."""
+
+Labeled = tuple[Tensor, Tensor]
+
+
+class LeastSquares(NamedTuple):
+    """A linear classifier on standardized features, in float64."""
+
+    mean: Tensor
+    """(D,)"""
+    deviation: Tensor
+    """(D,)"""
+    weights: Tensor
+    """(D + 1, K); the last row is that of the constant feature."""
+
+    def values(self, x: Tensor) -> Tensor:
+        """(M, K) for features (M, D)."""
+        return standardized(x, self.mean, self.deviation) @ self.weights
+
+
+def standardized(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """(N, D + 1) in float64: each feature less its mean, by its deviation, and the constant feature behind them."""
+    return F.pad((x.double() - mean) / deviation, (0, 1), value=CONSTANT)
+
+
+def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) -> LeastSquares:
+    """The weights W that minimize |X W − Y|² + `penalty` |W|², for features x (N, D) and labels y (N,).
+
+    The paper's few-shot classifier (section 4.1) as in its authors' code: X is standardized by the mean and deviation
+    of these images, Y is +1 for the class and −1 for all others. Raises ValueError for labels outside of
+    0…`classes` − 1 and a penalty of 0 or less.
+    """
+    from sklearn.linear_model import Ridge
+
+    if penalty <= 0:
+        raise ValueError(f"The penalty must be above 0 for one solution; got {penalty:g}. The paper's is 1024.")
+    if not len(y) or not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise ValueError(f"Expected labels from 0 to {classes - 1}, one for each of {len(x)} images.")
+    mean, deviation = x.double().mean(0), x.double().std(0, correction=0) + 1e-5
+    targets = 2 * F.one_hot(y, classes).double() - 1
+    ridge = Ridge(penalty, fit_intercept=False, solver="cholesky")  # solves the dual where N < D
+    learned = ridge.fit(standardized(x, mean, deviation).numpy(), targets.numpy())
+    return LeastSquares(mean, deviation, torch.from_numpy(learned.coef_.T))
+
+
+def support(labels: Tensor, shots: int, seed: int, names: tuple[str, ...] | None = None) -> Tensor:
+    """Places of `shots` images of each class, int64 (K · shots,), drawn as a function of `seed` alone.
+
+    More shots hold what fewer held. Raises ValueError for a class of fewer images, calling it by its name in `names`.
+    """
+    counts = torch.bincount(labels, minlength=len(names or ()))
+    if shots < 1 or int(counts.min()) < shots:
+        least = int(counts.argmin())
+        raise ValueError(
+            f"Few-shot learning takes 1 or more images of each class, and {shots} were asked for, but class "
+            f"{names[least] if names else least} has {int(counts.min())} to learn from. Change the number of shots."
+        )
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = order[labels[order].argsort(stable=True)]
+    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
+    return order[rank < shots]
+
+
+def supports(
+    labels: Tensor, shots: Iterable[int], seeds: Iterable[int], names: tuple[str, ...] | None = None
+) -> dict[int, list[Tensor]]:
+    """By number of shots, what `support` draws for each seed."""
+    seeds = tuple(seeds)
+    return {n: [support(labels, n, seed, names) for seed in seeds] for n in shots}
+
+
+def few_shot(
+    train: Labeled, test: Labeled, drawn: Mapping[int, Iterable[Tensor]], classes: int
+) -> dict[int, list[float]]:
+    """Top-1 (%) on `test` of least squares on each support of `train` in `drawn`, which `supports` returns.
+
+    Raises what `least_squares` raises.
+    """
+
+    def accuracy(rows: Tensor) -> float:
+        learned = least_squares(train[0][rows], train[1][rows], classes)
+        parts = zip(test[0].split(AT_ONCE), test[1].split(AT_ONCE), strict=True)
+        return 100 * sum(int((learned.values(a).argmax(1) == b).sum()) for a, b in parts) / len(test[1])
+
+    return {shots: [accuracy(rows) for rows in each] for shots, each in drawn.items()}
+
+
+def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
+    """Weighted k-nearest-neighbor classification: the class, (M,) int64, of each of the features x (M, D).
+
+    Neighbors are the `k` training images of largest cosine, all of them if there are fewer; each votes with the weight
+    exp(cosine / `temperature`) (Wu et al. 2018). Raises ValueError unless `k` and `temperature` are above 0.
+    """
+    from sklearn.neighbors import KNeighborsClassifier
+
+    if k < 1 or temperature <= 0:
+        raise ValueError(f"Neighbors and temperature must be above 0; got k = {k} and {temperature:g}.")
+
+    def votes(distances: np.ndarray) -> np.ndarray:
+        """Only ratios of weights matter; divided by the largest they cannot overflow."""
+        return np.exp((distances.min(1, keepdims=True) - distances) / temperature)
+
+    neighbors = KNeighborsClassifier(min(k, len(train[1])), weights=votes, algorithm="brute", metric="cosine")
+    neighbors.fit(train[0].float().numpy(), train[1].numpy())
+    return torch.from_numpy(neighbors.predict(x.float().numpy()))
+
+
+def linear_probe(train: Labeled, test: Labeled) -> float:
+    """Top-1 (%) on `test` of a multinomial logistic regression that learned on `train`.
+
+    Each feature is standardized by its mean and deviation on `train`. The strength of the L2 penalty, 1/C for C = 10⁻⁴,
+    10⁻³ … 10, is the one that does best in a cross-validation on `train` alone: five stratified folds, or as many as
+    the rarest class has images. Raises ValueError unless `train` holds two classes of two images, and `test` features
+    of the same width.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    (x, y), (x_test, y_test) = ([part.numpy() for part in pair] for pair in (train, test))
+    counts = np.unique(y, return_counts=True)[1]
+    if len(counts) < 2 or counts.min() < 2:
+        raise ValueError(
+            f"A linear probe needs two or more classes of two or more images; got {len(counts)}, the smallest of "
+            f"{counts.min(initial=len(y))}. Leave out small classes, or split the images differently."
+        )
+    if x.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"Expected features of one width; got {x.shape[1]} to learn from and {x_test.shape[1]} to measure on. Take "
+            "both from one model."
+        )
+    steps = StandardScaler(), LogisticRegression(max_iter=5000)
+    penalties = {"logisticregression__C": np.logspace(-4, 1, 6)}
+    probe = GridSearchCV(make_pipeline(*steps), penalties, cv=min(5, counts.min()))
+    return 100 * float(probe.fit(x, y).score(x_test, y_test))
