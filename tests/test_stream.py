@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as TF2
 
-from vitlens.data import ImageSet, ImageStream, load, memory
+from vitlens.data import ImageSet, ImageStream, load, loading
 from vitlens.data.augment import Augment, generator
 from vitlens.data.decode import cut, random_box, shaped
 from vitlens.train import accuracy
@@ -361,7 +361,7 @@ def test_a_sequence_of_batches_may_be_left_and_another_begun(folder):
 def test_images_are_held_while_they_fit_into_half_of_the_memory(folder, monkeypatch):
     needed = 100 * 3 * SIZE**2
     for free, kind in ((2 * needed, ImageSet), (2 * needed - 2, ImageStream)):
-        monkeypatch.setattr(memory, "free", lambda device, free=free: free)
+        monkeypatch.setattr(loading, "free_memory", lambda device, free=free: free)
         assert isinstance(load(folder, size=SIZE), kind)
         assert isinstance(load(folder, size=SIZE, stream=False), ImageSet)
     assert isinstance(load("digits"), ImageSet)
@@ -370,7 +370,7 @@ def test_images_are_held_while_they_fit_into_half_of_the_memory(folder, monkeypa
 
 
 def test_the_memory_of_this_machine_is_known_and_shared_by_its_processes(monkeypatch):
-    alone = memory.free(torch.device("cpu"))
+    alone = loading.free_memory(torch.device("cpu"))
     assert 2**26 < alone < 2**50
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert memory.free(torch.device("cpu")) < alone / 4
+    assert loading.free_memory(torch.device("cpu")) < alone / 4

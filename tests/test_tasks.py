@@ -107,12 +107,12 @@ def test_the_thousand_are_for_good():
 def test_copies_that_do_not_fit_are_refused(tmp_path):
     task = TASKS["vtab/pcam"]
     clip_benchmark(tmp_path, task, train=100)
-    with pytest.raises(ValueError, match="vtab/pcam takes 1,000 training images, but .* has 100"):
+    with pytest.raises(ValueError, match="vtab/pcam .* 1,000 training images, but .* has 100"):
         load(task.name, root=tmp_path)
     tar(tmp_path / task.source[4:] / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
     with pytest.raises(ValueError, match="vtab/pcam has labels from 0 to 1, but .* run from 0 to 2"):
         load(task.name, "test", root=tmp_path)
-    with pytest.raises(ValueError, match="vtab/pacm is no task of VTAB-1k, which are vtab/caltech101, "):
+    with pytest.raises(ValueError, match="vtab/pacm is no task .* vtab/caltech101, "):
         load("vtab/pacm", root=tmp_path)
 
 

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from vitlens.commands.shared import checked_device, require_file, say
+from vitlens.data.sources import source_names
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")] = "",
-    data: Annotated[str, typer.Option(help="A task (see --list), a folder or tar file, torch/NAME, hfds/NAME …")] = "",
+    data: Annotated[str, typer.Option(help=f"A task (see --list), a folder or tar file, or {source_names()}.")] = "",
     protocol: Annotated[str, typer.Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1",
     out: Annotated[Path | None, typer.Option(help="A JSON file to put the records into; old ones stay.")] = None,
     shots: Annotated[str, typer.Option(help="For fewshot: images of each class; by default 1,5,10,25.")] = "",

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from vitlens.commands.shared import checked_device
+from vitlens.data.sources import source_names
 
 
 def train(
     recipe: Annotated[str, typer.Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
-    data: Annotated[str, typer.Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = "",
+    data: Annotated[str, typer.Option(help=f"A folder or tar file, or {source_names()}.")] = "",
     root: Annotated[Path | None, typer.Option(help="Where data sets with a name lie, or are fetched to.")] = None,
     stream: Annotated[bool | None, typer.Option("--stream/--hold", help="By default, hold what fits.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that read images; by default one a core.")] = None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from vitlens.data.augment.batch import check_finite
-from vitlens.data.augment.geometry import check_pad
+from vitlens.data.augment import check_finite, check_pad
 
 if TYPE_CHECKING:
     from vitlens.train.recipes.recipe import Recipe
