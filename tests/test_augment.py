@@ -284,8 +284,8 @@ def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"), ({"scale": (0.0, 1.0)}, "scale"),
-    ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
+    ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
+    ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
     ({"magnitude": 11}, "0 and 10, got 11"), ({"operations": -1}, "operations .* got -1"),
 ])  # fmt: skip
 def test_contradictions_are_refused(change, message):
