@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
 from vitlens import load_image
-from vitlens.data import SOURCES, DataSource, ImageSet, Listing, Pixels, load, register
+from vitlens.data import SOURCES, DataSource, ImageSet, Listing, Numbered, load, register
 from vitlens.data.sources import source_names
 
 REAL = os.environ.get("VITLENS_REAL_DATA")
@@ -228,7 +228,7 @@ def test_a_data_set_of_ones_own_has_a_name(tmp_path, monkeypatch):
         assert request.root == tmp_path
         n = {"train": 4, "valid": 2}[request.part]
         images = torch.full((n, 3, 8, 8), 7, dtype=torch.uint8)
-        return Listing(Pixels(request.name, images), [0, 1] * (n // 2), ("a", "b"))
+        return Listing(Numbered(request.name, images), [0, 1] * (n // 2), ("a", "b"))
 
     monkeypatch.setattr("vitlens.data.sources.SOURCES", dict(SOURCES))
     register(DataSource("plain/COLOR", "images of one color", plain))

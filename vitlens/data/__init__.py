@@ -11,7 +11,7 @@ import importlib
 
 NAMES = {
     "SOURCES": "sources", "DataSource": "sources", "Request": "sources", "register": "sources",
-    "ImageSet": "imageset", "ImageStream": "stream", "Listing": "samples", "Pixels": "samples",
+    "ImageSet": "imageset", "ImageStream": "stream", "Listing": "samples", "Numbered": "samples",
     "UNLABELED": "folders", "load": "loading",
 }  # fmt: skip
 

@@ -176,44 +176,35 @@ def _readers(folder: Path) -> Iterator[tuple[Path, Callable[[Path], dict[int, st
     """Where labels may lie, and what reads each: labels by the number of the image, or None if there is no file."""
     for around in (folder, folder.parent):
         for data in (around, around / "data", around / KIT / "data"):
-            yield data / TRUTH, _kit_folder
-        yield around / f"{KIT}.tar.gz", _kit_archive
+            yield data / TRUTH, _kit
+        yield around / f"{KIT}.tar.gz", _kit
         for name in LISTS:
             yield around / name, lambda file: parsed(file, _list, f"ImageNet's {COUNT:,} validation labels")
 
 
-def _kit_folder(truth: Path) -> dict[int, str] | None:
-    meta = truth.with_name("meta.mat")
-    if not truth.is_file():
-        return None
-    if not meta.is_file():
-        raise ValueError(f"{truth} numbers the classes in the order of meta.mat. Put that file beside it.")
-    return _kit(truth, truth.read_text(), meta.read_bytes())
+def _kit(file: Path) -> dict[int, str] | None:
+    """WordNet ids from ImageNet's development kit: `file` is its archive, or the list of labels beside `meta.mat`.
 
-
-def _kit_archive(archive: Path) -> dict[int, str] | None:
-    if not archive.is_file():
-        return None
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            truth, meta = (tar.extractfile(f"{KIT}/data/{name}").read() for name in (TRUTH, "meta.mat"))
-    except (OSError, KeyError, AttributeError, EOFError, tarfile.TarError) as problem:
-        raise ValueError(f"{archive} is not ImageNet's development kit ({problem}). Fetch it again.") from problem
-    return _kit(archive, truth.decode(), meta)
-
-
-def _kit(file: Path, truth: str, meta: bytes) -> dict[int, str]:
-    """The WordNet id of each image. The kit numbers classes by ILSVRC2012_ID, which `meta.mat` explains.
-
-    torchvision's `parse_devkit_archive` would write into the folder of the data.
+    The list has numbers that `meta.mat` explains. torchvision's `parse_devkit_archive` would write beside the data.
     """
     import scipy.io
 
+    meta = file.with_name("meta.mat")
+    if not file.is_file():
+        return None
+    if file.name == TRUTH and not meta.is_file():
+        raise ValueError(f"{file} numbers the classes in an order that meta.mat tells; put that beside it.")
     try:
-        synsets = scipy.io.loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        if file.name == TRUTH:
+            truth, classes = file.read_bytes(), meta.read_bytes()
+        else:
+            with tarfile.open(file, "r:gz") as tar:
+                truth, classes = (tar.extractfile(f"{KIT}/data/{name}").read() for name in (TRUTH, "meta.mat"))
+        synsets = scipy.io.loadmat(io.BytesIO(classes), squeeze_me=True)["synsets"]
         wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-        return {number: wnids[int(line)] for number, line in enumerate(truth.split(), 1)}
-    except (ValueError, KeyError, IndexError, TypeError, NotImplementedError) as problem:
+        return {number: wnids[int(line)] for number, line in enumerate(truth.decode().split(), 1)}
+    except (OSError, EOFError, tarfile.TarError, AttributeError, LookupError, TypeError, ValueError,
+            NotImplementedError) as problem:  # fmt: skip
         raise ValueError(f"{file} is not ImageNet's development kit ({problem}). Fetch it again.") from problem
 
 

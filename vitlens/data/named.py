@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from PIL import Image
 
 from vitlens.data.folders import has_imagenet, in_folder
 from vitlens.data.imageset import drawn
-from vitlens.data.samples import SPLITS, Chosen, Listing, Pixels, first_of, numbered
+from vitlens.data.samples import SPLITS, Chosen, Listing, Numbered, first_of, numbers_as_names
 from vitlens.data.sources import Request, listed
 from vitlens.data.tasks import TASKS, VTAB
 from vitlens.hub import announce, quiet, reach
@@ -60,28 +59,21 @@ def digits(request: Request) -> Listing:
     folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
     chosen = list(folds)[request.fold][0 if request.split == "train" else 1]
     gray = torch.from_numpy(np.rint(data.images[chosen] * (255 / 16)).astype(np.uint8))
-    return Listing(Pixels("digits", gray[:, None].repeat(1, 3, 1, 1)), data.target[chosen], tuple("0123456789"))
+    return Listing(Numbered("digits", gray[:, None].repeat(1, 3, 1, 1)), data.target[chosen], tuple("0123456789"))
 
 
 # torchvision
 
 
-@dataclass(frozen=True)
-class Torchvision:
+class Torchvision(Numbered):
     """A data set of torchvision."""
 
-    title: str
-    dataset: Any
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def name(self, i: int) -> str:
-        files = getattr(self.dataset, "samples", None)
-        return f"{self.title} image {i}" + (f" ({Path(files[i][0]).name})" if files else "")
+        files = getattr(self.images, "samples", None)
+        return super().name(i) + (f" ({Path(files[i][0]).name})" if files else "")
 
     def content(self, i: int) -> Image.Image:
-        return self.dataset[i][0]
+        return self.images[i][0]
 
 
 def torchvision_set(request: Request) -> Listing:
@@ -104,7 +96,7 @@ def torchvision_set(request: Request) -> Listing:
             f"torch/{name} is not in {root} and cannot be fetched from here ({_in_a_line(problem)}). {remedy}"
         ) from problem
     labels = _labels(dataset)
-    names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None) or numbered(labels)
+    names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None) or numbers_as_names(labels)
     # ImageNet's classes have several names each.
     names = tuple(", ".join(name) if isinstance(name, tuple) else str(name) for name in names)
     return Listing(Torchvision(f"torch/{name} {split}", dataset), labels, names)
@@ -141,21 +133,16 @@ def _in_a_line(problem: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class HuggingFace:
+class HuggingFace(Numbered):
     """One column of a Hugging Face data set, its images left encoded."""
 
-    title: str
-    dataset: Any
     column: str
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def name(self, i: int) -> str:
         return f"{self.title} row {i}"
 
     def content(self, i: int) -> bytes:
-        item = self.dataset[i][self.column]
+        item = self.images[i][self.column]
         return item["bytes"] or Path(item["path"]).read_bytes()
 
 
@@ -197,7 +184,7 @@ def hugging_face_set(request: Request) -> Listing:
     labels = _whole_numbers(dataset, label[0], name)
     names = getattr(dataset.features[label[0]], "names", None)
     if not names:
-        names = numbered(labels, _whole_numbers(splits["train"], label[0], name) if "train" in splits else ())
+        names = numbers_as_names(labels, _whole_numbers(splits["train"], label[0], name) if "train" in splits else ())
     encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
     return Listing(HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names))
 

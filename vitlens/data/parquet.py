@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vitlens.data.samples import SPLITS, Listing, first_of, names_beside, numbered
+from vitlens.data.samples import SPLITS, Listing, first_of, names_beside, numbers_as_names
 from vitlens.hub import announce
 
 OPEN = 2  # shards held while they are read in order: the current one, and the one before for threads behind
@@ -144,7 +144,7 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
         if split != "train":
             with suppress(ValueError):  # damaged, they are not what was asked for
                 training = _labels(by_split.get("train", []), image, label)[0]
-        class_names = numbered(labels, training)
+        class_names = numbers_as_names(labels, training)
     note = f"Of the columns of {folder}, {image} is taken for the images and {label} for the labels."
     note = "" if (image, label) == ("image", "label") else note
     return Listing(Rows(shards, counts, image), labels, class_names, note)

@@ -48,11 +48,11 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Samples that are decoded already: `images` is uint8 (N, 3, H, W)."""
+class Numbered:
+    """Samples in a sequence, called by their numbers: `images` is uint8 (N, 3, H, W), or a list of bytes or images."""
 
     title: str
-    images: Tensor
+    images: Any
 
     def __len__(self) -> int:
         return len(self.images)
@@ -60,7 +60,7 @@ class Pixels:
     def name(self, i: int) -> str:
         return f"{self.title} image {i}"
 
-    def content(self, i: int) -> Tensor:
+    def content(self, i: int) -> bytes | Image.Image | Tensor:
         return self.images[i]
 
 
@@ -163,7 +163,7 @@ def check_known(classes: Iterable[str], where: object, training: Iterable[str], 
         raise ValueError(f"{where} holds a class {min(unknown)!r} that {train} lacks.")
 
 
-def numbered(*splits: Sequence[int]) -> tuple[str, ...]:
+def numbers_as_names(*splits: Sequence[int]) -> tuple[str, ...]:
     """Numbers as names for classes that have none, up to the highest label of the given splits."""
     return tuple(str(i) for i in range(max((int(label) for labels in splits for label in labels), default=-1) + 1))
 

@@ -32,7 +32,7 @@ from vitlens.data.samples import (
     is_image,
     labeled,
     names_beside,
-    numbered,
+    numbers_as_names,
     packed,
     parsed,
 )
@@ -202,7 +202,7 @@ def in_shards(folder: Path, split: str) -> Listing:
         if split != "train":
             with suppress(ValueError):  # missing or damaged, they are not what was asked for
                 training = in_shards(folder, "train").labels
-        class_names = numbered(labels, training)
+        class_names = numbers_as_names(labels, training)
     return Listing(Members(packed(names), archives, np.array(spans, np.int64).reshape(-1, 3)), labels, class_names)
 
 
