@@ -10,19 +10,17 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torchvision.transforms.v2 import InterpolationMode, RandAugment
 from torchvision.transforms.v2 import functional as tv
 
+from vitlens.data import transforms
 from vitlens.data.augment import (
     Augment,
     Targets,
     augmented,
-    color,
     draws,
     generator,
-    geometry,
-    mixing,
     normalized,
     seed_of,
 )
-from vitlens.data.augment.randaugment import OPERATIONS, randaugment
+from vitlens.data.transforms import OPERATIONS, randaugment
 from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
@@ -66,7 +64,7 @@ def test_normalization_equals_torchvisions(batch):
 
 def test_shift_and_flip_are_slices_of_the_padded_image(batch):
     images, pad = batch[0], 3
-    out = geometry.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
+    out = transforms.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
     found = set()
     for image, border in zip(out, padded, strict=True):
@@ -89,7 +87,7 @@ def _window(border, dy, dx, mirror):
 
 def test_a_resized_crop_of_everything_is_everything(batch):
     x = batch[0].float() / 255
-    same = geometry.resized_crop(x, (16, 16), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
+    same = transforms.resized_crop(x, (16, 16), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
     torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
@@ -98,7 +96,7 @@ def test_a_resized_crop_shows_a_part_of_the_asked_size():
     n = 64
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
-    out = geometry.resized_crop(x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0))
+    out = transforms.resized_crop(x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0))
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
     inside = (width < 0.97) & (height < 0.97)  # beyond, a crop is cut to the image
@@ -117,7 +115,7 @@ def test_a_resized_crop_reads_where_affine_grid_does():
     down = torch.stack([w * angle.sin(), h * angle.cos(), (2 * cy - 1) * (1 - h)], dim=1)
     grid = F.affine_grid(torch.stack([across, down], dim=1), [6, 3, 24, 33], align_corners=False)
     expected = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
-    out = geometry.resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
+    out = transforms.resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
     assert max(w.max(), h.max()) < 1
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
@@ -126,7 +124,7 @@ def test_rotation_turns_about_the_center():
     x = torch.zeros(64, 3, 33, 33)
     x[:, :, 16, 16] = 1.0
     x[:, :, 16, 28] = 1.0
-    out = geometry.resized_crop(x, (33, 33), (1.0, 1.0), (1.0, 1.0), 20.0, draws("cpu", 1))[:, 0]
+    out = transforms.resized_crop(x, (33, 33), (1.0, 1.0), (1.0, 1.0), 20.0, draws("cpu", 1))[:, 0]
     assert (out[:, 16, 16] > 0.9).all()
     far = out.clone()
     far[:, 12:21, 12:21] = 0
@@ -139,20 +137,20 @@ def test_rotation_turns_about_the_center():
 
 def test_color_operations_equal_torchvisions(batch):
     x = batch[0].float() / 255
-    torch.testing.assert_close(color.gray(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
+    torch.testing.assert_close(transforms.gray(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
     expected = tv.posterize(batch[0], 3).float() / 255
-    torch.testing.assert_close(color.posterize(x), expected, atol=1e-6, rtol=0)
-    out = color.gray_solarize_posterize(x, 1.0, draws("cpu", 0))
+    torch.testing.assert_close(transforms.posterize(x), expected, atol=1e-6, rtol=0)
+    out = transforms.gray_solarize_posterize(x, 1.0, draws("cpu", 0))
     kinds = [tv.rgb_to_grayscale(x, 3), torch.where(x < 0.5, x, 1 - x), expected]
     hits = torch.stack([(out - k).abs().amax((1, 2, 3)) < 1e-3 for k in kinds])
     assert (hits.sum(0) == 1).all() and (hits.sum(1) > 3).all()
-    assert torch.equal(color.gray_solarize_posterize(x, 0.0, draws("cpu", 0)), x)
+    assert torch.equal(transforms.gray_solarize_posterize(x, 0.0, draws("cpu", 0)), x)
 
 
 def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
     x = batch[0].float() / 255
     factors = 1 + 0.4 * (2 * torch.rand(3, 32, generator=generator("cpu", 3)) - 1)
-    out = color.color_jitter(x, 0.4, draws("cpu", 3))
+    out = transforms.color_jitter(x, 0.4, draws("cpu", 3))
     for i in range(32):
         b, c, s = factors[:, i].flatten().tolist()
         expected = tv.adjust_saturation(tv.adjust_contrast(tv.adjust_brightness(x[i], b), c), s)
@@ -161,7 +159,7 @@ def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
 
 def test_mixing_equals_a_loop_over_samples(batch):
     x, labels = batch[0].float() / 255, batch[1]
-    out, y = mixing.mixed(x, labels, 0.4, 0.4, draws("cpu", 7))
+    out, y = transforms.mixed(x, labels, 0.4, 0.4, draws("cpu", 7))
     kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
     counts = {"cutmix": 0, "mixup": 0, "none": 0}
     for i in range(32):
@@ -222,7 +220,7 @@ def test_a_batch_in_parts_is_the_batch_at_once(batch, parts):
 
 def test_the_last_of_an_odd_number_is_not_mixed(batch):
     x, labels = batch[0][:5].float(), batch[1][:5]
-    out, y = mixing.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
+    out, y = transforms.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
 
 
@@ -262,7 +260,7 @@ def test_switching_mixing_off_changes_nothing_else(batch):
 
 def test_erasing_zeroes_one_rectangle(batch):
     x = batch[0].float() / 255 + 1
-    out = mixing.erased(x, 0.5, draws("cpu", 0))
+    out = transforms.erased(x, 0.5, draws("cpu", 0))
     erased = out[:, 0] == 0
     assert 5 < erased.any(dim=(1, 2)).sum() < 27
     for mask in erased[erased.any(dim=(1, 2))]:
@@ -274,7 +272,7 @@ def test_erasing_zeroes_one_rectangle(batch):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
-    _, y = mixing.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
+    _, y = transforms.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
     expected = SoftTargetCrossEntropy()(logits, (1 - smoothing) * rows + smoothing / 10)
     torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), expected)
@@ -286,9 +284,9 @@ def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"flip": 2}, "between 0 and 1"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"), ({"scale": (0.0, 1.0)}, "scale"),
-    ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "≥ 0"),
-    ({"magnitude": 11}, "between 0 and 10"), ({"operations": -1}, "from 0 up"),
+    ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
+    ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
+    ({"magnitude": 11}, "0 and 10, got 11"), ({"operations": -1}, "operations .* got -1"),
 ])  # fmt: skip
 def test_contradictions_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from vitlens.commands import options
+from vitlens.data.sources import source_names
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Options:
     """What `vitlens evaluate` is asked."""
 
     model: Annotated[str, Argument(help="A timm name, or a folder with config.json and model.safetensors.")] = ""
-    data: Annotated[str, Option(help="A task (see --list), a folder or tar file, torch/NAME, hfds/NAME …")] = ""
+    data: Annotated[str, Option(help=f"A task (see --list), a folder or tar file, or {source_names()}.")] = ""
     protocol: Annotated[str, Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1"
     out: Annotated[Path | None, Option(help="A JSON file to add the records to.")] = None
     shots: Annotated[str, Option(help="For fewshot: images per class; by default 1,5,10,25.")] = ""

@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from vitlens.commands import options
+from vitlens.data.sources import source_names
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Options:
     """What `vitlens train` is asked."""
 
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = ""
-    data: Annotated[str, Option(help="A folder or tar file, or digits, torch/NAME, hfds/NAME, wds/NAME.")] = ""
+    data: Annotated[str, Option(help=f"A folder or tar file, or {source_names()}.")] = ""
     root: options.Root = None
     stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None
     workers: options.Workers = None

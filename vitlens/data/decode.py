@@ -1,7 +1,7 @@
 """From the content of a sample to pixels: decode, fit to a square, cut at random.
 
-Shapes: an image is uint8 (3, H, W), RGB: upright, opaque and of 8 bits as `load_image` makes it, so that a model learns
-from what is shown of it.
+An image is uint8 (3, H, W), RGB: upright, opaque and of 8 bits as `load_image` makes it, so that a model learns from
+what is shown of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import torchvision.io
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+from torchvision.transforms.functional import resize
 
 from vitlens.data.samples import Samples
 from vitlens.images import MAX_ELONGATION, rgb
@@ -25,7 +26,7 @@ TRIES = 10  # of a random box that fits into the image, as in torchvision
 
 
 def decoded(samples: Samples, i: int) -> Tensor | str:
-    """Sample ``i`` as an image, or the words that say why there is none: a strip, as `MAX_ELONGATION` says, is none."""
+    """Sample `i` as an image, or its name and what is wrong with it, such as sides beyond `MAX_ELONGATION`."""
     try:
         content = samples.content(i)
         if isinstance(content, Tensor):
@@ -58,30 +59,28 @@ def _from_pillow(picture: Image.Image) -> Tensor:
 
 
 def shaped(image: Tensor, side: int, squash: bool) -> Tensor:
-    """The image as ``side`` × ``side`` pixels: squashed, or its short side resized and the center cut out."""
+    """The image as `side` × `side` pixels: squashed, or its short side resized and the center cut out.
+
+    torchvision's `center_crop` rounds the corner of odd margins the other way, so the cut is made here.
+    """
     _, h, w = image.shape
     if (h, w) == (side, side):
         return image
     if squash:
-        return _resized(image, side, side)
+        return resize(image, [side, side])
     scale = side / min(h, w)
-    image = _resized(image, max(side, round(h * scale)), max(side, round(w * scale)))
+    image = resize(image, [max(side, round(h * scale)), max(side, round(w * scale))])
     top, left = (image.shape[1] - side) // 2, (image.shape[2] - side) // 2
     return image[:, top : top + side, left : left + side]
-
-
-def _resized(image: Tensor, h: int, w: int) -> Tensor:
-    image = F.interpolate(image[None].float(), (h, w), mode="bilinear", antialias=True)[0]
-    return image.round().clamp(0, 255).to(torch.uint8)
 
 
 def random_box(
     h: int, w: int, scale: tuple[float, float], ratio: tuple[float, float], rng: torch.Generator
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width in pixels of a random crop of an ``h`` × ``w`` image (Szegedy et al. 2015).
+    """Top, left, height and width in pixels of a random crop of an `h` × `w` image (Szegedy et al. 2015).
 
-    Its share of the area is uniform in ``scale``, its width by height log-uniform in ``ratio``. If no draw fits, it is
-    the largest centered box whose ratio is in range.
+    Its share of the area is uniform in `scale`, its width by height log-uniform in `ratio`. If no draw fits, it is
+    the largest centered box whose ratio is in range. torchvision's `RandomResizedCrop` draws from the global generator.
     """
     for area, log_ratio, y, x in torch.rand(TRIES, 4, generator=rng, dtype=torch.float64).tolist():
         area = h * w * (scale[0] + (scale[1] - scale[0]) * area)
@@ -95,7 +94,7 @@ def random_box(
 
 
 def cut(image: Tensor, box: tuple[int, int, int, int], side: int) -> Tensor:
-    """The pixels in ``box`` (top, left, height, width), resized to ``side`` × ``side`` (bilinear, antialiased)."""
+    """The pixels in `box` (top, left, height, width), resized to `side` × `side` (bilinear, antialiased)."""
     top, left, height, width = box
     # In integers, seven times as fast as in floats and within one level of them.
     return F.interpolate(image[None, :, top : top + height, left : left + width], (side, side), mode="bilinear",

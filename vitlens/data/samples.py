@@ -1,11 +1,13 @@
-"""What a source lists: samples by number, their labels, the names of the classes.
+"""What a source lists before any image is read: samples by number, their labels, the class names.
 
 Samples go to worker processes, so they can be pickled and hold no open file: each reading opens its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ VALIDATION = ("valid", "validation", "val")
 SPLITS = {"train": ("train",), "valid": (*VALIDATION, "test"), "test": ("test", *VALIDATION)}
 EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+VALID_SHARE = 0.1
 
 
 class Samples(Protocol):
@@ -28,10 +31,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, i: int) -> str:
-        """What to call sample ``i`` in a message."""
+        """What to call sample `i` in a message."""
 
     def content(self, i: int) -> bytes | Image.Image | Tensor:
-        """Sample ``i``: encoded, as a Pillow picture, or as pixels uint8 (3, H, W)."""
+        """Sample `i`: encoded, as a Pillow picture, or as pixels uint8 (3, H, W)."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,38 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """Samples in a sequence, called by their numbers: `images` is uint8 (N, 3, H, W), or a list of bytes or images."""
+
+    title: str
+    images: Any
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, i: int) -> str:
+        return f"{self.title} image {i}"
+
+    def content(self, i: int) -> bytes | Image.Image | Tensor:
+        return self.images[i]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Samples with a name each; `names` is what `packed` makes of them."""
+
+    names: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, i: int) -> str:
+        return os.fsdecode(self.names[i])
+
+
+@dataclass(frozen=True)
 class Chosen:
-    """Some of the samples of another source: those with the numbers ``rows``."""
+    """Some of the samples of another source: those with the numbers `rows`."""
 
     source: Samples
     rows: np.ndarray
@@ -61,37 +94,84 @@ class Chosen:
         return self.source.content(int(self.rows[i]))
 
 
-def first_of(split: str, present: Iterable[str]) -> str | None:
-    """The first of the names of ``split`` that is ``present``."""
-    present = set(present)
-    return next((name for name in SPLITS[split] if name in present), None)
-
-
-def part(split: str) -> str:
-    """The split to read where a source is divided: ``"whole"`` asks for all of one that is not."""
-    return "test" if split == "whole" else split
-
-
-def is_image(name: str) -> bool:
-    """Whether a file of that name is one: not if it begins with a dot, as what a Mac puts beside each file does."""
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return suffix.lower() in SUFFIXES and not stem.startswith(".")
-
-
 def packed(names: Iterable[str]) -> np.ndarray:
     """Names in one array: a million Python strings would be copied into each worker by their reference counts."""
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-def numbered(*splits: Sequence[int]) -> tuple[str, ...]:
-    """Names for classes that have none: their numbers, those of the training images too, which all splits share."""
+def is_image(name: str) -> bool:
+    """Whether a file name is that of an image. Hidden files are none, such as those a Mac puts beside each file."""
+    stem, suffix = os.path.splitext(os.path.basename(name))
+    return suffix.lower() in SUFFIXES and not stem.startswith(".")
+
+
+# Splits
+
+
+def first_of(split: str, present: Iterable[str]) -> str | None:
+    """The first of the names of `split` that is `present`."""
+    present = set(present)
+    return next((name for name in SPLITS[split] if name in present), None)
+
+
+def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[list[str], list[int], str]:
+    """The names, labels and note of one split of images that are not divided: a tenth of each class is for validation.
+
+    A file's split depends on its own name alone, so it stays when other files come or go. Only where that would leave
+    a split of a class empty does the file with the nearest number stand in. The split `"whole"` is everything.
+    """
+    kept = by_class
+    note = f"{where} is not divided, so all of its images count, also those that a model may have learned from."
+    if split != "whole":
+        kept = {name: _side(name, files, split, where) for name, files in by_class.items()}
+        note = (
+            f"{where} is not divided into training and validation images: about a tenth of each class is kept for "
+            "validation, chosen by the names of the files."
+        )
+    return *labeled(kept.values()), note
+
+
+def labeled(by_class: Iterable[Sequence[str]]) -> tuple[list[str], list[int]]:
+    """The names of all classes in a row, and the number of its class for each."""
+    pairs = [(name, label) for label, names in enumerate(by_class) for name in names]
+    return [name for name, _ in pairs], [label for _, label in pairs]
+
+
+def _side(class_name: str, files: list[str], split: str, where: Path) -> list[str]:
+    if len(files) < 2:
+        raise ValueError(
+            f"The class {class_name!r} of {where} has a single image, but training and validation need one each. Add "
+            "an image, or remove the class."
+        )
+    places = {name: place(name) for name in files}
+    lowest, highest = min(places.values()), max(places.values())
+    edge = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
+    return [name for name in files if (places[name] < edge) == (split != "train")]
+
+
+def place(name: str) -> float:
+    """A number in [0, 1) for a name, the same everywhere and always."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=6).digest(), "big") / 2**48
+
+
+# Class names
+
+
+def check_known(classes: Iterable[str], where: object, training: Iterable[str], train: object) -> None:
+    """Raise `ValueError` if a split has classes that the training images lack."""
+    if unknown := set(classes) - set(training):
+        raise ValueError(f"{where} holds a class {min(unknown)!r} that {train} lacks.")
+
+
+def numbers_as_names(*splits: Sequence[int]) -> tuple[str, ...]:
+    """Numbers as names for classes that have none, up to the highest label of the given splits."""
     return tuple(str(i) for i in range(max((int(label) for labels in splits for label in labels), default=-1) + 1))
 
 
 def names_beside(folder: Path) -> tuple[str, ...] | None:
-    """Class names from ``classes.json`` in ``folder``: a list of names, or a dict with ``names``.
+    """Class names from `classes.json` in `folder`: a list of names, or a dict with `names`.
 
-    ``wnids`` (WordNet numbers) stand in where there are no names.
+    `wnids` (WordNet numbers) stand in where there are no names.
     """
     return parsed(folder / "classes.json", _class_names, "a list of class names, or a dict with one under 'names'")
 
@@ -102,17 +182,17 @@ def _class_names(text: str) -> tuple[str, ...]:
     if isinstance(names, dict):  # by WordNet number; numbers by name are no names
         names, kinds = [names[key] for key in content.get("wnids", names)], (str,)
     if not isinstance(names, list) or not all(isinstance(name, kinds) for name in names):
-        raise TypeError(f"these are none: {names!r:.60}")
+        raise TypeError(f"not class names: {names!r:.60}")
     return tuple(map(str, names))
 
 
-def parsed(path: Path, parse: Callable[[str], Any], wanted: str) -> Any:
-    """What ``parse`` makes of a small text beside the images; None if it is not there.
+def parsed(path: Path, parse: Callable[[str], Any], expected: str) -> Any:
+    """What `parse` makes of a small text file; None if it is not there.
 
-    Raises ``ValueError`` with the name of the file for a text of another kind.
+    Raises `ValueError` that names the file if it holds something else.
     """
     try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
         reason = f"{type(problem).__name__}: {problem}"
-        raise ValueError(f"{path} should hold {wanted}, in UTF-8 ({reason}). Repair or remove it.") from problem
+        raise ValueError(f"{path} should hold {expected}, in UTF-8 ({reason}). Repair or remove it.") from problem

@@ -1,7 +1,7 @@
 """Images that do not fit in memory: read, decoded and cut by worker processes as they are wanted.
 
-What a batch holds is a function of the index tensor asked for, of the augmentation and of the key, never of the number
-of workers or of what was read before. So a run over a stream resumes as exactly as one over images in memory.
+What a batch holds depends on the index tensor asked for, on the augmentation and on the key, never on the number of
+workers or on what was read before. So a run over a stream resumes as exactly as one over images in memory.
 
 Shapes: N images, b of them in a batch, S pixels a side.
 """
@@ -47,25 +47,24 @@ class Job(NamedTuple):
 class Part(NamedTuple):
     """What a worker makes of a job."""
 
+    job: Job
     images: Tensor
     labels: Tensor
-    start: int
-    total: int
     damaged: list[tuple[int, str]]
     """Sample and reason."""
-    refused: str
+    refusal: str = ""
     """Why the stream must end, if it must."""
 
 
 @dataclass(eq=False)
 class ImageStream:
-    """Images and labels of one split that lie where they lie; the other side of ``ImageSet``.
+    """Images and labels of one split that are read as they are wanted; the counterpart of `ImageSet`.
 
-    ``labels`` is int64 (N,) on the CPU, ``class_names`` one name per label, in label order. Images come as ``side`` ×
-    ``side`` pixels: cut at random if the augmentation says so, else by ``shape``, bit for bit what ``load`` holds. With
-    ``on_damaged="skip"`` the next sample that can be decoded, its label included, stands in for a damaged one, which is
-    in ``damaged`` once it was met. ``workers`` processes read, started as ``context`` says ("fork", "spawn" or the
-    system's default); with 0 workers this process does.
+    `labels` is int64 (N,) on the CPU, `class_names` one name per label, in label order. Images come as `side` × `side`
+    pixels: cut at random if the augmentation says so, else by `shape`, bit for bit what an `ImageSet` holds. With
+    `on_damaged="skip"` the next sample that can be decoded stands in for a damaged one, with its own label; `damaged`
+    lists those met. `workers` processes read, started as `context` says ("fork", "spawn" or the system's default); with
+    0 workers this process does.
     """
 
     samples: Samples
@@ -94,7 +93,7 @@ class ImageStream:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width in pixels of what ``batches`` yields."""
+        """Height and width in pixels of what `batches` yields."""
         return self.side, self.side
 
     @property
@@ -103,16 +102,16 @@ class ImageStream:
         return tuple(self.found[i] for i in sorted(self.found))
 
     def to(self, device: torch.device | str) -> ImageStream:
-        """The same stream with its batches on ``device``; itself, workers included, if they are there already."""
+        """The same stream with its batches on `device`; itself, workers included, if they are there already."""
         device = torch.device(device)
         return self if device == self.device else replace(self, device=device)
 
     def subset(self, n: int, seed: int = 0) -> ImageStream:
-        """``n`` of the images, drawn as ``ImageSet.subset`` draws them."""
+        """`n` of the images, drawn as `ImageSet.subset` draws them."""
         return self.chosen(drawn(len(self), n, seed))
 
     def chosen(self, rows: Tensor) -> ImageStream:
-        """The images at the places ``rows``, int64 (n,)."""
+        """The images at the places `rows`, int64 (n,)."""
         return replace(self, rows=self.rows[rows], labels=self.labels[rows], found={})
 
     def stand_ins(self) -> Tensor:
@@ -120,9 +119,9 @@ class ImageStream:
         return torch.isin(self.rows, torch.tensor(list(self.found), dtype=torch.int64))
 
     def remaining(self, augment: Augment) -> Augment:
-        """What is still to be done to the batches: all of ``augment`` but the random crop.
+        """What is still to be done to the batches: all of `augment` but the random crop.
 
-        Raises ``ValueError`` for crops that reach beyond the image.
+        Raises `ValueError` for crops that reach beyond the image.
         """
         if augment.scale[1] > 1:
             raise ValueError(
@@ -134,26 +133,26 @@ class ImageStream:
     def batches(
         self, rows: Iterable[Tensor], augment: Augment | None = None, key: tuple[int, ...] = ()
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each index tensor (b,) in ``rows``: images uint8 (b, 3, S, S) and labels int64 (b,), on the device.
+        """For each index tensor (b,) in `rows`: images uint8 (b, 3, S, S) and labels int64 (b,), on the device.
 
-        ``augment.scale`` and ``augment.ratio`` ask for a random crop, cut from the image at full resolution. It is a
-        function of ``key`` and of the sample alone. A later call of ``batches`` ends an earlier one.
+        `augment.scale` and `augment.ratio` ask for a random crop, cut from the image at full resolution. It depends on
+        `key` and the sample alone. A later call of `batches` ends an earlier one.
 
-        Raises ``ValueError`` for damaged samples, ``ChildProcessError`` if workers die and ``RuntimeError`` if a later
+        Raises `ValueError` for damaged samples, `ChildProcessError` if workers die and `RuntimeError` if a later
         call has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
         for part in self._parts(_jobs(rows, crop, tuple(key))):
             self.found.update(part.damaged)
-            if part.refused:
-                raise ValueError(part.refused)
-            if part.start == 0:
-                images = torch.empty(part.total, *part.images.shape[1:], dtype=torch.uint8, device=self.device)
-                labels = torch.empty(part.total, dtype=torch.int64, device=self.device)
-            stop = part.start + len(part.labels)
-            images[part.start : stop].copy_(part.images, non_blocking=True)
-            labels[part.start : stop].copy_(part.labels, non_blocking=True)
-            if stop == part.total:
+            if part.refusal:
+                raise ValueError(part.refusal)
+            start, stop, total = part.job.start, part.job.start + len(part.labels), part.job.total
+            if start == 0:
+                images = torch.empty(total, *part.images.shape[1:], dtype=torch.uint8, device=self.device)
+                labels = torch.empty(total, dtype=torch.int64, device=self.device)
+            images[start:stop].copy_(part.images, non_blocking=True)
+            labels[start:stop].copy_(part.labels, non_blocking=True)
+            if stop == total:
                 yield images, labels
 
     def _parts(self, jobs: Iterator[Job]) -> Iterator[Part]:
@@ -164,7 +163,7 @@ class ImageStream:
         while True:
             if self._jobs.now is not jobs:
                 raise RuntimeError(
-                    "A stream yields one sequence of batches at a time, and another was begun since. Finish one first."
+                    "A stream yields one sequence of batches at a time, but another was begun. Finish one first."
                 )
             try:
                 part = next(parts, None)
@@ -194,7 +193,7 @@ class ImageStream:
 
 
 class _Jobs:
-    """The jobs of the present call: workers outlive a call, and go on with the next one's."""
+    """The jobs of the current call: workers outlive a call and go on with those of the next."""
 
     now: Iterator[Job] = iter(())
 
@@ -210,12 +209,12 @@ def _jobs(rows: Iterable[Tensor], crop, key: tuple[int, ...]) -> Iterator[Job]:
 
 
 def workers_ended(problem: RuntimeError) -> bool:
-    """Whether that is how PyTorch tells that a process which reads images is gone."""
+    """Whether `problem` is PyTorch's error about a process that reads images and has ended."""
     return "DataLoader worker" in str(problem)
 
 
 def _apart(_: int) -> None:
-    """Ctrl-C, or what ends a group of processes, is meant for the one that trains: it saves, and ends its workers."""
+    """Leave the group of processes: Ctrl-C is meant for the one that trains, which saves and then ends its workers."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
 
@@ -226,7 +225,7 @@ def _as_it_is(part: Part) -> Part:
 
 @dataclass(frozen=True)
 class Reader(Dataset):
-    """What a worker holds: no open file, and nothing of an accelerator."""
+    """What a worker holds: no open file and nothing on an accelerator."""
 
     samples: Samples
     labels: Tensor
@@ -244,17 +243,17 @@ class Reader(Dataset):
             for i, row in enumerate(job.rows):
                 found = self._next_good(row, damaged)
                 if found is None:
-                    return Part(images, labels, job.start, job.total, damaged, self._refusal(damaged))
+                    return Part(job, images, labels, damaged, self._refusal(damaged[-1][1]))
                 image, labels[i] = found
                 if job.crop is None:
                     images[i] = self.shape(image)
                 else:
                     rng = generator("cpu", *job.key, int(self.rows[row]))
                     images[i] = cut(image, random_box(*image.shape[1:], *job.crop, rng), self.side)
-        return Part(images, labels, job.start, job.total, damaged, "")
+        return Part(job, images, labels, damaged)
 
     def _next_good(self, row: int, damaged: list[tuple[int, str]]) -> tuple[Tensor, Tensor] | None:
-        """The image and label of ``row``, or of the first good one after it; None if the stream must end."""
+        """The image and label of `row`, or of the first good one after it; None if the stream must end."""
         for step in range(min(IN_A_ROW, len(self.rows)) if self.skip else 1):
             place = (row + step) % len(self.rows)
             sample = int(self.rows[place])
@@ -264,8 +263,7 @@ class Reader(Dataset):
             damaged.append((sample, image))
         return None
 
-    def _refusal(self, damaged: list[tuple[int, str]]) -> str:
-        _, reason = damaged[-1]
+    def _refusal(self, reason: str) -> str:
         if not self.skip:
             advice = "Repair it, or use the next one instead (--skip-damaged, in Python on_damaged='skip')"
             return f"{reason} cannot be decoded. {advice}."

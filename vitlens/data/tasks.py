@@ -1,15 +1,14 @@
-"""The data sets that the paper transfers to, by name: as data, so that they can be listed and shown.
+"""The data sets that the paper transfers to, by name, as data that can be listed and shown.
 
-Where they come from. CIFAR, Pets, Flowers and DTD are torchvision's. Fifteen tasks of VTAB-1k are read from the copies
-that CLIP benchmark keeps on the Hugging Face hub, ``clip-benchmark/wds_vtab-…``, made with the task adaptation code of
-VTAB: their splits have that code's sizes. There dSprites keeps its 32 positions and 40 orientations, which VTAB puts
-into 16 bins each. Sun397, of which that owner has the test images only, is ``dpdl-benchmark/sun397``, with the split
-sizes of TensorFlow Datasets, which VTAB takes. ImageNet cannot be fetched by a program: its two archives and that of
-its development kit, or folders ``train/`` and ``val/`` of its classes, must be there.
+CIFAR, Pets, Flowers and DTD are torchvision's. Fifteen tasks of VTAB-1k are read from the copies that CLIP benchmark
+keeps on the Hugging Face hub, `clip-benchmark/wds_vtab-…`, made with VTAB's own code, so their splits have its sizes.
+dSprites keeps its 32 positions and 40 orientations there; VTAB puts them into 16 bins each. Of Sun397 that owner has
+only the test images, so it is `dpdl-benchmark/sun397`, with the splits of TensorFlow Datasets, which VTAB takes.
+ImageNet cannot be fetched by a program: its two archives and that of its development kit, or folders `train/` and
+`val/` of its classes, must be there.
 
-ObjectNet is left out: its classes are its own, and the table that maps 113 of them to ImageNet's lies in its authors'
-archive alone; neither timm nor torchvision carries it, and labels that cannot be derived are not guessed. With that
-archive at hand, folders renamed to WordNet ids are scored like any other, with one class of ImageNet for each object.
+ObjectNet is left out: only its authors' archive says which of its classes are ImageNet's, and labels are not guessed.
+With that archive at hand, folders renamed to WordNet ids are scored like any other, one class of ImageNet each.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Task:
-    """A data set to measure on, with what may be done to its training images (for VTAB, as BiT's paper says)."""
+    """A data set to measure on, and what may be done to its training images (for VTAB, as BiT's paper says)."""
 
     name: str
     group: str
     """"", or of VTAB-1k: "natural", "specialized" or "structured"."""
     classes: int
     source: str
-    """What ``load`` reads it from."""
+    """What `load` reads it from."""
     recipe: str
-    """How it is fine-tuned: the row of the paper's Table 4."""
+    """The recipe it is fine-tuned by: the row of the paper's Table 4."""
     flip: bool = True
-    """Whether a mirrored image has the same label."""
+    """Whether a mirrored image keeps its label."""
     crop: bool = True
-    """Whether a random crop of it has."""
+    """Whether a random crop keeps the label of the image."""
     raw_classes: int = 0
-    """Classes of the source where ``classes`` bins of equal width are made of them; 0 where they are the same."""
+    """Classes of the source where `classes` bins of equal width are made of them; 0 where they are the same."""
 
 
 def _vtab(group: str, name: str, classes: int, source: str = "", **more) -> Task:

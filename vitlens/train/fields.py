@@ -11,7 +11,7 @@ import textwrap
 import typing
 from collections.abc import Iterable
 
-from vitlens.data.augment.batch import check_finite
+from vitlens.data.augment import check_finite
 
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from vitlens.data.augment import Augment
-from vitlens.data.augment.geometry import check_pad
+from vitlens.data.transforms import check_pad
 from vitlens.train import fields
 from vitlens.train.model import build
 

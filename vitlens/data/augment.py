@@ -1,8 +1,8 @@
 """Augmentation of a whole batch at once, on the device that holds it: uint8 in, normalized floats and targets out.
 
-Every random choice comes from ``draws(device, seed, epoch, step)``: the same arguments give the same batch on the same
-device, whether it is augmented at once or in parts, and no global state is read or written. timm's transforms work
-image by image in loader workers; here a batch of 1,024 costs about a millisecond of an accelerator.
+Every random choice comes from `draws(device, seed, epoch, step)`: the same arguments give the same batch on the same
+device, augmented at once or in parts. No global state is read or written. Hence not timm's transforms and mixup: they
+draw from global generators, image by image on the CPU; here 1,024 images take an accelerator about a millisecond.
 
 Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalized.
 """
@@ -15,11 +15,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.data.augment.color import color_jitter, gray_solarize_posterize
-from vitlens.data.augment.draws import Draws
-from vitlens.data.augment.geometry import resized_crop, shift_and_flip
-from vitlens.data.augment.mixing import Targets, erased, mixed
-from vitlens.data.augment.randaugment import randaugment
+from vitlens.data.transforms import (
+    Draws,
+    Targets,
+    check_pad,
+    color_jitter,
+    draws,
+    erased,
+    generator,
+    gray_solarize_posterize,
+    mixed,
+    randaugment,
+    resized_crop,
+    seed_of,
+    shift_and_flip,
+)
+
+__all__ = [
+    "Augment", "Draws", "Targets", "augmented", "check_finite", "check_pad", "draws", "generator", "normalized",
+    "seed_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,29 +73,27 @@ class Augment:
         check_finite("augment", (*self.scale, *self.ratio, self.rotate, self.magnitude), self)
         for name in ("flip", "policy", "erase", "cutmix", "mixup", "jitter"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"augment.{name} lies between 0 and 1; {getattr(self, name)} came.")
+                raise ValueError(f"augment.{name} must be between 0 and 1, got {getattr(self, name)}.")
+        for name in ("pad", "rotate", "operations"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"augment.{name} must be 0 or more, got {getattr(self, name)}.")
+        for name in ("scale", "ratio"):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise ValueError(f"augment.{name} must be (smallest, largest), both above 0, got {bounds}.")
+        if not 0 <= self.magnitude <= 10:
+            raise ValueError(f"augment.magnitude must be between 0 and 10, got {self.magnitude}.")
         if self.cutmix + self.mixup > 1:
             raise ValueError(
-                f"A sample is mixed in one way: augment.cutmix {self.cutmix} and augment.mixup {self.mixup} are "
-                "probabilities that add up to more than 1. Lower one of them."
-            )
-        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1]:
-            raise ValueError(f"augment.scale is (smallest, largest) share of the area, above 0; {self.scale} came.")
-        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"augment.ratio is (smallest, largest) width by height, above 0; {self.ratio} came.")
-        if self.pad < 0 or self.rotate < 0:
-            raise ValueError(f"augment.pad {self.pad} (pixels) and augment.rotate {self.rotate} (degrees) are ≥ 0.")
-        if self.operations < 0 or not 0 <= self.magnitude <= 10:
-            raise ValueError(
-                f"augment.operations {self.operations} is a number from 0 up, and augment.magnitude {self.magnitude} "
-                "lies between 0 and 10."
+                f"augment.cutmix {self.cutmix} and augment.mixup {self.mixup} are probabilities of one choice and add "
+                "up to more than 1. Lower one of them."
             )
 
 
-def check_finite(name: str, numbers: Iterable[float], came: object) -> None:
-    """Raise ``ValueError`` for settings of that ``name`` of which float32 may not hold what is made of them."""
+def check_finite(name: str, numbers: Iterable[float], value: object) -> None:
+    """Raise `ValueError` if the setting `name` holds numbers that float32 arithmetic may overflow on."""
     if not all(abs(n) < 1e30 for n in numbers):
-        raise ValueError(f"{name} is made of finite numbers below 1e30; {came} came.")
+        raise ValueError(f"{name} must be made of finite numbers below 1e30, got {value}.")
 
 
 def augmented(
@@ -94,10 +107,10 @@ def augmented(
     std: Sequence[float],
     mix: bool = True,
 ) -> tuple[Tensor, Targets]:
-    """A training batch from uint8 ``images`` (B, 3, H, W) and ``labels`` (B,): floats and ``Targets``.
+    """A training batch from uint8 `images` (B, 3, H, W) and `labels` (B,): floats (B, 3, size, size) and `Targets`.
 
-    The floats are (B, 3, size, size), cut at random from images that may be larger; without ``size`` as large as they.
-    ``mix=False`` switches off mixup, cutmix and nothing else: the other choices stay what they were.
+    Larger images are cut at random; without `size` the output is as large as the input. `mix=False` switches off mixup
+    and cutmix and changes no other random choice.
     """
     shape = (size, size) if size else images.shape[2:]
     resampled = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0) or augment.rotate

@@ -1,0 +1,110 @@
+"""Small data sets of every kind, written as the real ones are published."""
+
+import io
+import json
+import pickle
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from vitlens.data import load
+
+KINDS = {"ant": "JPEG", "bee": "PNG", "cat": "JPEG"}
+
+
+def encoded(seed: int, kind: str = "PNG", size=(12, 10), mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return saved(Image.fromarray(pixels).convert(mode), kind)
+
+
+def saved(image: Image.Image | np.ndarray, kind: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def shown(data: bytes) -> torch.Tensor:
+    """The pixels of an encoded image as Pillow has them: uint8 (3, H, W)."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB"))).permute(2, 0, 1)
+
+
+def files(per_class: int) -> dict[str, bytes]:
+    """Paths below the folder of a split, and what lies there."""
+    return {
+        f"{name}/{i:03d}.{kind.lower()}": encoded(1000 * n + i, kind)
+        for n, (name, kind) in enumerate(KINDS.items())
+        for i in range(per_class)
+    }
+
+
+def write(folder: Path, content: dict[str, bytes]) -> Path:
+    for name, data in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def tar(path: Path, content: dict[str, bytes | str], mode: str = "w") -> Path:
+    """A tar file of `content`, in which a string is what a symbolic link links to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        _fill(archive, content)
+    return path
+
+
+def in_memory(content: dict[str, bytes], mode: str = "w") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        _fill(archive, content)
+    return buffer.getvalue()
+
+
+def _fill(archive: tarfile.TarFile, content: dict[str, bytes | str]) -> None:
+    for name, data in content.items():
+        member = tarfile.TarInfo(name)
+        if isinstance(data, str):
+            member.type, member.linkname = tarfile.SYMTYPE, data
+            archive.addfile(member)
+        else:
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def hard_link(path: Path, name: str, to: str) -> None:
+    """Append a hard link to a tar file."""
+    with tarfile.open(path, "a") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.LNKTYPE, to
+        archive.addfile(member)
+
+
+def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = None, **options) -> pa.Table:
+    """Write a shard as Hugging Face does, with the class `names` in its metadata if there are any."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"image": [{"bytes": data, "path": None} for data in images], "label": labels})
+    if names:
+        info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, path, **options)
+    return table
+
+
+def unreachable(*_, **__):
+    """Stands in for what asks a network."""
+    raise OSError("no route to host")
+
+
+def assert_streams(source: str | Path, root: Path) -> None:
+    """A stream of `source`, and one that was sent to another process, yields what is held of it."""
+    held, stream = load(source, size=8, root=root), load(source, size=8, root=root, stream=True, workers=1)
+    rows = [torch.arange(len(held)).flip(0)]
+    for samples in (stream.samples, pickle.loads(pickle.dumps(stream.samples))):
+        images, labels = next(replace(stream, samples=samples).batches(rows))
+        assert images.equal(held.images.flip(0)) and labels.equal(held.labels.flip(0))
+    assert (stream.class_names, stream.note) == (held.class_names, held.note)
