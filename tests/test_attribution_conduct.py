@@ -135,15 +135,6 @@ def test_several_threads_at_once(vit):
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
 
 
-def test_methods_can_be_gone_through():
-    assert list(attribution.METHODS) == [
-        "gradient_rollout", "relevance", "legrad", "attention_gradient", "grad_cam", "integrated_gradients",
-        "gradient_shap", "input_x_gradient", "occlusion", "feature_ablation", "kernel_shap",
-    ]  # fmt: skip
-    with pytest.raises(TypeError):
-        attribution.METHODS["mine"] = relevance
-
-
 def test_targets(vit):
     model, x = vit(img_size=SIZE), images()
     names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
-from vitlens.images import ImageError, load_image
+from vitlens.images import ImageError
 from vitlens.models import class_count, top_classes
-from vitlens.preprocessing import built_size, preprocess, restore
+from vitlens.preprocessing import restore
 from vitlens.recorder.families import architecture, attention_modules, float64, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
+from vitlens.reports.pictures import image_files as image_files
+from vitlens.reports.pictures import prepared
 
 SHOWN = 12  # pictures in rollout.png
-IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def inspect(
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):
         noted = notes.append if shown else None
-        for names, batch in _batches(model, source, batch_size, on_error, noted):
+        for names, batch in _batches(prepared(model, source, on_error, noted), batch_size):
             with torch.inference_mode(), capture(model) as attn:
                 logits = model(batch)
             grid = attn.grid
@@ -171,42 +173,11 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
     return written
 
 
-def image_files(folder: Path) -> list[tuple[str, Path]]:
-    """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
-    if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder} to read images from.")
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES and p.is_file())
-    if not files:
-        raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(IMAGE_FILES))}).")
-    return [(str(p.relative_to(folder)), p) for p in files]
-
-
-def _batches(model, images, batch_size, on_error, on_note) -> Iterator[tuple[list[str], Tensor]]:
-    """Read and preprocess images, a batch at a time, leaving out those that cannot be read."""
-    like = next(model.parameters())
-    names, loaded = [], []
-    for name, source in images:
-        try:
-            loaded.append(_preprocessed(model, name, source, on_note))
-            names.append(name)
-        except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(str(error))
-        if len(loaded) == batch_size:
-            yield names, torch.stack(loaded).to(like)
-            names, loaded = [], []
-    if loaded:
-        yield names, torch.stack(loaded).to(like)
-
-
-def _preprocessed(model: nn.Module, name: str, source, on_note) -> Tensor:
-    """(C, H, W) as the model is shown it. Raises ImageError, with the name in it."""
-    picture = load_image(source, on_note=on_note)
-    try:
-        return preprocess(model, picture, size=built_size(model))[0]
-    except ImageError as error:
-        raise ImageError(f"{name} cannot be used. {error}") from error
+def _batches(pictures: Iterator[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[str], Tensor]]:
+    """The names and the (B, C, H, W) images of `size` pictures at a time."""
+    while batch := list(itertools.islice(pictures, size)):
+        names, images = zip(*batch, strict=True)
+        yield list(names), torch.cat(images)
 
 
 def _or_note(make: Callable[[], tuple], notes: list[str]) -> tuple:
