@@ -10,7 +10,6 @@ import torch
 from vitlens import TokenGrid
 from vitlens.attribution import (
     METHODS,
-    _perturbation,
     feature_ablation,
     gradient_shap,
     input_x_gradient,
@@ -18,6 +17,7 @@ from vitlens.attribution import (
     kernel_shap,
     occlusion,
 )
+from vitlens.attribution._captum import OneImage
 
 OPTIONS = {
     "integrated_gradients": dict(n_steps=8),
@@ -140,18 +140,16 @@ def test_kernel_shap_by_hand_and_its_sum(vit):
     torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
 
 
-def played(monkeypatch, game, **options):
+def played(game, **options):
     """KernelSHAP's map of a game on 14 × 14 patches of one pixel, 1 where it is seen."""
 
-    def one(model, images, target, against, names, baseline, attribute):
-        return attribute(lambda x: game(x.flatten(1))[:, None], images, 0 * images, 0, TokenGrid(14, 14, (1, 1), 0))
-
-    monkeypatch.setattr(_perturbation, "per_image", one)
-    return kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64, **options)[0].double()
+    grid = TokenGrid(14, 14, (1, 1), 0)
+    case = OneImage(lambda x: game(x.flatten(1))[:, None], torch.ones(1, 1, 14, 14), index=0, number=0, grid=grid)
+    return kernel_shap.of(case, internal_batch_size=64, **options)[0].double()
 
 
 @pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
-def test_kernel_shap_where_a_tenth_of_the_patches_counts(monkeypatch, steepness, least):
+def test_kernel_shap_where_a_tenth_of_the_patches_counts(steepness, least):
     """Nineteen of 196 patches count alike, so each has a nineteenth of what all of them bring."""
     asked = []
 
@@ -161,16 +159,16 @@ def test_kernel_shap_where_a_tenth_of_the_patches_counts(monkeypatch, steepness,
 
     truth = torch.zeros(196).double()
     truth[:19] = 10 * np.tanh(19 * steepness) / 19
-    assert torch.corrcoef(torch.stack([played(monkeypatch, game), truth]))[0, 1] > least and sum(asked) == 16 * 196
+    assert torch.corrcoef(torch.stack([played(game), truth]))[0, 1] > least and sum(asked) == 16 * 196
 
 
-def test_kernel_shap_of_patches_that_act_two_at_a_time(monkeypatch):
+def test_kernel_shap_of_patches_that_act_two_at_a_time():
     """Each has half of what a pair of them brings; no noise disturbs that, but captum fits in float32."""
     pairs = torch.randn(196, 196, generator=torch.Generator().manual_seed(0)).triu(1)
-    got = played(monkeypatch, lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
+    got = played(lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
     close(got, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
-    with pytest.raises(ValueError, match=r"at least 3 covers for each patch, 588 for 196 patches, .* n_samples=587"):
-        played(monkeypatch, lambda seen: seen.sum(1), n_samples=587)
+    with pytest.raises(ValueError, match="588 for 196 patches, got n_samples=587"):
+        played(lambda seen: seen.sum(1), n_samples=587)
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,11 @@ def test_targets(vit):
         (10, "10 classes, numbered from 0 to 9, but class 10"),
         (-1, "but class -1"),
         (True, "but class True"),
-        ([1, 2, 3], "each of the 2 images, but 3 came"),
+        ([1, 2, 3], "2 images, got 3"),
     ]:
         with pytest.raises(ValueError, match=match):
             relevance(model, x, target)
-    with pytest.raises(TypeError, match=r"but 1.5 \(float\) came"):
+    with pytest.raises(TypeError, match=r"got 1.5 \(float\)"):
         relevance(model, x, 1.5)
     with pytest.raises(ValueError, match="10 classes, but 3 names"):
         relevance(model, x, "a", names=["a", "b", "c"])
@@ -207,10 +207,10 @@ def test_numpys_numbers_are_taken(vit):
 @pytest.mark.parametrize(
     "method, options, match",
     [
-        (relevance, {"query": 5}, r"A query is a patch, \(row, column\), but 5 came"),
-        (relevance, {"query": (1, 2, 3)}, r"A query is a patch, \(row, column\), .* but \(1, 2, 3\) came"),
-        (relevance, {"query": (1, 2.5)}, r"A query is a patch, \(row, column\), .* but \(1, 2.5\) came"),
-        (grad_cam, {"layer": 1.5}, "A layer is a whole number, −1 the last, but 1.5 came"),
+        (relevance, {"query": 5}, r"A query is a patch, \(row, column\).*5"),
+        (relevance, {"query": (1, 2, 3)}, r"A query is a patch, \(row, column\).*\(1, 2, 3\)"),
+        (relevance, {"query": (1, 2.5)}, r"A query is a patch, \(row, column\).*\(1, 2.5\)"),
+        (grad_cam, {"layer": 1.5}, "A layer is a whole number, −1 the last, got 1.5"),
         (integrated_gradients, {"n_steps": 0}, "n_steps is a whole number from 1 up, but 0 came"),
         (integrated_gradients, {"internal_batch_size": 0}, "internal_batch_size is a whole number from 1 up, but 0"),
         (gradient_shap, {"n_samples": 0}, "n_samples is a whole number from 1 up, but 0 came"),
@@ -250,7 +250,7 @@ def test_outputs_that_are_no_numbers(vit):
     maps = torch.zeros(1, 4, 6)
     for method in (*attribution.METHODS.values(), lambda m, x, target: curves(m, x, maps, target)):
         for target in (None, 3):
-            with pytest.raises(ValueError, match="outputs of .* are not finite numbers, so there is no class"):
+            with pytest.raises(ValueError, match="outputs of .* are not finite numbers"):
                 method(model, images(1), target)
     with torch.no_grad():
         model.blocks[1].mlp.fc1.weight[0, 0] = 0.0
@@ -301,7 +301,7 @@ def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
         torch.testing.assert_close(occlusion(wrapped, x, 3), occlusion(whole, x, 3))
         torch.testing.assert_close(relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2)))
         if pools:
-            with pytest.raises(ValueError, match="is done by what wraps it.*Give one"):
+            with pytest.raises(ValueError, match="is done by a wrapper.*Give a patch"):
                 relevance(wrapped, x, 3)
         else:
             for method in (relevance, gradient_rollout, attention_gradient):

@@ -79,9 +79,9 @@ def test_scores_of_the_difference_and_among_two(model):
 
 def test_refusals(model):
     for name in ("relevance", "grad_cam", "occlusion"):
-        with pytest.raises(ValueError, match="class 3 was to be explained rather than itself; give another one"):
+        with pytest.raises(ValueError, match="class 3 was to be explained rather than itself. Give another"):
             METHODS[name](model, images(), [0, A], against=A)
-        with pytest.raises(ValueError, match="classes, numbered from 0 to .*, but class 99999 was asked for"):
+        with pytest.raises(ValueError, match="numbered from 0 to .*, but class 99999"):
             METHODS[name](model, images(), A, against=99999)
     with pytest.raises(ValueError, match="rather than itself"):
         faithfulness.curves(model, images(), torch.rand(2, 4, 6), A, against=A)

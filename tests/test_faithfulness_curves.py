@@ -212,7 +212,7 @@ def test_blur_equals_torchvisions():
     torch.testing.assert_close(blurred(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside])
     torch.testing.assert_close(blurred(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9))  # wider than the image
     assert blurred(x.bfloat16(), 3).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="positive number of pixels, but 0 came"):
+    with pytest.raises(ValueError, match="positive standard deviation in pixels, got sigma=0"):
         blurred(x, 0)
 
 

@@ -135,18 +135,18 @@ def test_refusals(vit):
     model, x = vit(img_size=(64, 96)), images()
     good = torch.rand(2, 4, 6)
     for threshold in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="lies between 0 and 1, but"):
+        with pytest.raises(ValueError, match="lies between 0 and 1, got"):
             randomization(model, x, edges, threshold=threshold)
     for wrong in (good[0], good[:1], good.double().fill_(torch.nan), [good]):
-        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
+        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\), got"):
             randomization(model, x, fixed(wrong, good))
-        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
+        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\), got"):
             randomization(model, x, fixed(good, wrong))
     with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class 10"):
         randomization(model, x, edges, 10)
     with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
         randomization(vit(num_classes=0), x, edges)
-    with pytest.raises(ValueError, match="A model with weights was wanted, but Flatten has none"):
+    with pytest.raises(ValueError, match="model with weights, but Flatten has none"):
         randomization(nn.Flatten(), x, edges)
 
 

@@ -111,8 +111,8 @@ def _read(
 
 
 def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tuple[nn.Module, Tensor]:
-    """The bare model, and the images where its parameters are. Raises for what cannot be explained, or not by a method
-    that needs gradients."""
+    """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
+    explained. gradients: also for a model that gradients do not pass."""
     model = unwrap(model)
     attention_modules(transformer(model))
     require_classes(model)
@@ -121,8 +121,8 @@ def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tupl
         require_gradients(model)
     if next(model.parameters()).is_meta:
         raise ValueError(
-            f"The weights of {model_name(model)} are on the meta device, where nothing is computed, so no class can be "
-            "explained. Load it with its weights, on a CPU or GPU."
+            f"The weights of {model_name(model)} are on the meta device, where nothing is computed. Load it with its "
+            "weights, on a CPU or GPU."
         )
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
@@ -130,10 +130,10 @@ def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tupl
 
 
 def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Tensor]:
-    """A capture of the Vision Transformer that `model` is, or that it wraps, and the (B, classes) logits of `model`.
+    """A capture of the Vision Transformer that `model` is or wraps, and the (B, classes) logits of `model`.
 
-    options: those of `capture`. Where a wrapper pools the tokens itself, nobody knows what it reads of them, and the
-    grid has no read-out. Raises ValueError where a wrapper shows it images of another size, whose patches are others.
+    options: those of `capture`. Where a wrapper pools the tokens itself, it is unknown what it reads, so the grid has
+    no read-out. Raises ValueError where a wrapper resizes the images, because their patches would be others.
     """
     inner, thread, said = transformer(model), threading.get_ident(), []
 
@@ -153,14 +153,14 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
         came, shown = (" × ".join(map(str, size)) for size in (images.shape[-2:], attn.grid.image))
         raise ValueError(
             f"{model_name(model)} makes images of {shown} pixels out of {came} for the Vision Transformer in it, so "
-            f"its patches are not those of the images. Give images of {shown} pixels, or explain the inner model."
+            f"the map would not lie on the images. Give images of {shown} pixels, or explain the inner model."
         )
     return attn, logits
 
 
 @contextlib.contextmanager
 def explaining(model: nn.Module) -> Iterator[None]:
-    """Run and differentiate the model in this block; afterwards it is as it was."""
+    """In this block the model can be run and differentiated; afterwards it is as it was."""
     # Checkpointing would run the blocks again, in the threads of the backward pass.
     inner = transformer(model)
     checkpointing = switched_off([inner] if hasattr(inner, "grad_checkpointing") else [], "grad_checkpointing")
@@ -171,29 +171,29 @@ def explaining(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(model: nn.Module) -> Iterator[None]:
-    """Run the model in this block, without gradients."""
+    """In this block the model can be run, without gradients; afterwards it is as it was."""
     with taking(model), evaluating(model), torch.no_grad():
         yield
 
 
 def score(logits: Tensor, chosen: Target) -> Tensor:
-    """The sum over the batch of each image's score: images do not meet, so its gradients are theirs."""
+    """The sum of the images' scores. Images do not meet, so its gradient by an image is that of the image's score."""
     if not logits.requires_grad:
         raise ValueError(
-            "The logits have no gradients, as the model's head cuts them off (by no_grad or detach). Let autograd see "
-            "the whole forward, or use a method without gradients, such as occlusion."
+            "The logits have no gradients, because the model's head cuts them off (by no_grad or detach). Let autograd "
+            "see the whole forward, or use a method without gradients, such as occlusion."
         )
     return chosen.logits(logits).sum()
 
 
 def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) -> None:
-    """Raise ValueError where the score of an image depends on nothing: an all-zero map would look like a finding."""
+    """Raise ValueError if all gradients of an image are zero: an all-zero map would look like a finding."""
     reached = torch.stack([g.flatten(1).any(1) for g in gradients]).any(0)
     if not reached.all():
         number = chosen.numbers[~reached][0].item()
         raise ValueError(
-            f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show: "
-            "its weights in the head are zero, as before training, or a layer on the way passes nothing on."
+            f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show. "
+            "The weights of its head are zero, as before training, or a layer on the way passes nothing on."
         )
 
 
@@ -242,7 +242,7 @@ def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
 
 
 class _Constants(TorchFunctionMode):
-    """Enter this before a capture, which knows layers by their parameters and has to see those themselves."""
+    """Every function sees the parameters detached. Enter this before a capture, which must see the parameters."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

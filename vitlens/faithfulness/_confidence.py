@@ -1,4 +1,4 @@
-"""Drop and increase in confidence: what becomes of the class when only what a map names is seen."""
+"""Drop and increase in confidence: the probability of the class when only what a map highlights is visible."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitlens.recorder.grid import TokenGrid
 
 @dataclass(frozen=True)
 class Confidence:
-    """Probability of the target: whole, (B,), for the image, and kept, (…, B), for what its map lets through."""
+    """Probability of the target: whole, (B,), for the image, and kept, (…, B), for the part that a map keeps."""
 
     whole: Tensor
     kept: Tensor
 
     @property
     def drop(self) -> Tensor:
-        """(…, B) percent of the probability that is lost, at least 0; its mean over images is the Average Drop."""
+        """(…, B) loss of probability in percent, at least 0; its mean over images is the Average Drop."""
         return 100 * ((self.whole - self.kept) / self.whole).clamp(min=0)
 
     @property

@@ -1,4 +1,4 @@
-"""Images of which the model sees some patches only, and what it then says of a class."""
+"""Scores of a class when the model sees only some patches of an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Covered:
     internal_batch_size: int
 
     def scores(self, total: int, shown: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-        """(total,) scores of pictures that exist only while the model looks at them, float32 or wider.
+        """(total,) scores of pictures, float32 or wider. No more than one batch of pictures exists at a time.
 
         shown: (N,) numbers of pictures → (N,) numbers of their images and (N, P) how much of each patch is seen, 0 … 1.
         """
@@ -60,9 +60,9 @@ def covered(
     grid: TokenGrid | None,
     internal_batch_size: int,
 ) -> Covered:
-    """Everything checked, on the model's device and in its dtype. Raises ValueError for what cannot be scored."""
+    """The arguments of a score, checked, on the model's device and in its dtype. Raises ValueError for wrong ones."""
     if score not in SCORES:
-        raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
+        raise ValueError(f"A score is one of {', '.join(SCORES)}, got {score!r}.")
     grid = patch_grid(model, images, grid)
     target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
@@ -82,17 +82,17 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
     if grid is None:
         if qualified_name(bare) not in MODELS:
             raise ValueError(
-                f"vitlens does not know the patches of {model_name(bare)}; tell them, as in "
+                f"vitlens does not know the patches of {model_name(bare)}. Give its grid, as in "
                 "`grid=TokenGrid(rows, cols, patch=(height, width), prefix=0)`."
             )
         return token_grid(bare, size)
     if tuple(grid.image) != size:
-        raise ValueError(f"A grid for images of {size} pixels was wanted, but one for {tuple(grid.image)} came.")
+        raise ValueError(f"Expected a grid for images of {size} pixels, got one for {tuple(grid.image)}.")
     return grid
 
 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The class of each image, and what it is contrasted with. Runs the model once, unless target is a `Target`."""
+    """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
     bare = unwrap(model)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
@@ -105,18 +105,18 @@ def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_
 
 
 def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:
-    """(…, B, rows, cols) the maps, detached. Raises ValueError for another shape or values that are no numbers."""
+    """The maps, detached. Raises ValueError unless they are finite and of shape (…, B, rows, cols)."""
     wanted = f"(…, {'B' if batch is None else batch}, {grid.rows}, {grid.cols})"
     if not isinstance(maps, Tensor):
-        raise ValueError(f"{name} is a tensor of shape {wanted}, but {type(maps).__name__} came.")
+        raise ValueError(f"{name} is a tensor of shape {wanted}, got {type(maps).__name__}.")
     if maps.dim() < 3 or maps.shape[-2:] != (grid.rows, grid.cols) or batch not in (None, maps.shape[-3]):
         raise ValueError(
-            f"{name} has one value for each patch of each image, shape {wanted}, but shape {tuple(maps.shape)} came; "
-            "give the map as its method returns it, not resized."
+            f"{name} has one value for each patch of each image, shape {wanted}, got shape {tuple(maps.shape)}. "
+            "Give the map as its method returns it, not resized."
         )
     if not maps.isfinite().all():
         raise ValueError(
-            f"{name} ranks the patches by finite numbers, but {int((~maps.isfinite()).sum())} of its "
-            f"{maps.numel()} values are not finite; look for a division by zero or an overflow where it was made."
+            f"{name} has {int((~maps.isfinite()).sum())} of {maps.numel()} values that are not finite. Look for a "
+            "division by zero or an overflow where it was made."
         )
     return maps.detach()

@@ -115,10 +115,10 @@ def explanations(
             continue
         asked, grid, maps = forward.target, forward.grid, {}
         for label, method in chosen.items():
-            if method.needs == "model":
-                maps[label] = method(model, x, asked.numbers, against=asked.against)
-            else:
+            if method.needs in forward.captures:
                 maps[label] = method.of(forward.captures[method.needs])
+            else:
+                maps[label] = method(model, x, asked.numbers, against=asked.against)
             on_part(f"{name}, {label}")
         forward.captures.clear()  # or they would lie in memory beside the batches of the scores
         scored = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(grid.patches)}
