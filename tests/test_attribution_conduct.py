@@ -23,7 +23,7 @@ from vitlens.attribution import (
 )
 from vitlens.attribution.forward import explaining
 from vitlens.faithfulness import curves
-from vitlens.recorder.families import evaluating
+from vitlens.recorder.running import evaluating
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
 SIZE, TARGET = (64, 96), [3, 7]

@@ -13,7 +13,7 @@ from test_plot import assert_tidy
 from vitlens import faithfulness, load_model, plot, widgets
 from vitlens.attribution import methods, relevance
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.reports import explanation, inspection
 
 CAT, CUP = samples()["chelsea"], samples()["coffee"]

@@ -22,7 +22,7 @@ from test_capture import unfused_maps
 from vitlens import TokenGrid, UnsupportedModelError, capture, widgets
 from vitlens.attention import rollout
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.recorder.grid import prefix_names
 from vitlens.widgets import subject as subjects
 from vitlens.widgets import worker

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from vitlens.attribution.rows import layer_number
 from vitlens.attribution.target import Target, asked
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_images, taking
-from vitlens.recorder.families import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
+from vitlens.recorder.families import attention_modules, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid, patch_embedding
 from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.running import evaluating, require_images, switched_off, taking
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def main() -> None:
         print("vitlens: stopped.", file=sys.stderr)
         raise SystemExit(130) from None
     except RuntimeError as error:
-        from vitlens.recorder.families import out_of_memory
+        from vitlens.recorder.running import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.scoring import on_model, target_of
-from vitlens.recorder.arguments import require_images
 from vitlens.recorder.families import unwrap
+from vitlens.recorder.running import require_images
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from vitlens.attribution.target import Target, asked, class_logits
 from vitlens.faithfulness.baselines import blank
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_count, require_images, taking
-from vitlens.recorder.families import MODELS, evaluating, model_name, qualified_name, unwrap
+from vitlens.recorder.arguments import require_count
+from vitlens.recorder.families import MODELS, model_name, qualified_name, unwrap
 from vitlens.recorder.grid import TokenGrid, token_grid
+from vitlens.recorder.running import evaluating, require_images, taking
 
 SCORES = ("probability", "logit")
 

@@ -17,9 +17,8 @@ from vitlens import faithfulness, files
 from vitlens.attribution import explained, methods
 from vitlens.attribution.target import SameClass
 from vitlens.images import ImageError
-from vitlens.models import label_names
-from vitlens.preprocessing import restore
-from vitlens.recorder.families import architecture, model_name, transformer, unwrap
+from vitlens.models import architecture, label_names, restore
+from vitlens.recorder.families import model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid, patch_embedding
 from vitlens.reports.pictures import prepared
 

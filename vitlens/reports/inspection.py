@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
 from vitlens.images import ImageError
-from vitlens.models import class_count, top_classes
-from vitlens.preprocessing import restore
-from vitlens.recorder.families import architecture, attention_modules, float64, gated, unwrap
+from vitlens.models import architecture, class_count, restore, top_classes
+from vitlens.recorder.families import attention_modules, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
+from vitlens.recorder.running import float64
 from vitlens.reports.pictures import image_files as image_files
 from vitlens.reports.pictures import prepared
 

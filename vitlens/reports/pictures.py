@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from vitlens.images import ImageError, load_image
-from vitlens.preprocessing import built_size, preprocess
+from vitlens.models import built_size, preprocess
 
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 

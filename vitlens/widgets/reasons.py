@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vitlens import faithfulness
 from vitlens.attribution import METHODS
-from vitlens.recorder.families import evaluating, unwrap
+from vitlens.recorder.families import unwrap
+from vitlens.recorder.running import evaluating
 from vitlens.widgets.subject import Subject
 from vitlens.widgets.views import Choice, Kind, View, number, percent
 from vitlens.widgets.worker import Superseded
