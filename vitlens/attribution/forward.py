@@ -70,10 +70,14 @@ def explained(
     inner = transformer(model)
     modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
-    with explaining(model) if differentiable else _running(model):
+    given, keep_given = _keeper()
+    tokens, keep_tokens = _keeper()
+    with explaining(model, gradients=bool(differentiable)):
         with contextlib.ExitStack() as hooks:
-            given = hooks.enter_context(_inputs(inner.blocks[layer], modules[layer])) if "inputs" in needs else []
-            tokens = hooks.enter_context(_outputs(inner.blocks)) if "readings" in needs else []
+            if "inputs" in needs:
+                hooks.enter_context(_inputs(inner.blocks[layer], modules[layer], keep_given))
+            for block in inner.blocks if "readings" in needs else []:
+                hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep_tokens(output)))
             attn, logits = captured(model, images, gradients=bool(needs & {"gradients", "readings"}))
         chosen = asked(model, logits, target, against, names)
         captures = {"capture": attn}
@@ -135,13 +139,8 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
     options: those of `capture`. Where a wrapper pools the tokens itself, it is unknown what it reads, so the grid has
     no read-out. Raises ValueError where a wrapper resizes the images, because their patches would be others.
     """
-    inner, thread, said = transformer(model), threading.get_ident(), []
-
-    def hear(_, args, output):
-        if threading.get_ident() == thread:
-            said.append(output)
-
-    with inner.register_forward_hook(hear), capture(inner, **options) as attn:
+    inner, (said, keep) = transformer(model), _keeper()
+    with inner.register_forward_hook(lambda _, args, output: keep(output)), capture(inner, **options) as attn:
         logits = model(images)
     if inner is model:
         return attn, logits
@@ -159,20 +158,18 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
 
 
 @contextlib.contextmanager
-def explaining(model: nn.Module) -> Iterator[None]:
-    """In this block the model can be run and differentiated; afterwards it is as it was."""
-    # Checkpointing would run the blocks again, in the threads of the backward pass.
-    inner = transformer(model)
-    checkpointing = switched_off([inner] if hasattr(inner, "grad_checkpointing") else [], "grad_checkpointing")
-    modes = torch.inference_mode(False), torch.enable_grad()
-    with taking(model), evaluating(model), checkpointing, modes[0], modes[1], _Constants(model):
-        yield
-
-
-@contextlib.contextmanager
-def _running(model: nn.Module) -> Iterator[None]:
-    """In this block the model can be run, without gradients; afterwards it is as it was."""
-    with taking(model), evaluating(model), torch.no_grad():
+def explaining(model: nn.Module, *, gradients: bool = True) -> Iterator[None]:
+    """In this block the model can be run, and differentiated unless told otherwise; afterwards it is as it was."""
+    with taking(model), evaluating(model), contextlib.ExitStack() as modes:
+        if gradients:
+            # Checkpointing would run the blocks again, in the threads of the backward pass.
+            inner = transformer(model)
+            modules = [inner] if hasattr(inner, "grad_checkpointing") else []
+            for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
+                modes.enter_context(mode)
+            modes.enter_context(_Constants(model))
+        else:
+            modes.enter_context(torch.no_grad())
         yield
 
 
@@ -198,18 +195,8 @@ def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) 
 
 
 @contextlib.contextmanager
-def _outputs(blocks: nn.Module) -> Iterator[list[Tensor]]:
-    """What leaves each block, in this thread."""
-    with contextlib.ExitStack() as hooks:
-        tokens, keep = _keeper()
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep(output)))
-        yield tokens
-
-
-@contextlib.contextmanager
-def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[list[Tensor]]:
-    """What the attention of a block is given, in this thread. Autograd's graph begins with the block at the latest."""
+def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callable[[Tensor], None]) -> Iterator[None]:
+    """In this block, keep what the attention is given. Autograd's graph begins with the model's block at the latest."""
     thread = threading.get_ident()
 
     def begin(_, args: tuple) -> tuple:
@@ -218,7 +205,6 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[
         return (args[0].detach().requires_grad_(), *args[1:])
 
     with contextlib.ExitStack() as hooks:
-        found, keep = _keeper()
         hooks.enter_context(block.register_forward_pre_hook(begin))
         for _, module in modules:
             if hasattr(module, "in_norm"):
@@ -227,7 +213,7 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[
             else:
                 hook = module.register_forward_pre_hook(lambda _, args: keep(args[0]))
             hooks.enter_context(hook)
-        yield found
+        yield
 
 
 def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
