@@ -6,6 +6,7 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
+from maps_support import left_as_found, refuses
 
 from vitlens import TokenGrid
 from vitlens.attribution import (
@@ -167,8 +168,7 @@ def test_kernel_shap_of_patches_that_act_two_at_a_time():
     pairs = torch.randn(196, 196, generator=torch.Generator().manual_seed(0)).triu(1)
     got = played(lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
     close(got, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
-    with pytest.raises(ValueError, match="588 for 196 patches, got n_samples=587"):
-        played(lambda seen: seen.sum(1), n_samples=587)
+    refuses("588 for 196 patches, got n_samples=587", played, lambda seen: seen.sum(1), n_samples=587)
 
 
 @pytest.mark.parametrize(
@@ -208,24 +208,16 @@ def test_pixels_that_are_cut_or_padded(vit):
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
     model, x = vit(img_size=(64, 96)).train(), images(3)
-    parameters = [(p.grad, p.requires_grad) for p in model.parameters()]
     options = OPTIONS.get(method.name, {})
     torch.manual_seed(0)
-    np.random.seed(0)
-    state, other_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    got = method(model, x, [3, 7, 0], **options)
-    assert got.shape == (3, 4, 6) and got.dtype == torch.float32 and not got.requires_grad
-    assert torch.equal(got, method(model, x, [3, 7, 0], **options))
-    for i, target in enumerate((3, 7, 0)):
-        torch.testing.assert_close(method(model, x[i : i + 1], target, **options)[0], got[i], rtol=1e-3, atol=1e-6)
-    predicted = method(model, x, **options)
+    with left_as_found(model, x):
+        got, predicted = method(model, x, [3, 7, 0], **options), method(model, x, **options)
+        assert got.shape == (3, 4, 6) and got.dtype == torch.float32 and not got.requires_grad
+        assert torch.equal(got, method(model, x, [3, 7, 0], **options))
+        for i, target in enumerate((3, 7, 0)):
+            torch.testing.assert_close(method(model, x[i : i + 1], target, **options)[0], got[i], rtol=1e-3, atol=1e-6)
     with torch.no_grad():
-        model.eval()
-        close(predicted, method(model, x, model(x).argmax(-1), **options))
-        model.train()
-    assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == other_state).all()
-    assert [(p.grad, p.requires_grad) for p in model.parameters()] == parameters
-    assert x.grad is None and not x.requires_grad
+        close(predicted, method(model.eval(), x, model(x).argmax(-1), **options))
     if "seed" in method.options:
         assert not torch.allclose(method(model, x, [3, 7, 0], **options, seed=1), got, rtol=1e-2)
 
@@ -244,18 +236,14 @@ def test_a_gpu_gives_the_same(vit, method):
 
 def test_refusals(vit, monkeypatch):
     model, x = vit(img_size=(64, 96)), images()
-    with pytest.raises(ValueError, match="num_classes=0"):
-        occlusion(vit(num_classes=0), images(size=(64, 64)))
-    with pytest.raises(ValueError, match=r"fits images of shape \(2, 3, 64, 96\), but one of shape \(3, 64, 64\)"):
-        occlusion(model, x, baseline=torch.zeros(3, 64, 64))
-    with pytest.raises(ValueError, match="window is a whole number from 1 up, but 0 came"):
-        occlusion(model, x, window=0)
+    refuses("num_classes=0", occlusion, vit(num_classes=0), images(size=(64, 64)))
+    refuses(r"\(2, 3, 64, 96\).*\(3, 64, 64\)", occlusion, model, x, baseline=torch.zeros(3, 64, 64))
+    refuses("window.* 0", occlusion, model, x, window=0)
     assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     for method in CAPTUM:
-        with pytest.raises(ImportError, match="made by captum, which is not installed. Install it"):
-            method(model, x)
+        refuses("made by captum, which is not installed. Install it", method, model, x, error=ImportError)
 
 
 def test_no_forward_holds_more_images_than_asked(vit):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from maps_support import refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlens import attribution
@@ -78,10 +79,8 @@ def test_a_row_tells_everything():
         METHODS["mine"] = METHODS["relevance"]
     with pytest.raises(AttributeError, match="no attribute 'relevanz'"):
         attribution.relevanz  # noqa: B018
-    with pytest.raises(ValueError, match="no method 'relevanz'; there are relevance, gradient_rollout"):
-        methods(["relevanz"])
-    with pytest.raises(TypeError, match="relevance has no option layer. Its options are: query"):
-        METHODS["relevance"](None, None, layer=3)
+    refuses("no method 'relevanz'; there are relevance, gradient_rollout", methods, ["relevanz"])
+    refuses("no option layer. Its options are: query", METHODS["relevance"], None, None, error=TypeError, layer=3)
 
 
 def test_a_method_from_outside_is_one_of_them(vit, mine):
@@ -95,8 +94,7 @@ def test_a_method_from_outside_is_one_of_them(vit, mine):
         ("a b", "gradients", "'a b' is taken or no name"),
         ("other", "wishes", "one of capture, gradients, .* says 'wishes'"),
     ):
-        with pytest.raises(ValueError, match=told):
-            register(Method(name, "title", needs, "nothing", len))
+        refuses(told, register, Method(name, "title", needs, "nothing", len))
 
 
 def test_help_lists_a_method_from_outside_without_importing_torch():

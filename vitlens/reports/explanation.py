@@ -132,11 +132,11 @@ def explanations(
         maps = {label: values[0].float().cpu() for label, values in maps.items()}
         yield Explanation(name, restore(model, x)[0], grid, labels[0], share, maps, scores, against=labels[1])
     if not found:
-        raise ImageError("None of the images given is left, so there is nothing to explain.")
+        raise ImageError("None of the images is left, so there is nothing to explain.")
 
 
 def explain(*args, **options) -> list[Explanation]:
-    """The list of all `explanations`; same arguments."""
+    """`explanations` as a list."""
     return list(explanations(*args, **options))
 
 
@@ -147,9 +147,9 @@ def write(
     *,
     on_written: Callable[[Path], None] = lambda _: None,
 ) -> list[Path]:
-    """Write a figure for each picture and `scores.csv` with all of them, each as soon as it is there.
+    """Write a figure for each picture, and scores.csv with the scores of all, as soon as each picture is explained.
 
-    on_written: called with the path of each figure once it and its scores are on the disk. Returns all paths.
+    on_written: called with the path of each figure, once it and its scores are on the disk. Returns the paths.
     """
     import matplotlib.pyplot as plt
 

@@ -28,7 +28,7 @@ SHOWN = 12  # pictures in rollout.png
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as the model saw it: pixels (H, W, 3) uint8, likeliest classes, rollout (rows, cols) or None."""
+    """An image as the model saw it, (H, W, 3) uint8 pixels; its likeliest classes; its (rows, cols) rollout or None."""
 
     name: str
     pixels: np.ndarray
@@ -38,7 +38,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an inspection found. What a model does not have (filters, positions, a read-out) is None and has a note.
+    """The numbers of an inspection. What a model does not have (filters, positions, a read-out) is None, with a note.
 
     mean_distance: (L, H) input pixels, the mean over `images` images. filters: (k, p, q, C); similarity: (rows, cols,
     rows, cols).
@@ -55,7 +55,7 @@ class Inspection:
     notes: list[str]
 
     def to_dict(self) -> dict:
-        """Everything as plain numbers, ready for JSON."""
+        """All numbers as plain Python objects, ready for JSON."""
         grid = self.grid
         rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         return {
@@ -91,12 +91,11 @@ def inspect(
     batch_size: int = 8,
     on_error: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """Look into a model through some images.
+    """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
-    images: (name, source) pairs, the source being anything `load_image` takes; each gets its classes and its rollout.
-    dataset: more of them, for the mean distance only. on_error: called with a sentence for an image that cannot be
-    read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read,
-    UnsupportedModelError for models whose attention cannot be shown, and ValueError for outputs that are not finite.
+    images, on_error: as in `reports.pictures.prepared`; each image gets its classes and its rollout. dataset: more
+    images, for the mean distance only. Raises ImageError if no image can be read, UnsupportedModelError for models
+    whose attention cannot be shown, and ValueError for outputs that are not finite.
     """
     model = unwrap(model)
     gate = gated(attention_modules(model))
@@ -110,8 +109,8 @@ def inspect(
             grid = attn.grid
             if not logits.isfinite().all():
                 raise ValueError(
-                    f"The model's outputs for {names[0]} are not finite numbers, so its attention means nothing; its "
-                    "weights are damaged or its precision is too low."
+                    f"The model's outputs for {names[0]} are not finite, so its attention means nothing. Its weights "
+                    "are damaged, or its precision is too low."
                 )
             if shown and grid.readout is not None:
                 summary = attention.summary(attn)
@@ -120,14 +119,13 @@ def inspect(
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
             total, count = total + float64(distance).sum(0).cpu(), count + len(names)
             if shown:
-                pixels = restore(model, batch)
                 classed = class_count(model) != 0 and logits.dim() == 2
                 classes = top_classes(model, logits) if classed else [[]] * len(names)
-                pictures += [Picture(*each) for each in zip(names, pixels, classes, rollouts, strict=True)]
+                pictures += map(Picture, names, restore(model, batch), classes, rollouts)
+    if grid is None:
+        raise ImageError("None of the images could be read, so there is nothing to inspect.")
     if sum(picture.rollout is not None for picture in pictures) > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} pictures.")
-    if grid is None:
-        raise ImageError("None of the images given could be read, so there is nothing to inspect.")
     if class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
@@ -141,7 +139,10 @@ def inspect(
 
 
 def write(inspection: Inspection, out: Path) -> list[Path]:
-    """Write summary.json, distance.png and, where there is something to show, filters, positions and rollout .png."""
+    """Write summary.json, distance.png, and filters.png, positions.png and rollout.png of what the model has.
+
+    Returns the paths.
+    """
     import matplotlib.pyplot as plt
 
     from vitlens import plot
@@ -150,9 +151,8 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
     written = [out / "summary.json"]
     numbers = json.dumps(inspection.to_dict(), indent=1, allow_nan=False)
     uniform = inspection.grid.uniform_distance()
-    figures = {
-        "distance": plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model).figure
-    }
+    distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
+    figures = {"distance": distance.figure}
     if inspection.filters is not None:
         figures["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
@@ -174,13 +174,14 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
 
 
 def _batches(pictures: Iterator[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[str], Tensor]]:
-    """The names and the (B, C, H, W) images of `size` pictures at a time."""
+    """Yield the names and the (B, C, H, W) images of up to `size` pictures at a time."""
     while batch := list(itertools.islice(pictures, size)):
         names, images = zip(*batch, strict=True)
         yield list(names), torch.cat(images)
 
 
 def _or_note(make: Callable[[], tuple], notes: list[str]) -> tuple:
+    """What `make` returns, or (None, None) and a note that says why there is nothing."""
     try:
         return make()
     except ValueError as error:
