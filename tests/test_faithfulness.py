@@ -122,7 +122,7 @@ def test_refusals(vit, score):
         (r"Identity gives outputs of shape \(2, 3, 64, 96\)", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("Twice gives tuple. Give a model that ends in a class", (Twice(), x, m), dict(grid=GRID)),
         ("does not know the patches of resnet18.*`grid=TokenGrid", (resnet, x, m), {}),
-        (r"\(64, 96\) pixels .* \(96, 64\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
+        (r"\(64, 96\) pixels.*\(96, 64\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
         ("internal_batch_size is a whole number from 1 up, but 0", (model, x, m), dict(internal_batch_size=0)),
     ):  # fmt: skip
         refuses(told, score, *arguments, **options)

@@ -64,7 +64,8 @@ def test_a_picture_tells_its_class_by_its_marks_alone():
 @pytest.mark.parametrize("name", [*GOOD, *FAIR])
 def test_good_methods_point_at_the_mark(model, name):
     """Of this model: gradient rollout is at 0.90 in another seed's, and at 1.00 here."""
-    assert mean_of(planted(60 if name == "feature_ablation" else 200, 2), model, name) >= 0.95
+    count = {"feature_ablation": 60, "integrated_gradients": 100}.get(name, 200)  # each picture takes many forwards
+    assert mean_of(planted(count, 2), model, name) >= 0.95
 
 
 @pytest.mark.parametrize("name", GOOD)
