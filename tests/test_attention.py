@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from capture_support import captured
 
 from vitlens import TokenGrid, attention, capture
 from vitlens.recorder.recording import Layer
@@ -34,6 +35,11 @@ class Maps:
 
     def __iter__(self):
         return iter(self.layers)
+
+
+@pytest.fixture
+def attn(vit):
+    return captured(vit(), torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
 
 
 def one_hot(grid, index):
@@ -177,10 +183,7 @@ def test_rollout_from_any_token():
 
 
 @pytest.mark.parametrize("block", [3, 1000])
-def test_what_a_query_reads_of_several_tokens(vit, block):
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+def test_what_a_query_reads_of_several_tokens(attn, block):
     row = torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0)
     whole = torch.einsum("bq,bhqk->bhk", row, attn[1].weights())
     torch.testing.assert_close(attn[1].read(row, block), whole)
@@ -189,10 +192,7 @@ def test_what_a_query_reads_of_several_tokens(vit, block):
 
 
 @pytest.mark.parametrize("block", [5, 17, 100])
-def test_rows_in_the_same_memory_are_the_same_rows(vit, block):
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+def test_rows_in_the_same_memory_are_the_same_rows(attn, block):
     plain = list(attn[1].rows(block))
     places, seen = [], set()
     for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
@@ -204,10 +204,7 @@ def test_rows_in_the_same_memory_are_the_same_rows(vit, block):
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_blocks_without_a_query_that_is_wanted_are_left_out(vit, reuse):
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(2, 3, 64, 64))
+def test_blocks_without_a_query_that_is_wanted_are_left_out(attn, reuse):
     wanted = torch.zeros(attn.grid.tokens, dtype=torch.bool)
     wanted[[3, 9]] = True
     found = [(queries, weights.clone()) for queries, weights in attn[1].rows(4, reuse=reuse, wanted=wanted)]
@@ -216,10 +213,7 @@ def test_blocks_without_a_query_that_is_wanted_are_left_out(vit, reuse):
         torch.testing.assert_close(weights, attn[1].weights(queries))
 
 
-def test_the_first_layer_of_a_rollout_is_one_row(vit, monkeypatch):
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(1, 3, 64, 64))
+def test_the_first_layer_of_a_rollout_is_one_row(attn, monkeypatch):
     monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # the smallest blocks
     made, rows = [], Layer.rows
     monkeypatch.setattr(
@@ -227,7 +221,7 @@ def test_the_first_layer_of_a_rollout_is_one_row(vit, monkeypatch):
     )
     attention.rollout(attn, query=(1, 1))
     counts = [sum(name == layer.name for name, _ in made) for layer in attn]
-    assert counts == [2] * (len(attn) - 1) + [1]  # 17 queries, blocks of 16
+    assert counts == [4] * (len(attn) - 1) + [2]  # two images one by one, 17 queries, blocks of 16
 
 
 def test_rollout_that_depends_on_the_image():
@@ -266,9 +260,10 @@ def naive_summary(attn, renormalize):
 )
 def test_summary_equals_its_naive_twin(vit, monkeypatch, name, kwargs, block, renormalize):
     monkeypatch.setitem(attention.BLOCK, "cpu", block)  # 500: several blocks of rows, one image at a time
-    model = vit(name=name, dtype=torch.float64, **kwargs)
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(3, 3, 96, 160, generator=torch.Generator().manual_seed(3)).double())
+    attn = captured(
+        vit(name=name, dtype=torch.float64, **kwargs),
+        torch.randn(3, 3, 96, 160, generator=torch.Generator().manual_seed(3)).double(),
+    )
     got = attention.summary(attn, renormalize=renormalize)
     distance, entropy, received = naive_summary(attn, renormalize)
     torch.testing.assert_close(got.mean_distance, distance, rtol=1e-9, atol=1e-9)
@@ -286,11 +281,8 @@ def test_summary_equals_its_naive_twin(vit, monkeypatch, name, kwargs, block, re
     torch.testing.assert_close(attention.rollout(attn), got.rollout)
 
 
-def test_agrees_with_vit_explain_after_its_normalization(vit):
+def test_agrees_with_vit_explain_after_its_normalization(attn):
     """vit-explain, mean fusion, nothing discarded: the class token's row without itself, divided by the maximum."""
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(1, 3, 64, 64))
     result = torch.eye(17)
     for layer in attn:
         a = (layer.weights().mean(1)[0] + torch.eye(17)) / 2
@@ -301,42 +293,36 @@ def test_agrees_with_vit_explain_after_its_normalization(vit):
 
 
 def test_no_row_to_start_from(vit):
-    model = vit(global_pool="max")
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(1, 3, 64, 64))
+    attn = captured(vit(global_pool="max"), torch.randn(1, 3, 64, 64))
     with pytest.raises(ValueError, match="no weighted sum of its tokens.*query="):
         attention.rollout(attn)
     assert attention.rollout(attn, query=(0, 3)).shape == (1, 4, 4)
     assert attention.summary(attn).rollout is None
 
 
-def test_a_query_may_be_numpys(vit):
-    with torch.no_grad(), capture(model := vit()) as attn:
-        model(torch.randn(1, 3, 64, 64))
+def test_a_query_may_be_numpys(attn):
     place = np.unravel_index(np.argmax(np.eye(4)), (4, 4))
     assert torch.equal(attention.rollout(attn, query=place), attention.rollout(attn, query=(0, 0)))
-    for wrong in ((1, 2, 3), (1,), "ab", (1, 2.5), 1.5):
-        with pytest.raises(ValueError, match="A query is a patch, .row, column., or the position of a token"):
-            attention.rollout(attn, query=wrong)
 
 
-def test_bad_arguments(vit):
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(1, 3, 64, 64))
-    with pytest.raises(ValueError, match='"mean", "max" or "min", but got .median.'):
-        attention.rollout(attn, head_fusion="median")
-    with pytest.raises(ValueError, match="at least 0 and below 1, but got 1.5"):
-        attention.rollout(attn, discard=1.5)
-    with pytest.raises(IndexError, match="outside the 4 × 4 grid"):
-        attention.rollout(attn, query=(4, 0))
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        *[({"query": query}, ValueError, "row, column") for query in ((1, 2, 3), (1,), "ab", (1, 2.5), 1.5)],
+        ({"query": (4, 0)}, IndexError, "outside the 4 × 4 grid"),
+        ({"head_fusion": "median"}, ValueError, '"mean", "max" or "min".*median'),
+        ({"discard": 1.5}, ValueError, "at least 0 and below 1.*1.5"),
+    ],
+)
+def test_bad_arguments(attn, options, error, words):
+    with pytest.raises(error, match=words):
+        attention.rollout(attn, **options)
 
 
 def test_mean_over_a_loader(vit):
     model = vit().train()
     x = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(7))
-    with torch.no_grad(), capture(model) as attn:
-        model(x)
+    attn = captured(model, x)
     whole = attention.summary(attn)
     got = attention.mean_over(model, [(x[:2], torch.zeros(2)), (x[2:3],), (x[3:], 0)])
     assert got.images == 5 and model.training
@@ -368,9 +354,7 @@ def test_memory_stays_flat(vit, monkeypatch):
             return result
 
     monkeypatch.setitem(attention.BLOCK, "cpu", 2**16)
-    model = vit(img_size=512, depth=2)
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(1, 3, 512, 512))
+    attn = captured(vit(img_size=512, depth=2), torch.randn(1, 3, 512, 512))
     with Largest() as largest:
         attention.summary(attn)
     assert 2**15 < largest.numbers <= 2**17 < 1025**2 / 8  # q itself has 98,400
@@ -410,8 +394,7 @@ def test_a_statistic_from_outside(vit, monkeypatch):
     monkeypatch.setattr(attention, "STATISTICS", dict(attention.STATISTICS))
     attention.register(Peak())
     model, images = vit(), torch.randn(3, 3, 64, 64)
-    with torch.no_grad(), capture(model) as attn:
-        model(images)
+    attn = captured(model, images)
     expected = torch.stack([layer.weights().amax(-1).mean(-1) for layer in attn], 1)
     everything = attention.summary(attn)
     assert list(everything.values) == ["mean_distance", "entropy", "received", "rollout", "peak"]
@@ -428,9 +411,7 @@ def test_a_statistic_from_outside(vit, monkeypatch):
         attention.summary(attn, "peak").entropy  # noqa: B018
 
 
-def test_autograd_follows_what_a_query_reads(vit):
-    with torch.no_grad(), capture(model := vit()) as attn:
-        model(torch.randn(1, 3, 64, 64))
+def test_autograd_follows_what_a_query_reads(attn):
     layer, row = attn[0], torch.linspace(-1, 1, 17)
     torch.testing.assert_close(layer.read(row, block=4), torch.einsum("q,bhqk->bhk", row, layer.weights()))
     q, k, row = (tensor.clone().requires_grad_() for tensor in (layer.q, layer.k, row))

@@ -57,24 +57,20 @@ def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
     torch.testing.assert_close(token[:, -1], before, rtol=1e-4, atol=1e-4)
 
 
-def test_refused():
-    hybrid = timm.create_model("vit_tiny_r_s16_p8_224", depth=1)
-    with pytest.raises(ValueError, match="hybrid"):
-        filters.components(hybrid)
-    with pytest.raises(ValueError, match="1 × 1 pixels"):
-        filters.components(torch.randn(32, 64, 1, 1))
-    with pytest.raises(ValueError, match=r"\(D, C, p, q\), but a tensor of shape \(3, 4\)"):
-        filters.components(torch.randn(3, 4))
-    with pytest.raises(ValueError, match="At least one component was wanted, but k=0"):
-        filters.components(torch.randn(16, 3, 2, 2), k=0)
-    with pytest.raises(ValueError, match="no linear patch embedding"):
-        filters.components(torch.nn.Linear(3, 3))
-
-
-def test_damaged_filters_have_no_components():
-    damaged = torch.randn(8, 3, 4, 4).index_fill(0, torch.tensor(3), float("nan"))
-    with pytest.raises(ValueError, match="finite numbers, but some of these are not"):
-        filters.components(damaged)
+@pytest.mark.parametrize(
+    ("given", "k", "words"),
+    [
+        (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), 28, "hybrid"),
+        (torch.nn.Linear(3, 3), 28, "no linear patch embedding"),
+        (torch.randn(32, 64, 1, 1), 28, "1 × 1 pixels"),
+        (torch.randn(3, 4), 28, r"\(D, C, p, q\), but \(3, 4\)"),
+        (torch.randn(16, 3, 2, 2), 0, "k=0"),
+        (torch.full((8, 3, 4, 4), torch.nan), 28, "finite"),
+    ],
+)  # fmt: skip
+def test_what_has_no_components_is_refused(given, k, words):
+    with pytest.raises(ValueError, match=words):
+        filters.components(given, k)
 
 
 def test_spectral_centroid_of_waves_is_their_frequency():

@@ -187,11 +187,7 @@ MODES = {
     "LA": (lambda: gray_alpha("LA"), over_white(gray(LEVELS)), 1),
     "La": (lambda: gray_alpha("La"), over_white(gray(LEVELS)), 2),
     "P": (palette, COLORS, 0),
-    "P, one index transparent": (
-        lambda: noted(palette(), transparency=0),
-        over_white(COLORS, OPAQUE_BUT_FIRST),
-        0,
-    ),
+    "P, one index transparent": (lambda: noted(palette(), transparency=0), over_white(COLORS, OPAQUE_BUT_FIRST), 0),
     "P, alpha in bytes": (lambda: noted(palette(), transparency=ALPHA.tobytes()), over_white(COLORS), 1),
     "P, palette of RGBA": (lambda: palette("RGBA"), over_white(COLORS), 1),
     "PA": (palette_alpha, over_white(COLORS), 1),
@@ -209,11 +205,7 @@ MODES = {
         [[(255, 255, 255), (0, 255, 255), cmyk_as_rgb(10, 100, 200, 60)]],
         1,
     ),
-    "YCbCr": (
-        lambda: flat_mode("YCbCr", (200, 128, 128), (76, 85, 255)),
-        [[(200, 200, 200), RED]],
-        2,
-    ),
+    "YCbCr": (lambda: flat_mode("YCbCr", (200, 128, 128), (76, 85, 255)), [[(200, 200, 200), RED]], 2),
     "HSV": (
         lambda: flat_mode("HSV", (0, 255, 255), (85, 255, 255), (170, 255, 255), (0, 0, 99)),
         [[RED, GREEN, BLUE, (99, 99, 99)]],
@@ -682,8 +674,7 @@ def test_another_square_size_is_timms_as_well():
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"),
-    [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3), ((0,) * 3, (1,) * 3)],
+    ("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3), ((0,) * 3, (1,) * 3)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_restore_inverts_preprocess(mean, std, dtype):

@@ -11,14 +11,16 @@ import importlib.util
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 import timm
 import torch
+from capture_support import captured
 
-from vitlens import attention, capture
+from vitlens import attention
 from vitlens.recorder import kernels
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import Layer
@@ -74,8 +76,7 @@ def interpreted_errors():
 
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
-    with torch.no_grad(), capture(model) as attn:
-        model(torch.randn(2, 3, 64, 64))
+    attn = captured(model, torch.randn(2, 3, 64, 64))
     launches, launch = [], kernels._launch
     kernels._launch = lambda *args: launches.append(1) or launch(*args)
     fused = attention.summary(attn, renormalize=True)
@@ -106,10 +107,10 @@ def test_kernels_equal_the_naive_sums(interpreted, case):
     assert max(interpreted[case].values()) < 1e-5, interpreted[case]
 
 
-def test_imports_and_gives_way_without_triton():
-    code = "import sys; sys.modules['triton'] = None; from vitlens.recorder import kernels; kernels._compiled()"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "in _compiled" in run.stderr and "ModuleNotFoundError" in run.stderr, run.stderr
+def test_imports_without_triton_and_says_so_when_it_is_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ModuleNotFoundError, match="triton"):
+        runpy.run_path(kernels.__file__)["_compiled"]()
 
 
 def test_what_is_not_supported_takes_the_rows():
@@ -146,8 +147,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("words", BROKEN)
 def test_a_broken_kernel_warns_once_and_gives_way_to_rows(vit, on_the_cpu, words):
-    with torch.no_grad(), capture(model := vit()) as attn:
-        model(torch.randn(2, 3, 64, 64))
+    attn = captured(vit(), torch.randn(2, 3, 64, 64))
     expected = attention.summary(attn)
     on_the_cpu(BROKEN[words])
     with pytest.warns(RuntimeWarning, match=words) as caught:
@@ -178,8 +178,7 @@ def test_a_statistic_without_fused_sums_leaves_the_others_to_the_kernels(vit, on
         def add(self, queries, logits, weights):
             self.sums.append(weights.amax(-1))
 
-    with torch.no_grad(), capture(model := vit()) as attn:
-        model(torch.randn(3, 3, 64, 64))
+    attn = captured(vit(), torch.randn(3, 3, 64, 64))
     expected = attention.summary(attn, "received", Peak(), "rollout")
     on_the_cpu()
     taken = []

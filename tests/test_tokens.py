@@ -47,7 +47,7 @@ def test_features_are_the_outputs_of_the_blocks(name):
 
 
 def test_patches_that_are_left_out_are_refused(vit):
-    with pytest.raises(UnsupportedModelError, match="17 tokens were wanted .* but 9 came; it leaves patches out"):
+    with pytest.raises(UnsupportedModelError, match="17 tokens were wanted .* but 9 came: it leaves patches out"):
         tokens.features(vit(patch_drop_rate=0.5).train(), torch.zeros(1, 3, 64, 64))
     with pytest.raises(UnsupportedModelError, match="windows"):
         tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
@@ -83,13 +83,10 @@ def test_components_equal_scikit_learn(shape):
     np.testing.assert_allclose(variance, reference.explained_variance_ratio_, rtol=1e-5)
 
 
-def test_too_few_tokens_are_refused():
-    with pytest.raises(ValueError, match=r"P and D of at least 3 were wanted, but \(2, 8\) came"):
+def test_too_few_tokens_and_what_is_no_number_are_refused():
+    with pytest.raises(ValueError, match=r"at least 3 .*\(2, 8\)"):
         tokens.components(torch.zeros(2, 8))
-
-
-def test_features_that_are_no_numbers_are_refused():
-    with pytest.raises(ValueError, match="finite numbers, but some of these are not"):
+    with pytest.raises(ValueError, match="finite"):
         tokens.components(torch.full((6, 4), torch.nan))
 
 

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content`` so that a reader finds the old file or the new one, whatever happens."""
+    """Write a file atomically: a reader finds the old content or the new, whatever happens."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -36,14 +36,12 @@ def write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a folder for this process until it ends. Raises ``ValueError`` if another process has it."""
+    """Keep a folder for this process in this block. Raises ValueError if another process has it."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(
-            f"Another process is at work in {folder}. Wait until it has ended, or give another folder."
-        ) from None
+        raise ValueError(f"Another process is at work in {folder}. Wait for it, or give another folder.") from None
     try:
         yield
     finally:
@@ -51,13 +49,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def writable(folder: Path, option: str) -> None:
-    """Raise ``ValueError``, which names ``option``, if ``folder`` cannot be written to, or made where it is missing."""
+    """Raise ValueError, which names the option, if a folder cannot be written to, or cannot be made."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as problem:
         raise ValueError(
-            f"What is found goes to {folder}, which cannot be written to ({problem.strerror}); give another {option}."
+            f"Results go to {folder}, which cannot be written to ({problem.strerror}); give another {option}."
         ) from problem
 
 
@@ -72,13 +70,13 @@ def reach() -> None:
 
 
 def announce(what: str, where: object) -> None:
-    """Print what was stored and where, as in "Fetched torch/cifar10"."""
+    """Print what was stored where: "Fetched torch/cifar10 into …"."""
     print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave the hub's warnings about each of its tries unsaid: what fails in the end is said in one sentence."""
+    """Silence the hub's warnings about its retries in this block; a final failure is still raised."""
     from huggingface_hub.utils import logging
 
     before = logging.get_verbosity()

@@ -13,21 +13,18 @@ from vitlens.recorder.running import float64
 def kernels(model: nn.Module) -> Tensor:
     """(D, p, q, C) the filters that turn a patch into a token, one per output channel.
 
-    Raises ValueError for hybrids (they embed 1 × 1 patches of a backbone's feature map, not pixels) and for modules
-    without a patch embedding.
+    Raises ValueError for hybrids, whose patches come from a feature map, and for models without a patch embedding.
     """
     try:
         model = unwrap(model)
         embed = patch_embedding(model)
         weight = embed.proj.weight
     except AttributeError:
-        raise ValueError(
-            f"{type(model).__name__} has no linear patch embedding, so it has no filters to show."
-        ) from None
+        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
     if hasattr(embed, "backbone"):
         raise ValueError(
-            f"{type(model).__name__} is a hybrid: its patch embedding reads the feature map of a convolutional "
-            "backbone, not pixels, so its filters cannot be shown as small images."
+            f"{type(model).__name__} is a hybrid: its patch embedding reads a feature map, not pixels, so its filters "
+            "are no pictures. Use a model that embeds patches of pixels."
         )
     weight = weight.detach()
     if weight.dim() == 4:
@@ -41,30 +38,27 @@ def kernels(model: nn.Module) -> Tensor:
 def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
     """The first k principal components of the filters: ((k, p, q, C) components, (k,) explained variance ratio).
 
-    There are no more of them than filters, or values in a patch; where k is larger, all are returned.
-
     The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
     are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
-    principal component means nothing). model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
+    principal component means nothing). There are at most min(D, p·q·C) of them.
+    model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
     if isinstance(model_or_weight, nn.Module):
         filters = kernels(model_or_weight)
     elif model_or_weight.dim() == 4:
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
     else:
-        raise ValueError(
-            "Filters come as a model or as a kernel of shape (D, C, p, q), but a tensor of shape "
-            f"{tuple(model_or_weight.shape)} came."
-        )
+        raise ValueError(f"A kernel has the shape (D, C, p, q), but {tuple(model_or_weight.shape)} came.")
     if filters[0, :, :, 0].numel() == 1:
         raise ValueError(
-            "These filters are 1 × 1 pixels large, as in hybrids whose patches come from a convolutional backbone; "
-            "their principal components are no pictures. Use a model that embeds patches of pixels."
+            "These filters are 1 × 1 pixels large, as in hybrids, so their principal components are no pictures. Use a "
+            "model that embeds patches of pixels."
         )
     if not filters.isfinite().all():
         raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
     if k < 1:
         raise ValueError(f"At least one component was wanted, but k={k} came.")
+    # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
     _, singular, vectors = torch.linalg.svd(matrix, full_matrices=False)
@@ -75,7 +69,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
 
 
 def spectral_centroid(tiles: Tensor) -> Tensor:
-    """(…,) how finely tiles (…, p, q, C) vary: their mean spatial frequency, weighted by power, in cycles per pixel.
+    """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
 
     0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
     """

@@ -1,4 +1,4 @@
-"""Pictures: from anything a person may have to RGB."""
+"""Open pictures of any kind as RGB."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ MAX_PIXELS = 80_000_000
 Pillow's own limit (`PIL.Image.MAX_IMAGE_PIXELS`, 89 megapixels), which is respected and never changed."""
 
 MAX_ELONGATION = 100
-"""How much longer than wide, or wider than long, a picture may be that is cut to a square: resized until its short side
-fits, a strip takes memory without bound."""
+"""Largest ratio of the sides of a picture to crop: resizing the short side of a strip takes memory without bound."""
 
 
 class ImageError(ValueError):
-    """What was given is not a picture that can be used; the message is one sentence: why, and what to do."""
+    """Something is not a picture that can be used. The message says why, and what to do."""
 
     @classmethod
     def about(cls, name: str, problem: str) -> ImageError:
@@ -127,7 +126,7 @@ def samples() -> dict[str, Image.Image]:
 
 
 def _name(source) -> str:
-    """How a message calls `source`: by its file name if there is one, never by its contents."""
+    """What to call `source` in a message: its file name if it has one, never its contents."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return "the content of the bytes given"
     image = isinstance(source, Image.Image)
@@ -151,7 +150,7 @@ def _problem(error: Exception, head: bytes | None) -> str:
 
 @contextmanager
 def _quiet():
-    """Warnings are off, but Pillow's warning of too many pixels is an error."""
+    """Silence warnings in this block, but turn Pillow's warning of too many pixels into an error."""
     with _WARNINGS, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -159,7 +158,7 @@ def _quiet():
 
 
 def _opened(source, name: str):
-    """`source` as a context manager of a binary file object, which is closed afterwards if it was opened here."""
+    """A context manager of `source` as a binary file object, which closes it if it was opened here."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return io.BytesIO(source)
     if hasattr(source, "read") and not isinstance(source, os.PathLike):
@@ -267,8 +266,7 @@ def rgb(
 ) -> Image.Image:
     """Any PIL image as a new, upright RGB image over white, as `load_image` describes it.
 
-    notes: what was done is added to them. profiles: whether to look at its color profile, which data sets do not, as
-    timm and torchvision read them.
+    notes: gets what was done. profiles: convert embedded color profiles; data sets do not, as timm and torchvision.
     """
     notes = [] if notes is None else notes
     image.load()
@@ -310,10 +308,10 @@ def _from_deep_gray(image: Image.Image, name: str, notes: list[str]) -> Image.Im
 
 
 def _in_srgb(image: Image.Image, alpha: Image.Image | None) -> tuple[Image.Image, str]:
-    """A loaded PIL image, converted to sRGB from the profile that it brings, and what is to be said of that, or "".
+    """A loaded image in sRGB, converted from its embedded color profile, and a note on that, or "".
 
-    alpha: its transparency, which stays. One whose profile is damaged, does not fit its pixels, or is that of sRGB by
-    any name is returned as it is.
+    alpha: its transparency, which is kept. An image is left as it is if its profile is damaged, does not fit its pixels
+    or is sRGB by any name.
     """
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))

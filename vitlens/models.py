@@ -39,20 +39,18 @@ def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kw
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit; ConnectionError
     where the hub cannot be reached.
     """
-    name_or_path = str(name_or_path).removeprefix("local-dir:")
-    if not name_or_path or name_or_path.startswith(("hf-hub:", "hf_hub:", "timm/")):
+    name = str(name_or_path).removeprefix("local-dir:")
+    if not name or name.startswith(("hf-hub:", "hf_hub:", "timm/")):
         raise ValueError(
-            f"A model is a timm name such as vit_tiny_patch16_224.augreg_in21k_ft_in1k or a folder, but "
-            f"{name_or_path!r} came. For a model of the hub give its timm name, or download its folder."
+            f"A model is a timm name such as vit_tiny_patch16_224.augreg_in21k_ft_in1k or a folder, but {name!r} came. "
+            "For a model of the hub give its timm name, or download its folder."
         )
-    path = Path(name_or_path)
+    path = Path(name)
     if path.is_dir() or path.name in ("config.json", "model.safetensors"):
         return _open_folder(path if path.is_dir() else path.parent, pretrained, kwargs)
-    name = name_or_path
     if os.sep in name or name.startswith(".") or name.endswith((".safetensors", ".pth", ".pt", ".bin")):
         raise ValueError(
-            f"There is no model folder {name}. Give a folder with config.json and model.safetensors (timm's hub "
-            "layout), or a timm name such as vit_tiny_patch16_224."
+            f"There is no model folder {name}. Give a folder with config.json and model.safetensors, or a timm name."
         )
     if not timm.is_model(name.split(".")[0]):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
@@ -61,10 +59,10 @@ def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kw
     try:
         place = _place_to_fetch_to(name) if pretrained else None
         model = timm.create_model(name, pretrained=pretrained, **kwargs)
-        if place:
-            announce(f"Fetched the weights of {name}", place)
     except Exception as error:
         raise _creation_error(name, pretrained, error) from error
+    if place:
+        announce(f"Fetched the weights of {name}", place)
     return model.eval()
 
 
@@ -73,7 +71,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
         if not file.is_file():
             raise ValueError(
                 f"The folder {folder} is not a model: it has no {file.name}. A model folder holds config.json and "
-                "model.safetensors (timm's hub layout); pickled weights (.bin, .pth) are not opened."
+                "model.safetensors; pickled weights (.bin, .pth) are not opened."
             )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -81,22 +79,26 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
         architecture = config["architecture"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{folder / 'config.json'} cannot be read as a model's configuration, which names at least an architecture "
+            f"{folder / 'config.json'} is not a model's configuration, which names at least an architecture "
             f"({type(error).__name__}: {error})."
         ) from error
     if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
         raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}; rename it.")
-    # Named, as timm before 1.0.29 takes other weights in the folder for the model's, pickled ones too.
+    # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
     weights = {"source": "", "file": str(folder / "model.safetensors"), "custom_load": False}
     weights = kwargs.pop("pretrained_cfg_overlay", {}) | weights
     try:
         model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=weights, **kwargs)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = _one_line(error)
         raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
-    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # of another head they are not
+    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # not those of another head
         model.label_names = _ordered(names, model.num_classes, folder)
     return model.eval()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
 
 
 def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
@@ -105,14 +107,14 @@ def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
         names = [names[str(i)] for i in range(len(names))]
     if not isinstance(names, list) or len(names) != count:
         raise ValueError(
-            f"label_names in {folder / 'config.json'} must be a list of {count} names, one for each class, but it is "
+            f"label_names in {folder / 'config.json'} must be a list of {count} names, one for each class, but is "
             f"{type(names).__name__} of length {len(names)}. Correct it, or leave it out."
         )
     return [str(name) for name in names]
 
 
 def _place_to_fetch_to(name: str) -> str | None:
-    """The hub's cache, if the weights are still to be fetched into it; raises OSError soon if it is out of reach."""
+    """The hub's cache if the weights are not in it yet. Raises OSError at once if the hub is out of reach."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     config = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
@@ -128,41 +130,33 @@ def _place_to_fetch_to(name: str) -> str | None:
 
 def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
     """What timm or the hub raised, as one sentence that says what to do."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    text = _one_line(error)
     if pretrained and isinstance(error, OSError) or _is_hub_error(error):
         return ConnectionError(
             f"The pre-trained weights of {name} could not be fetched from the hub ({type(error).__name__}). Check the "
-            "network, or open a folder on disk (config.json and model.safetensors), or ask for random weights with "
-            "pretrained=False."
+            "network, open a folder on disk, or ask for random weights with pretrained=False."
         )
     if pretrained and ("No pretrained weights" in text or "Invalid pretrained tag" in text):
         tags = ", ".join(timm.list_pretrained(name.split(".")[0] + "*")[:4])
-        return ValueError(
-            f"timm has no pre-trained weights called {name}. "
-            + (f"There are: {tags}." if tags else "Ask for random weights with pretrained=False.")
-        )
+        remedy = f"There are: {tags}." if tags else "Ask for random weights with pretrained=False."
+        return ValueError(f"timm has no pre-trained weights called {name}. {remedy}")
     return ValueError(f"timm could not build {name}: {text}.")
 
 
 def _is_hub_error(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, comes from the libraries that fetch weights."""
+    libraries = ("huggingface_hub", "requests", "httpx", "urllib", "urllib3", "httpcore")
     while error is not None:
-        if type(error).__module__.split(".")[0] in (
-            "huggingface_hub",
-            "requests",
-            "httpx",
-            "urllib",
-            "urllib3",
-            "httpcore",
-        ):
+        if type(error).__module__.split(".")[0] in libraries:
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def architecture(model: nn.Module) -> str:
-    """What to call a model in a picture: its timm architecture, or else its class.
+    """What to call a model in a figure: its timm architecture, or else its class.
 
-    Where patches or images are not as large as timm's name for it says, as in vit_tiny_patch16_224, their sizes follow.
+    Sizes follow where they are not those in timm's name, as of vit_tiny_patch16_224 with patches of 8 pixels.
     """
     name, embed = timm_name(model), getattr(model, "patch_embed", None)
     sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
@@ -175,10 +169,9 @@ def architecture(model: nn.Module) -> str:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """How many classes the model's head tells apart, as the head itself says; 0 for a model whose output is features.
+    """Number of classes: the head's outputs, or `num_classes` where the head does not say; None where neither does.
 
-    A head may have been replaced, and the model's `num_classes` knows nothing of that; it is believed where the head
-    does not say. None where neither does.
+    0 for a model whose output is features. The head is asked first, as it may have been replaced.
     """
     model = unwrap(model)
     said = getattr(model, "num_classes", None)
@@ -193,7 +186,7 @@ def class_count(model: nn.Module) -> int | None:
 
 
 def require_classes(model: nn.Module) -> None:
-    """Raise ValueError for a model without a classifier, whose output looks like logits and is none."""
+    """Raise ValueError for a model without a classifier: its output looks like logits, but is features."""
     if class_count(model) == 0:
         why = "its head is none" if getattr(unwrap(model), "num_classes", 0) else "num_classes=0"
         raise ValueError(
@@ -203,15 +196,15 @@ def require_classes(model: nn.Module) -> None:
 
 
 def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
-    """The names of the classes: the folder's own, else ImageNet's where the model has 1,000 classes, else None.
+    """Names of the classes: the folder's own, else ImageNet's for a model of 1,000 classes, else None.
 
-    count: how many logits the model gave; by default as many as its head tells apart. None also where the names are of
-    another number of classes, those of a head that was replaced since.
+    count: number of logits the model gave; by default as many as its head has outputs. None also where there are names
+    for another number of classes, because the head was replaced.
     """
     model = unwrap(model)
     names = getattr(model, "label_names", None)
     if names is None and count is not None:
-        model = within(model)  # whose names are a wrapper's too, if there are as many
+        model = within(model)  # a wrapper has the names of its model, if there are as many
         names = getattr(model, "label_names", None)
     classes = class_count(model)
     count = classes if count is None else count
@@ -224,7 +217,7 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
-    """For each row of (B, classes) logits its k likeliest classes: (name or number, probability).
+    """The k likeliest classes for each row of (B, classes) logits: (name or number, probability).
 
     Raises ValueError for logits of another shape, and for a model without a classifier.
     """
@@ -247,17 +240,18 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """What `model` is shown for `images`, one picture or a list of them: float32 (B, C, H, W) on the CPU.
+    """Pictures, one or a list of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
 
     This is timm's evaluation transform for the model's own `pretrained_cfg` (size, interpolation, crop, mean, standard
-    deviation). A model without one gets that of the only Vision Transformer in it, or else timm's defaults: 224 × 224,
-    bicubic, the middle 0.875, ImageNet statistics.
-    `size` = (H, W) in pixels replaces the configured size and nothing else: the picture is resized until it covers
-    H × W divided by `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads, as
-    at any size). `timm.create_model(..., img_size=...)` does not change the configured size: give `size`, such as
-    `built_size(model)`. `whole` squeezes all of the picture into the size and cuts nothing off. Models with one input
-    channel are shown gray, normalized by the averages of the configured means and deviations. `on_note` is called with
-    a sentence for each picture to which `load_image` has done something.
+    deviation), else for that of the only Vision Transformer in it, else with timm's defaults: 224 × 224, bicubic, the
+    middle 0.875, ImageNet statistics. Models with one input channel are shown gray, normalized by the means of the
+    configured means and deviations.
+
+    size: (H, W) in pixels, in place of the configured size: the picture is resized until it covers H × W divided by
+    `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads).
+    `timm.create_model(..., img_size=...)` does not change the configured size: give `built_size(model)`.
+    whole: squeeze the whole picture into the size and cut nothing off.
+    on_note: called with a sentence for each picture that `load_image` has changed.
 
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
     wide as long), a `size` that is not two positive integers, and a model of neither one nor three channels.
@@ -278,8 +272,7 @@ def preprocess(
 
 
 def built_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) in pixels that the model was built for, which its configuration need not know; None of models
-    that have no size of their own."""
+    """(height, width) in pixels that the model was built for, or None if it has no size of its own."""
     model = within(model)
     embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
     size = getattr(embed, "img_size", None)
@@ -288,7 +281,7 @@ def built_size(model: nn.Module) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Pixels:
-    """`preprocess` up to the normalization, one decoded picture at a time: uint8 (C, H, W) in, uint8 (C, H, W) out."""
+    """`preprocess` without the normalization, for one decoded picture: uint8 (C, H, W) in, uint8 (C, H, W) out."""
 
     transform: Callable
 
@@ -297,7 +290,7 @@ class Pixels:
 
 
 def pixels(model: nn.Module) -> Pixels:
-    """What makes pictures ready for `model` where they are held as bytes, as data sets do, and normalized later.
+    """The `Pixels` of a model, for data sets, which hold pictures as bytes and normalize them later.
 
     Raises `ImageError` for a model of neither one nor three channels.
     """
@@ -308,7 +301,7 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     """The pictures in a preprocessed `batch` (B, C, H, W) as uint8 (B, H, W, 3): what `model` really sees.
 
     Undoes the normalization of `preprocess` to within one level; resizing and cropping stay. Gray is repeated over the
-    three channels. Values that no picture has, as in a perturbed batch, become 0 or 255.
+    three channels, and values that no picture has, as in a perturbed batch, become 0 or 255.
     Raises `ImageError` if the shape is not that of a batch for this model.
     """
     config = _data_config(model)

@@ -1,4 +1,4 @@
-"""Learned position embeddings: read them, compare them, resize them (paper, sections 3.2 and 4.5, Fig. 7 and 10)."""
+"""Learned position embeddings: table, similarity, resizing (paper, sections 3.2 and 4.5, Fig. 7 and 10)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitlens.recorder.running import float64
 
 
 def table(model: nn.Module) -> Tensor:
-    """(rows, cols, D) the learned position embeddings of the patches, prefix tokens left out.
+    """(rows, cols, D) learned position embeddings of the patches, without those of prefix tokens.
 
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
@@ -30,22 +30,20 @@ def table(model: nn.Module) -> Tensor:
         return positions.detach()[0, shape[1] - grid[0] * grid[1] :].unflatten(0, tuple(grid))
     kind = "rotary embeddings" if getattr(model, "rope", None) is not None else "no learned table"
     raise ValueError(
-        f"{type(model).__name__} has no table of learned position embeddings to compare ({kind}); this figure is "
-        "for models that add one vector per patch position, such as ViT, DeiT or BEiT-3."
+        f"{type(model).__name__} has no table of learned position embeddings ({kind}). Use a model that adds one "
+        "vector per patch position, such as ViT, DeiT or BEiT-3."
     )
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     """(rows, cols, rows, cols) cosine similarity of every patch position with every other (paper, Fig. 7 center).
 
-    [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table; nothing is
-    centered, prefix tokens are left out.
+    [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table. Nothing is
+    centered.
     """
     positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
     if positions.dim() != 3:
-        raise ValueError(
-            f"Positions come as a (rows, cols, D) table, but a tensor of shape {tuple(positions.shape)} came."
-        )
+        raise ValueError(f"Positions are a (rows, cols, D) table, but the shape {tuple(positions.shape)} came.")
     unit = F.normalize(float64(positions), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
@@ -82,8 +80,7 @@ def rank_correlation(similarities: Tensor) -> float:
     """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
 
     similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure, as in an
-    untrained table. nan for one or two positions, which have no order. Raises ValueError for similarities that are no
-    numbers.
+    untrained table; nan for fewer than three positions. Raises ValueError for similarities that are not finite.
     """
     from scipy.stats import spearmanr
 

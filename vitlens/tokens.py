@@ -1,4 +1,4 @@
-"""Patch features: what the tokens are after each layer, how alike they are, what they vary in, how large they are.
+"""Features of every layer: the tokens, their similarity, principal components and norms.
 
 Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """
@@ -16,9 +16,9 @@ from vitlens.recorder.running import float64, require_images, taking
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
 
-    They are the sums of the residual stream as timm's `forward_intermediates` gives them, before any final norm, in the
-    order of the sequence: prefix first. Works inside `capture(model)` too. Raises UnsupportedModelError for models
-    that a capture refuses, and ValueError for images that the model does not take.
+    They are the residual stream as timm's `forward_intermediates` gives it, before any final norm, prefix tokens first.
+    Works inside `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError
+    for images that the model does not take.
     """
     model = unwrap(model)
     attention_modules(model)
@@ -31,8 +31,8 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
-            f"{expected} tokens were wanted after each layer of {type(model).__name__}, but {layers[0].shape[1]} came; "
-            "it leaves patches out or merges them, so they cannot be laid back over the picture."
+            f"{expected} tokens were wanted after each layer of {type(model).__name__}, but {layers[0].shape[1]} came: "
+            "it leaves patches out or merges them."
         )
     return layers, model.forward_head(last)
 
@@ -55,8 +55,8 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     """
     if tokens.dim() != 2 or not 1 <= k <= min(tokens.shape):
         raise ValueError(
-            f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came; "
-            "give the patches of one picture, without axis B, or ask for fewer components."
+            f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came. "
+            "Give the patches of one picture, or ask for fewer components."
         )
     if not tokens.isfinite().all():
         raise ValueError("Patch features are finite numbers, but some of these are not; the weights are damaged.")
@@ -69,14 +69,16 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def colors(scores: Tensor) -> Tensor:
-    """(P, k) scores of components, each stretched from its least, 0, to its largest, 1: red, green and blue for k = 3
-    (as DINOv2 is shown, Oquab et al. 2024). What is stretched says nothing about which component is large."""
+    """(P, k) scores of components, each stretched to 0 … 1: red, green and blue for k = 3 (Oquab et al. 2024, DINOv2).
+
+    The stretch hides which component is large."""
     low, high = scores.amin(0), scores.amax(0)
     return (scores - low) / (high - low).clamp_min(1e-12)
 
 
 def norms(tokens: Tensor) -> Tensor:
-    """(…, T) Euclidean length of every token (…, T, D). Some large models store other things in a few patches of plain
-    background, which are then several times as long as the rest (Darcet et al. 2024, "Vision Transformers Need
-    Registers")."""
+    """(…, T) Euclidean norms of tokens (…, T, D).
+
+    Some large models store global information in a few background patches, whose norms are several times as large
+    (Darcet et al. 2024, "Vision Transformers Need Registers")."""
     return tokens.norm(dim=-1)

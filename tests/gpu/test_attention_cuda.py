@@ -10,19 +10,11 @@ from vitlens.recorder import kernels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
 
 FAMILIES = [
-    "vit_tiny_patch16_224",
-    "deit_tiny_distilled_patch16_224",
-    "vit_small_patch14_reg4_dinov2",
-    "vit_small_patch16_dinov3",
-    "eva02_tiny_patch14_224",
-    "beit_base_patch16_224",
-    "vit_base_patch16_siglip_224",
-    "vit_relpos_small_patch16_224",
-    "vit_tiny_r_s16_p8_224",
-    "vit_small_patch16_18x2_224",
-    "vit_base_patch16_xp_224",
-    "naflexvit_base_patch16_gap",
-]
+    "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2",
+    "vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "beit_base_patch16_224", "vit_base_patch16_siglip_224",
+    "vit_relpos_small_patch16_224", "vit_tiny_r_s16_p8_224", "vit_small_patch16_18x2_224",
+    "vit_base_patch16_xp_224", "naflexvit_base_patch16_gap",
+]  # fmt: skip
 
 
 def shrunk(name):

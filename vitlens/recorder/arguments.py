@@ -1,4 +1,4 @@
-"""What is given is checked here: a sentence says what was wanted and what came."""
+"""Checks of arguments: whole numbers and baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def whole(value: object) -> int | None:
-    """A whole number of any kind (Python's, NumPy's, a tensor's) as an int; None for anything else."""
+    """A whole number (Python's, NumPy's or a tensor's) as an int; None for anything else."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -17,16 +17,16 @@ def whole(value: object) -> int | None:
 
 
 def require_count(**each: object) -> None:
-    """Raise ValueError unless each of these, by its name, is a whole number from 1 up."""
+    """Raise ValueError unless every keyword is a whole number from 1 up."""
     for name, value in each.items():
         if (number := whole(value)) is None or number < 1:
             raise ValueError(f"{name} is a whole number from 1 up, but {value!r} came.")
 
 
 def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """(B, C, H, W) a baseline, one for all images or one for each, where they are and in their dtype.
+    """(B, C, H, W) a baseline for all images, or one for each, on their device and in their dtype.
 
-    Raises ValueError for a tensor that does not fit them, and for what is no finite number or tensor.
+    Raises ValueError unless it is a finite number, or a finite tensor that fits the images.
     """
     kinds = int | float | np.number | np.ndarray | torch.Tensor
     blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None

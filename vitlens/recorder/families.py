@@ -1,7 +1,7 @@
 """Which models are accepted. Refusal is the default: a plausible but wrong picture is worse than none.
 
-A model is accepted if its class is a known one and every block holds attention modules of a known kind, that is, a
-softmax over all tokens of one whole image. What the model then really calls is checked by the capture.
+A model is accepted if its class is a known one and every block holds attention modules of a known kind: a softmax over
+all tokens of one whole image. What the model then really calls is checked by the capture.
 """
 
 from __future__ import annotations
@@ -28,48 +28,31 @@ ATTENTION = {
     "timm.models.eva.EvaAttention",
 }
 
-_WINDOWS = "its attention stays inside windows of the image, so no map covers the whole image"
-_POOLED = "its attention reads pooled or strided tokens, so the keys are not the patches of the image"
-_CONVOLUTION = "it is not a Vision Transformer: its features come from convolutions or mixing layers"
 _MULTIHEAD = "it computes attention inside torch.nn.MultiheadAttention, which does not show its queries and keys"
-_SHRINKING = "its attention shrinks the grid between stages"
-_DIFFERENCE = "its attention is the difference of two softmaxes, which no single map shows"
-_MIXED = "it mixes the heads after the softmax, so no head's map is what the model uses"
-
-REASONS = {
-    "SwinTransformer": _WINDOWS,
-    "SwinTransformerV2": _WINDOWS,
-    "SwinTransformerV2Cr": _WINDOWS,
-    "VisionTransformerSAM": _WINDOWS,
-    "HieraDet": _WINDOWS,
-    "MaxxVit": _WINDOWS,
-    "GlobalContextVit": _WINDOWS,
-    "Nest": _WINDOWS,
-    "TinyVit": _WINDOWS,
-    "DaVit": _WINDOWS,
-    "EfficientVitMsra": _WINDOWS,
-    "Hiera": "its attention runs inside mask units and pools the queries, so no map covers the whole image",
-    "Xcit": "its attention is a softmax over channels, not over patches",
-    "Cait": _MIXED,
-    "VOLO": "its outlook attention weighs a small neighborhood and is not a softmax over the patches",
-    "ConVit": "its heads blend a softmax over content with one over positions, which no single map shows",
-    "Levit": _SHRINKING,
-    "LevitDistilled": _SHRINKING,
-    "MultiScaleVit": _POOLED,
-    "PyramidVisionTransformerV2": _POOLED,
-    "Twins": _WINDOWS,
-    "CrossVit": "it runs two grids of different patch sizes side by side",
-    "TNT": "it attends within patches and between them",
-    "PoolingVisionTransformer": _SHRINKING,
-    "ResNet": _CONVOLUTION,
-    "ByobNet": _CONVOLUTION,
-    "MlpMixer": _CONVOLUTION,
-    "ConvNeXt": _CONVOLUTION,
-    "MetaFormer": _CONVOLUTION,
-    "EfficientNet": _CONVOLUTION,
-    "RegNet": _CONVOLUTION,
+_REFUSED = {
+    "its attention stays inside windows of the image, so no map covers the whole image": (
+        "SwinTransformer SwinTransformerV2 SwinTransformerV2Cr VisionTransformerSAM HieraDet MaxxVit GlobalContextVit "
+        "Nest TinyVit DaVit EfficientVitMsra Twins"
+    ),
+    "it is not a Vision Transformer: its features come from convolutions or mixing layers": (
+        "ResNet ByobNet MlpMixer ConvNeXt MetaFormer EfficientNet RegNet"
+    ),
+    "its attention shrinks the grid between stages": "Levit LevitDistilled PoolingVisionTransformer",
+    "its attention reads pooled or strided tokens, so the keys are not the patches of the image": (
+        "MultiScaleVit PyramidVisionTransformerV2"
+    ),
+    "its attention runs inside mask units and pools the queries, so no map covers the whole image": "Hiera",
+    "its attention is a softmax over channels, not over patches": "Xcit",
+    "it mixes the heads after the softmax, so no head's map is what the model uses": "Cait",
+    "its outlook attention weighs a small neighborhood and is not a softmax over the patches": "VOLO",
+    "its heads blend a softmax over content with one over positions, which no single map shows": "ConVit",
+    "it runs two grids of different patch sizes side by side": "CrossVit",
+    "it attends within patches and between them": "TNT",
 }
+REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+"""Why models of these classes are refused."""
 
+_DIFFERENCE = "its attention is the difference of two softmaxes, which no single map shows"
 ATTENTION_REASONS = {"DiffAttention": _DIFFERENCE, "DiffParallelScalingBlock": _DIFFERENCE}
 
 
@@ -115,11 +98,13 @@ def _path(model: nn.Module, name: str) -> str:
 
 
 def transformer(model: nn.Module) -> nn.Module:
-    """The Vision Transformer to look into: the model itself, or the only one inside a wrapper (normalization + ViT,
-    backbone + head). Raises UnsupportedModelError if there is none, or more than one."""
+    """The Vision Transformer to look into: the model itself, or the only one inside a wrapper.
+
+    Raises UnsupportedModelError if there is none, or more than one.
+    """
     found = list(transformers(model).values())
     if len(found) != 1:
-        raise refuse(model, REASONS.get(type(model).__name__) or _unknown(model))
+        raise refuse(model, _why_not(model))
     return found[0]
 
 
@@ -153,7 +138,7 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"vitlens looks into a torch.nn.Module, but got {type(model).__name__}.")
     if qualified_name(model) not in MODELS:
-        raise refuse(model, REASONS.get(type(model).__name__) or _unknown(model))
+        raise refuse(model, _why_not(model))
     layers = []
     for index, block in enumerate(model.blocks):
         names = {qualified_name(m): m for m in block.modules()}
@@ -179,11 +164,8 @@ def refuse_chance(model: nn.Module) -> None:
     for name, module in model.named_modules():
         rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
         if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:
-            raise refuse(
-                model,
-                f"it is in training mode and {name} ({type(module).__name__}, {rate:g}) leaves things out at random, "
-                "so no map is what the whole model does; call model.eval() first",
-            )
+            what = f"{name} ({type(module).__name__}, {rate:g})"
+            raise refuse(model, f"in training mode {what} drops parts of it at random; call model.eval() first")
 
 
 def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
@@ -191,7 +173,9 @@ def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
     return any(getattr(m, "gate", None) is not None for layer in modules for _, m in layer)
 
 
-def _unknown(model: nn.Module) -> str:
+def _why_not(model: nn.Module) -> str:
+    if (reason := REASONS.get(type(model).__name__)) is not None:
+        return reason
     if any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
         return _MULTIHEAD
     inner = list(transformers(model))

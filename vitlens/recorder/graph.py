@@ -1,5 +1,7 @@
-"""Whether gradients are those of the whole model. Where autograd's graph is cut inside of it, by `no_grad`, `detach` or
-a quantized layer, what autograd gives are gradients of another function, and nothing says so: here it is refused."""
+"""Refuse models whose autograd graph is cut inside, by `no_grad`, `detach` or a quantized layer.
+
+Autograd would silently give the gradients of another function there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ VALUELESS = {
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
     Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor,
 }  # fmt: skip
-"""Functions that use only the shape of the tensor they are given."""
+"""Functions that use only the shape of their argument."""
 
 
 def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
@@ -31,18 +33,18 @@ def require_gradients(model: nn.Module) -> None:
         if ".quantized" in type(module).__module__:
             raise refuse(
                 model,
-                f"{name} ({type(module).__module__}.{type(module).__name__}) is quantized, so gradients do not pass it "
-                "and would be those of the rest alone; use the model as it was before, or a method without gradients",
+                f"{name} ({type(module).__module__}.{type(module).__name__}) is quantized, so gradients do not pass "
+                "it; use the model as it was before, or a method without gradients",
             )
 
 
 class Graph:
-    """Finds where a forward pass leaves autograd's graph, from the torch functions that a mode sees one by one.
+    """Finds where a forward leaves autograd's graph, from the torch functions that a mode sees one by one.
 
     A value is cut if an input required gradients and the value does not, or if it was computed from a cut value. That
-    is harmless (somebody looks at a probability) until the model's weights or attention use the cut value, or are what
-    cuts it: then it is refused. Exceptions: a cut value that was made a new leaf with gradients was cut on purpose, and
-    a forward that starts with autograd off has no graph to cut. embed: the module that the image enters.
+    is harmless (somebody looks at a probability) until the model's weights or attention use the cut value or cut it
+    themselves: then it is refused. Exceptions: a cut value that became a new leaf with gradients was cut on purpose,
+    and a forward that starts with autograd off has no graph. embed: the module that the image enters.
     """
 
     def __init__(self, model: nn.Module, embed: nn.Module):
@@ -54,7 +56,7 @@ class Graph:
         self.on = False
 
     def look(self, func, given: list[Tensor], result: object, name: str = "") -> None:
-        """A torch function was called; name: of the attention whose call it was. Raises UnsupportedModelError."""
+        """Look at one call of a torch function, by the attention `name` if any. Raises UnsupportedModelError."""
         own = next((id(t) for t in given if id(t) in self.names), None)
         begins = own in self.begins
         if own is not None:
@@ -70,9 +72,8 @@ class Graph:
         if (own is not None or name) and not begins:
             raise refuse(
                 self.model,
-                f"autograd's graph is cut inside of it, before {name or self.names[own][0]} or there (by no_grad, by "
-                "detach or by a layer without gradients), so its gradients would be those of the rest alone; let the "
-                "whole forward be part of the graph",
+                f"autograd's graph is cut inside of it, before {name or self.names[own][0]} or there (no_grad, detach, "
+                "a layer without gradients); let the whole forward be part of the graph",
             )
         if not begins:
             for tensor in found:

@@ -49,12 +49,12 @@ class TokenGrid:
 
     @property
     def cut(self) -> tuple[int, int]:
-        """Pixels (at the bottom, at the right) that no patch sees, because the patch size does not divide the image."""
+        """Pixels at the bottom and at the right that no patch sees, as the patch size does not divide the image."""
         return max(0, self.image[0] - self.rows * self.patch[0]), max(0, self.image[1] - self.cols * self.patch[1])
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Pixels (at the bottom, at the right) by which the last patches reach beyond the image."""
+        """Pixels by which the last patches reach beyond the image, at the bottom and at the right."""
         return max(0, self.rows * self.patch[0] - self.image[0]), max(0, self.cols * self.patch[1] - self.image[1])
 
     def index(self, row: int, col: int) -> int:
@@ -67,8 +67,10 @@ class TokenGrid:
         return self.prefix + row * self.cols + col
 
     def position(self, query: tuple[int, int] | int) -> int:
-        """Position in the sequence of a patch (row, column), or of a token by its position. IndexError outside,
-        ValueError for anything else."""
+        """Position in the sequence of a patch (row, column), or of a token given by its position.
+
+        Raises IndexError outside of the grid or the sequence, ValueError for anything else.
+        """
         query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
         pair = isinstance(query, tuple | list)
         numbers = [whole(number) for number in (query if pair else [query])]
@@ -90,7 +92,7 @@ class TokenGrid:
         return torch.cartesian_prod(y, x)
 
     def pixel_patches(self, device=None) -> Tensor:
-        """(height, width) the number row·cols + col of the patch that each input pixel lies in, or else is next to."""
+        """(height, width) number row·cols + col of the patch that each input pixel lies in, or else is next to."""
         y = (torch.arange(self.image[0], device=device) // self.patch[0]).clamp(max=self.rows - 1)
         x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
         return y[:, None] * self.cols + x
@@ -101,10 +103,10 @@ class TokenGrid:
         return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
 
     def uniform_distance(self, renormalize: bool = False) -> float:
-        """`attention.mean_distance` of attention spread evenly over all tokens: the line to compare heads with.
+        """Mean distance of attention spread evenly over all tokens, to compare `attention.mean_distance` with.
 
-        What goes to prefix tokens counts as distance 0, or not at all if renormalized, as it does there. In closed
-        form: a step of (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
+        Attention to prefix tokens counts as distance 0, or not at all if renormalized. In closed form: a step of
+        (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
         dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
         pairs_y, pairs_x = 2 * (self.rows - dy), 2 * (self.cols - dx)
@@ -114,17 +116,17 @@ class TokenGrid:
         return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
 
     def image_map(self, values: Tensor) -> Tensor:
-        """(…, T) values of all tokens → (…, rows, cols) of the patches alone."""
+        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens."""
         return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))
 
 
 def patch_embedding(model: nn.Module) -> nn.Module:
-    """The module of a timm model that turns pixels into tokens (NaFlex calls it `embeds`)."""
+    """The module that turns pixels into tokens (`embeds` in NaFlex)."""
     return model.embeds if hasattr(model, "embeds") else model.patch_embed
 
 
 def prefix_names(model: nn.Module) -> list[str]:
-    """What the R tokens before the first patch are: "class token", "distillation token", "register 1" …"""
+    """Names of the R prefix tokens: "class token", "distillation token", "register 1" …"""
     special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
     special += ["distillation token"] if hasattr(model, "dist_token") else []
     return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
@@ -133,7 +135,7 @@ def prefix_names(model: nn.Module) -> list[str]:
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
     """The `TokenGrid` of a supported timm model for an input of (height, width) pixels.
 
-    An attention pool's read-out depends on the image; here it is None, and a capture fills it in.
+    The read-out of an attention pool depends on the image: it is None here, and a capture fills it in.
     """
     embed = patch_embedding(model)
     rows, cols = _features(embed, tuple(image))
@@ -142,7 +144,7 @@ def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
 
 
 def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns; for a hybrid at the size it was built for, those timm found by running its backbone."""
+    """Rows and columns. For a hybrid at the size it was built for, timm found them by running the backbone."""
     if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
         return tuple(embed.grid_size)
     return embed.dynamic_feat_size(image)

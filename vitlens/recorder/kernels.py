@@ -51,7 +51,7 @@ class Sums:
 
 
 def supported(layer: Layer, grid: TokenGrid) -> bool:
-    """True where the kernels know what to do: T queries and T keys on a GPU since Ampere, no mask, 16 or 32 bits."""
+    """Whether there are kernels for a layer: T queries and T keys, no mask, 16 or 32 bits, on a GPU since Ampere."""
     q, k = layer.q, layer.k
     return (
         enabled
@@ -68,7 +68,7 @@ def supported(layer: Layer, grid: TokenGrid) -> bool:
 
 
 def sums(layer: Layer, grid: TokenGrid, *, received: bool = False, row: Tensor | None = None) -> Sums | None:
-    """Sums over the attention of one layer, or None where that takes going through its rows.
+    """Sums over the attention of one layer, or None if its rows are needed.
 
     received: sum the columns too, at half the cost again. row: (B, T) weights of the queries, to be pulled back through
     the layer. Warns once, and is off from then on (`enabled`), if Triton is missing or a kernel fails or is wrong.
@@ -147,7 +147,7 @@ def _launch(layer: Layer, grid: TokenGrid, received: bool, row: Tensor | None) -
 
 
 def _tile(dtype: torch.dtype, padded: int) -> dict:
-    """TILE tokens of a program's own and STEP tokens it takes at a time: the largest whose sums stay in registers."""
+    """TILE tokens of one program and STEP tokens it takes at a time: the largest whose sums stay in registers."""
     if dtype == torch.float32:  # without tensor cores the operands of a product are held in registers too
         return {"TILE": 64, "STEP": 32, "num_warps": 8, "num_stages": 2}
     return {"TILE": 128, "STEP": 64, "num_warps": 8, "num_stages": 3 if padded <= 64 else 2}

@@ -49,12 +49,12 @@ class Layer:
 
     @property
     def wide(self) -> torch.dtype:
-        """In which its statistics are made: the model's own precision, but float32 at least."""
+        """dtype of statistics: the model's own precision, at least float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     @_exact
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
-        """(B, H, Q, T) what the softmax is taken of, for all or the given queries, in float32 or wider."""
+        """(B, H, Q, T) logits, before the softmax, of all or the given queries, in float32 or wider."""
         rows = self._rows(queries)
         logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
         if self.mask is None:
@@ -72,15 +72,14 @@ class Layer:
         need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
         if need > limit:
             raise MemoryError(
-                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, more than the limit of "
-                f"{limit:g} GiB. Ask for fewer queries (`weights(queries=…)`), go through it block by block "
-                f"(`rows()`), or raise the limit (`weights(limit={math.ceil(need)})`)."
+                f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, over the limit of "
+                f"{limit:g}. Ask for fewer queries, go through it by `rows()`, or give `limit={math.ceil(need)}`."
             )
         return self.logits(rows).softmax(-1)
 
     @_exact
     def read(self, row: Tensor, block: int = 256) -> Tensor:
-        """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
+        """(B, H, T) attention of a weighted sum of queries: Σ_q row_q·A_qk.
 
         row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
         Goes through the queries with a weight, a block at a time.
@@ -107,10 +106,10 @@ class Layer:
     def rows(
         self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Go through the attention a block of queries at a time: yields (queries, weights (B, H, ≤ block, T)).
+        """Yield the attention a block of queries at a time: (queries, weights (B, H, ≤ block, T)).
 
-        reuse: every block lies in the same memory and lasts until the next one is asked for, which is faster.
-        wanted: (T,) booleans; blocks without a query that is wanted are left out.
+        reuse: put every block into the same memory, which is faster; it lasts until the next one is asked for.
+        wanted: (T,) booleans; blocks without a wanted query are left out.
         """
         wanted = None if wanted is None else wanted.cpu()
         if not reuse or self.mask is not None or self.q.requires_grad:
@@ -125,7 +124,7 @@ class Layer:
             yield queries, torch.softmax(memory, -1, out=memory)
 
     def blocks(self, block: int, wanted: Tensor | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """As `rows`, with the logits too: yields (queries, logits, weights). All statistics are made of this."""
+        """Yield (queries, logits, weights) a block of queries at a time."""
         for queries in self._slices(block, wanted):
             logits = self.logits(queries)
             yield queries, logits, logits.softmax(-1)
@@ -137,20 +136,20 @@ class Layer:
                 yield queries
 
     def images(self, chosen: slice) -> Layer:
-        """The same layer for some images of the batch."""
+        """The layer of some images of the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
         parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
         return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)
 
 
 def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
-    """Grouped-query attention (enable_gqa): each key head serves a group of query heads."""
+    """Keys for every query head: in grouped-query attention (enable_gqa), a key head serves several."""
     groups = queries.shape[1] // keys.shape[1]
     return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
 
 
 def joined(calls: list[Layer]) -> Layer:
-    """Parallel attentions of one block: one layer whose heads are those of all."""
+    """The parallel attentions of one block as one layer, with the heads of all."""
     first = calls[0]
     if len(calls) == 1:
         return first

@@ -38,9 +38,9 @@ POOL = -1  # where the layers are numbered, the number of the attention pool
 
 
 class Attention(Sequence):
-    """The layers of one forward, first to last. `grid` tells where the tokens lie, `pool` is an attention pool's call.
+    """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
 
-    gated: attention outputs pass a learned gate on their way on, which the maps do not include.
+    gated: attention outputs pass a learned gate afterwards, which the maps do not include.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
@@ -71,12 +71,12 @@ class Attention(Sequence):
     def differentiate(
         self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
     ) -> list[Tensor]:
-        """Give every layer, and an attention pool, its `gradient`: ∂score/∂output. Nobody's `.grad` is touched.
+        """Set the `gradient`, ∂score/∂output, of every layer and of an attention pool. No `.grad` is touched.
 
-        score: one number made of the output of the forward that `capture(model, gradients=True)` recorded, such as
-        `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients by the
-        last number are returned. keep_graph: for another score, of a `twin`; otherwise autograd's graph is released,
-        and it can be done once. Raises RuntimeError for a score that autograd cannot trace back to the attention.
+        score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
+        as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, by which the gradients
+        of the last number are returned. keep_graph: keep the graph for the score of a `twin`; otherwise it is freed, so
+        this can be done once. Raises RuntimeError for a score that autograd cannot trace back to the attention.
         """
         scores = [score] if isinstance(score, Tensor) else list(score)
         groups = [self._calls] if isinstance(score, Tensor) else [[calls] for calls in self._calls]
@@ -145,10 +145,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
         if not all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer):
             reason = "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
         elif threads - {threading.get_ident()}:
-            reason = (
-                "it was run in another thread, and a capture sees the thread that opened it alone; open the `with` "
-                "block in the function that runs the model"
-            )
+            reason = "it was run in another thread; open the capture in the thread that runs the model"
         else:
             reason = (
                 "it was not run to its last block inside the `with` block, or not with its own parameters "
@@ -158,7 +155,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every torch function; knows the layer by the parameters seen last, the image by the embedding's input."""
+    """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image."""
 
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
         super().__init__()
@@ -241,6 +238,7 @@ class _Recorder(TorchFunctionMode):
         return output
 
     def _check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
+        """Raise UnsupportedModelError if a call is not one whose map can be shown."""
         grid, where = self.attn.grid, "attention pool" if index == POOL else f"layer {index}"
         seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
         if seen is not None:
@@ -248,42 +246,36 @@ class _Recorder(TorchFunctionMode):
                 f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
                 "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
             )
+        if grid is not None:
+            expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
+            keys = key.shape[-2]
+            fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
         if len(query) == 0:
-            raise refuse(self.model, "the batch holds no images")
-        if torch._C._functorch.is_functorch_wrapped_tensor(query):
-            raise refuse(
-                self.model,
-                "it runs inside of a transform of torch.func (vmap, grad, jacrev), which nothing can be kept of; give "
-                "it all images as one batch, and open the capture around autograd's own functions instead",
-            )
-        if dropout_p > 0:
-            raise refuse(
-                self.model,
-                f"{where} drops attention weights at random (dropout {dropout_p:g}), so no map is what it used; "
-                "call model.eval() first",
-            )
-        if is_causal:
-            raise refuse(self.model, f"{where} was called with a causal mask, so later patches are hidden")
-        if mask is not None and not mask.is_meta and _hides_all(mask):
-            raise refuse(
-                self.model,
+            reason = "the batch holds no images"
+        elif torch._C._functorch.is_functorch_wrapped_tensor(query):
+            reason = "it runs inside of a transform of torch.func (vmap, grad, jacrev); give it all images as one batch"
+        elif dropout_p > 0:
+            reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
+        elif is_causal:
+            reason = f"{where} was called with a causal mask, so later patches are hidden"
+        elif mask is not None and not mask.is_meta and _hides_all(mask):
+            reason = (
                 f"the mask of {where} hides all tokens from one of them, whose attention is then no distribution; let "
-                "every token attend to one at least, itself for example",
+                "every token attend to one at least, itself for example"
             )
-        if grid is None:
-            raise refuse(
-                self.model,
+        elif grid is None:
+            reason = (
                 f"its input was not an image of shape (B, {self.model.in_chans}, height, width), so the grid of its "
-                "patches is unknown; pass images, not ready-made patches or tokens",
+                "patches is unknown; pass images, not patches or tokens"
             )
-        expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
-        keys = key.shape[-2]
-        if query.dim() != 4 or keys not in expected or (index != POOL and query.shape[-2] != keys):
-            raise refuse(
-                self.model,
+        elif not fits:
+            reason = (
                 f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
-                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches",
+                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches"
             )
+        else:
+            return
+        raise refuse(self.model, reason)
 
 
 def _hides_all(mask: Tensor) -> bool:
@@ -293,7 +285,7 @@ def _hides_all(mask: Tensor) -> bool:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Detached; copied where it is a view of something larger (q is a third of a fused qkv, which would stay alive)."""
+    """Detached, and copied if it is a view of something larger: q is a third of a fused qkv, which would stay alive."""
     tensor = tensor.detach()
     if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
         return tensor

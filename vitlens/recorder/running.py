@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -17,44 +18,38 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
 
     C is looked at where the model is one of timm's that vitlens knows.
     """
-    if not isinstance(images, torch.Tensor) or images.dim() != 4 or not images.is_floating_point() or len(images) == 0:
-        came = (
-            f"{images.dtype} of shape {tuple(images.shape)}"
-            if isinstance(images, torch.Tensor)
-            else type(images).__name__
-        )
+    shape = tuple(getattr(images, "shape", ()))
+    if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
+        came = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
         raise ValueError(
-            f"Images are a floating-point tensor (B, channels, height, width), normalized as the model wants them, but "
-            f"{came} came. `vitlens.models.preprocess(model, pictures)` makes one."
+            f"Images are a floating-point tensor (B, C, height, width), but {came} came. "
+            "`vitlens.models.preprocess(model, pictures)` makes one."
         )
-    if model is not None and qualified_name(model) in MODELS and images.shape[1] != (wanted := channels(model)):
-        raise ValueError(
-            f"{model_name(model)} takes images of {wanted} channels, but the shape {tuple(images.shape)} came."
-        )
+    if model is not None and qualified_name(model) in MODELS and shape[1] != (wanted := channels(model)):
+        raise ValueError(f"{model_name(model)} takes images of {wanted} channels, but the shape {shape} came.")
     embed = getattr(model, "embeds", None)
     whole_patches = getattr(embed, "is_linear", False) and not embed.dynamic_img_pad  # NaFlex's cuts no pixels off
-    if whole_patches and any(n % p for n, p in zip(images.shape[-2:], embed.patch_size, strict=True)):
-        size, patch = (" × ".join(map(str, sides)) for sides in (images.shape[-2:], embed.patch_size))
+    if whole_patches and any(side % patch for side, patch in zip(shape[-2:], embed.patch_size, strict=True)):
+        size, patch = (" × ".join(map(str, sides)) for sides in (shape[-2:], embed.patch_size))
         raise ValueError(
             f"{model_name(model)} does not take this size: patches of {patch} pixels do not divide images of {size}."
         )
-    if not images.isfinite().all():
-        wrong = (~images.isfinite()).flatten(1).sum(1).tolist()
+    if not (finite := images.isfinite()).all():
+        first = (~finite).flatten(1).any(1).nonzero()[0].item()
         raise ValueError(
-            f"Images are finite numbers, but {sum(wrong)} values are not, the first of them in image "
-            f"{[*map(bool, wrong)].index(True)}; look for what damaged them before they came here."
+            f"Images are finite numbers, but {(~finite).sum()} values are not, the first of them in image {first}."
         )
 
 
 def channels(model: nn.Module) -> int:
-    """Of the images that it takes; the first convolution reads them. NaFlex has none and says it."""
+    """Input channels: the first convolution's, or `in_chans` for NaFlex."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     return model.in_chans if first is None else first.in_channels
 
 
 @contextlib.contextmanager
 def taking(model: nn.Module) -> Iterator[None]:
-    """In this block, what timm asserts of an image's size is a ValueError with a sentence."""
+    """Raise ValueError in this block where timm asserts that images have another size."""
     try:
         yield
     except AssertionError as error:
@@ -63,30 +58,41 @@ def taking(model: nn.Module) -> Iterator[None]:
         raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
 
 
-_SWITCHING = threading.Lock()
-_SWITCHED: dict[tuple[nn.Module, str], list] = {}
-"""For each module and attribute that is switched off: its former value, and how many blocks hold it off."""
+_LOCK = threading.Lock()
+_HELD: dict[object, list] = {}
+"""What is switched at the moment: how to switch it back, and how many blocks hold it."""
 
 
 @contextlib.contextmanager
-def switched_off(modules: Sequence[nn.Module], attribute: str) -> Iterator[None]:
-    """Set a boolean attribute of modules to False in this block, and restore it afterwards.
+def _held(switches: dict[object, Callable[[], Callable]]) -> Iterator[None]:
+    """Switch things for this block. If blocks of several threads overlap, the last one to end switches back.
 
-    If blocks of several threads overlap, the last one to end restores it.
+    switches: for each thing a function that switches it, and returns one that switches it back.
     """
-    with _SWITCHING:
-        for module in modules:
-            _SWITCHED.setdefault((module, attribute), [getattr(module, attribute), 0])[1] += 1
-            setattr(module, attribute, False)
+    with _LOCK:
+        for key, switch in switches.items():
+            back = switch()
+            _HELD.setdefault(key, [back, 0])[1] += 1
     try:
         yield
     finally:
-        with _SWITCHING:
-            for module in modules:
-                before = _SWITCHED[module, attribute]
-                before[1] -= 1
-                if not before[1]:
-                    setattr(module, attribute, _SWITCHED.pop((module, attribute))[0])
+        with _LOCK:
+            for key in switches:
+                _HELD[key][1] -= 1
+                if not _HELD[key][1]:
+                    back, _ = _HELD.pop(key)
+                    back()
+
+
+def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.AbstractContextManager[None]:
+    """Set a boolean attribute of modules to False in this block, and restore it afterwards."""
+
+    def switch(module: nn.Module) -> Callable:
+        before = getattr(module, attribute)
+        setattr(module, attribute, False)
+        return functools.partial(setattr, module, attribute, before)
+
+    return _held({(module, attribute): functools.partial(switch, module) for module in modules})
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -94,30 +100,20 @@ def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     return switched_off([*model.modules()], "training")
 
 
-_stance_lock, _stance_users, _stance = threading.Lock(), 0, None
+def uncompiled() -> contextlib.AbstractContextManager[None]:
+    """Let compiled models run eagerly in this block; a compiled graph would hide its calls from a capture."""
 
+    def switch() -> Callable:
+        stance = torch.compiler.set_stance("force_eager")
+        stance.__enter__()
+        return functools.partial(stance.__exit__, None, None, None)
 
-@contextlib.contextmanager
-def uncompiled():
-    """Let compiled models run eagerly while any capture is open (a compiled graph would hide its calls)."""
-    global _stance_users, _stance
-    with _stance_lock:
-        _stance_users += 1
-        if _stance_users == 1:
-            _stance = torch.compiler.set_stance("force_eager")
-            _stance.__enter__()
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _stance_users -= 1
-            if _stance_users == 0:
-                _stance.__exit__(None, None, None)
+    return _held({"stance": switch})
 
 
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their factors, also inside of autocast and where a GPU may round to TF32."""
+    """Multiply matrices in the precision of their factors, even inside autocast and where a GPU may round to TF32."""
     autocast = torch.amp.is_autocast_available(device.type)
     products = torch.backends.cuda.matmul
     # PyTorch's newer name for the setting does not raise where a program has set it by both.
@@ -140,5 +136,5 @@ def float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
+    """Whether PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
