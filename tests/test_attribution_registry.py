@@ -9,7 +9,7 @@ import torch
 from maps_support import refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitlens import attribution
+from vitlens import attribution, capture
 from vitlens.attribution import METHODS, Method, explained, methods, register, registry
 from vitlens.images import samples
 from vitlens.reports import explanation
@@ -53,6 +53,15 @@ def test_quick_methods_of_a_picture_share_one_forward_and_one_backward(vit):
     assert seen.backward == len(model.blocks) - 1  # the first layer's queries and keys need no gradient
     for name, values in alone.items():
         torch.testing.assert_close(together[name], values, rtol=1e-6, atol=0)
+
+
+def test_a_capture_of_ones_own_serves(vit):
+    model = vit(img_size=(64, 96))
+    with capture(model, gradients=True) as attn:
+        logits = model(IMAGES)
+    attn.differentiate(logits[0, 3] + logits[1, 7])
+    for name in ("relevance", "gradient_rollout", "attention_gradient"):
+        torch.testing.assert_close(METHODS[name].of(attn), METHODS[name](model, IMAGES, [3, 7]))
 
 
 def test_a_picture_is_explained_and_scored_with_as_few_forwards(vit):
