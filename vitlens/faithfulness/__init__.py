@@ -19,12 +19,11 @@ No score proves that a map is right: each measures one consequence that a right 
 pictures of a kind that the model never saw. Compare maps by the same score, the same baseline and the same step.
 """
 
-from vitlens.faithfulness._confidence import Confidence, confidence
-from vitlens.faithfulness._curves import Curves, curves, usual_step
 from vitlens.faithfulness._randomization import Randomization, randomization
+from vitlens.faithfulness._scores import Confidence, Curves, confidence, curves, usual_step
 from vitlens.faithfulness._table import table
-from vitlens.faithfulness.baselines import BASELINES, blurred
 from vitlens.faithfulness.boxes import energy_in_box, pointing
+from vitlens.faithfulness.covering import BASELINES, blurred
 from vitlens.faithfulness.orders import random_maps
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness.scoring import on_model, target_of
+from vitlens.faithfulness.covering import on_model, target_of
 from vitlens.recorder.families import unwrap
 from vitlens.recorder.running import require_images
 

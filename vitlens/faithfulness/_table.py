@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitlens.faithfulness._curves import curves
+from vitlens.faithfulness._scores import curves
+from vitlens.faithfulness.covering import checked_maps, patch_grid
 from vitlens.faithfulness.orders import random_maps
-from vitlens.faithfulness.scoring import checked_maps, patch_grid
 from vitlens.recorder.arguments import whole
 from vitlens.recorder.grid import TokenGrid
 

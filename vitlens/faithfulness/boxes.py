@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vitlens.faithfulness.scoring import checked_maps
+from vitlens.faithfulness.covering import checked_maps
 from vitlens.recorder.grid import TokenGrid
 
 

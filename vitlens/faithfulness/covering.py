@@ -1,4 +1,4 @@
-"""Scores of a class when the model sees only some patches of an image."""
+"""Covered patches: what covers them, and the score of a class when the model sees only the other patches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.target import Target, asked, class_logits
-from vitlens.faithfulness.baselines import blank
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_count
+from vitlens.recorder.arguments import fitted, require_count
 from vitlens.recorder.families import MODELS, model_name, qualified_name, unwrap
 from vitlens.recorder.grid import TokenGrid, token_grid
 from vitlens.recorder.running import evaluating, require_images, taking
 
+BASELINES = {
+    "mean": "by the mean color",
+    "blur": "by the blurred picture",
+    "zero": "by the color that is zero to the model",
+}
+"""What may cover a patch, by name, and in words."""
 SCORES = ("probability", "logit")
 
 
@@ -68,6 +73,40 @@ def covered(
     target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
     return Covered(model, images, blank(images, baseline, grid), grid, target, score, internal_batch_size)
+
+
+def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
+    """(B, C, H, W) images with all patches covered.
+
+    baseline: "mean", the mean color of each image, per channel; "blur", the image blurred by a Gaussian whose standard
+    deviation is the longer side of a patch, so that nothing smaller than a patch survives; "zero", zero in the model's
+    input space, the mean color of its training set if it normalizes by that; or a tensor that fits the images, such as
+    `blurred(images, sigma)`. Raises ValueError for anything else.
+    """
+    if isinstance(baseline, Tensor):
+        return fitted(baseline, images)
+    if baseline == "mean":
+        return images.mean((2, 3), keepdim=True).expand_as(images)
+    if baseline == "blur":
+        return blurred(images, max(grid.patch))
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    raise ValueError(
+        f"A baseline is one of {', '.join(BASELINES)}, or a tensor that fits the images, got {baseline!r}."
+    )
+
+
+def blurred(images: Tensor, sigma: float) -> Tensor:
+    """(B, C, H, W) images blurred by a Gaussian of standard deviation sigma, in pixels.
+
+    The Gaussian is cut off at 4 sigma, and the image mirrored at its edges.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    if not sigma > 0:
+        raise ValueError(f"Expected a positive standard deviation in pixels, got sigma={sigma!r}.")
+    smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
+    return torch.from_numpy(smooth).to(images)
 
 
 def on_model(model: nn.Module, images: Tensor) -> Tensor:
