@@ -9,13 +9,15 @@ the target's logit, or, with `against` another class, the difference of the two 
 The model runs in eval mode and is left as it was, including flags and every `.grad`. Maps are not rescaled. Methods
 that start from a row of attention take `query=(row, column)` to start from a patch instead of the read-out.
 
-Every method is a row of `METHODS`; `register` adds one (see `vitlens.attribution.registry`). Methods that need a
-capture only can share one forward and one backward:
+Every method is a row of `METHODS`; `register` adds one (see `vitlens.attribution.registry`). The quick methods share
+one forward and one backward, where each is given what it needs:
 
     found = explained(model, images, target, needs={"gradients", "readings"})
-    METHODS["relevance"].of(found.captures["gradients"])
+    relevance.of(found.captures["gradients"]), legrad.of(found.captures["readings"])
 
-`rollout` knows no class. The methods whose `needs` is "model" are captum's, and need captum.
+A capture of your own serves too: `with capture(model, gradients=True) as attn: logits = model(images)`, then
+`attn.differentiate(logits[:, 3].sum())` and `relevance.of(attn)`. `rollout` knows no class. The methods that need
+"pixels" or "patches" are captum's, and need captum.
 
 Raises ValueError for a target that is no class of the model, for images that the model does not take, for a model
 without classes, for outputs that are not finite, and where no gradient reaches a layer; UnsupportedModelError for a

@@ -1,4 +1,4 @@
-"""Images of which the model sees some patches only, and what it then says of a class."""
+"""Covered patches: what covers them, and the score of a class when the model sees only the other patches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.target import Target, asked, class_logits
-from vitlens.faithfulness.baselines import blank
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_count
+from vitlens.recorder.arguments import fitted, require_count
 from vitlens.recorder.families import MODELS, model_name, qualified_name, unwrap
 from vitlens.recorder.grid import TokenGrid, token_grid
 from vitlens.recorder.running import evaluating, require_images, taking
 
+BASELINES = {
+    "mean": "by the mean color",
+    "blur": "by the blurred picture",
+    "zero": "by the color that is zero to the model",
+}
+"""What may cover a patch, by name, and in words."""
 SCORES = ("probability", "logit")
 
 
@@ -32,7 +37,7 @@ class Covered:
     internal_batch_size: int
 
     def scores(self, total: int, shown: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-        """(total,) scores of pictures that exist only while the model looks at them, float32 or wider.
+        """(total,) scores of pictures, float32 or wider. No more than one batch of pictures exists at a time.
 
         shown: (N,) numbers of pictures → (N,) numbers of their images and (N, P) how much of each patch is seen, 0 … 1.
         """
@@ -61,13 +66,47 @@ def covered(
     grid: TokenGrid | None,
     internal_batch_size: int,
 ) -> Covered:
-    """Everything checked, on the model's device and in its dtype. Raises ValueError for what cannot be scored."""
+    """The arguments of a score, checked, on the model's device and in its dtype. Raises ValueError for wrong ones."""
     if score not in SCORES:
-        raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
+        raise ValueError(f"A score is one of {', '.join(SCORES)}, got {score!r}.")
     grid = patch_grid(model, images, grid)
     target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
     return Covered(model, images, blank(images, baseline, grid), grid, target, score, internal_batch_size)
+
+
+def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
+    """(B, C, H, W) images with all patches covered.
+
+    baseline: "mean", the mean color of each image, per channel; "blur", the image blurred by a Gaussian whose standard
+    deviation is the longer side of a patch, so that nothing smaller than a patch survives; "zero", zero in the model's
+    input space, the mean color of its training set if it normalizes by that; or a tensor that fits the images, such as
+    `blurred(images, sigma)`. Raises ValueError for anything else.
+    """
+    if isinstance(baseline, Tensor):
+        return fitted(baseline, images)
+    if baseline == "mean":
+        return images.mean((2, 3), keepdim=True).expand_as(images)
+    if baseline == "blur":
+        return blurred(images, max(grid.patch))
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    raise ValueError(
+        f"A baseline is one of {', '.join(BASELINES)}, or a tensor that fits the images, got {baseline!r}."
+    )
+
+
+def blurred(images: Tensor, sigma: float) -> Tensor:
+    """(B, C, H, W) images blurred by a Gaussian of standard deviation sigma, in pixels.
+
+    The Gaussian is cut off at 4 sigma, and the image mirrored at its edges.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    if not sigma > 0:
+        raise ValueError(f"Expected a positive standard deviation in pixels, got sigma={sigma!r}.")
+    smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
+    return torch.from_numpy(smooth).to(images)
 
 
 def on_model(model: nn.Module, images: Tensor) -> Tensor:
@@ -83,17 +122,17 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
     if grid is None:
         if qualified_name(bare) not in MODELS:
             raise ValueError(
-                f"vitlens does not know the patches of {model_name(bare)}; tell them, as in "
+                f"vitlens does not know the patches of {model_name(bare)}. Give its grid, as in "
                 "`grid=TokenGrid(rows, cols, patch=(height, width), prefix=0)`."
             )
         return token_grid(bare, size)
     if tuple(grid.image) != size:
-        raise ValueError(f"A grid for images of {size} pixels was wanted, but one for {tuple(grid.image)} came.")
+        raise ValueError(f"Expected a grid for images of {size} pixels, got one for {tuple(grid.image)}.")
     return grid
 
 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The class of each image, and what it is contrasted with. Runs the model once, unless target is a `Target`."""
+    """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
     bare = unwrap(model)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
@@ -106,18 +145,18 @@ def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_
 
 
 def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:
-    """(…, B, rows, cols) the maps, detached. Raises ValueError for another shape or values that are no numbers."""
+    """The maps, detached. Raises ValueError unless they are finite and of shape (…, B, rows, cols)."""
     wanted = f"(…, {'B' if batch is None else batch}, {grid.rows}, {grid.cols})"
     if not isinstance(maps, Tensor):
-        raise ValueError(f"{name} is a tensor of shape {wanted}, but {type(maps).__name__} came.")
+        raise ValueError(f"{name} is a tensor of shape {wanted}, got {type(maps).__name__}.")
     if maps.dim() < 3 or maps.shape[-2:] != (grid.rows, grid.cols) or batch not in (None, maps.shape[-3]):
         raise ValueError(
-            f"{name} has one value for each patch of each image, shape {wanted}, but shape {tuple(maps.shape)} came; "
-            "give the map as its method returns it, not resized."
+            f"{name} has one value for each patch of each image, shape {wanted}, got shape {tuple(maps.shape)}. "
+            "Give the map as its method returns it, not resized."
         )
     if not maps.isfinite().all():
         raise ValueError(
-            f"{name} ranks the patches by finite numbers, but {int((~maps.isfinite()).sum())} of its "
-            f"{maps.numel()} values are not finite; look for a division by zero or an overflow where it was made."
+            f"{name} has {int((~maps.isfinite()).sum())} of {maps.numel()} values that are not finite. Look for a "
+            "division by zero or an overflow where it was made."
         )
     return maps.detach()
