@@ -127,7 +127,7 @@ def test_a_picture_that_cannot_be_prepared_is_one_bad_file_too(model_folder, pho
     ("vit_tiny_patch16_224", {"global_pool": ""}, "gives classes for every token", {"top5", "rollout"}),
     ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
     ("vit_relpos_small_patch16_224", {}, "no table of learned position embeddings", set()),
-    ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout ignores", set()),
+    ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),
 ])  # fmt: skip
 def test_what_a_model_lacks_is_noted_and_the_rest_is_there(photographs, tmp_path, name, options, note, lacks):
     folder = saved(tmp_path / "model", name, **options)
