@@ -31,7 +31,7 @@ from tqdm import tqdm
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny

@@ -30,7 +30,7 @@ from vitlens.images import samples
 CELL = """
 import json, os, time, timm, torch
 from vitlens import widgets
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.images import samples
 model = timm.create_model({name!r}, img_size={size}, num_classes=1000).eval()
 explorer = widgets.explore(model)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from vitlens import load_model
 from vitlens.attribution import METHODS
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 
 GRADIENT = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam")
 

@@ -3,7 +3,7 @@
     python benchmarks/planted.py --out data/results/planted.csv
     python benchmarks/planted.py --weights data/checkpoints/planted     # the model of seed 1, for the tests
 
-For each seed a small ViT learns pictures of `vitlens.faithfulness.planted`, in which the color of one patch is the
+For each seed a small ViT learns pictures of `vitlens.data.marks`, in which the color of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
 with one mark; `two`, pictures with two marks of different classes, asked for each of the two; `contrast`, the same, why
 the first rather than the second. Shares over all pictures of all seeds, and the least share of a seed; chance is 1/64.
@@ -20,8 +20,9 @@ from results import about, write
 
 from vitlens.attribution import METHODS
 from vitlens.data.augment import normalized
-from vitlens.faithfulness.planted import RECIPE, planted
+from vitlens.data.marks import planted
 from vitlens.train import export, fit
+from vitlens.train.planted import RECIPE
 
 COVERS = 1024  # of KernelSHAP, in pairs: its default for 64 patches
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}, "occlusion": {"window": 1}}

@@ -220,7 +220,6 @@ def test_the_first_layer_of_a_rollout_is_one_row(vit, monkeypatch):
     model = vit()
     with torch.no_grad(), capture(model) as attn:
         model(torch.randn(1, 3, 64, 64))
-    attn._calls = [[replace(layer, lse=None)] for layer in attn]  # with it, no rows are made
     monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # the smallest blocks
     made, rows = [], Layer.rows
     monkeypatch.setattr(
@@ -345,13 +344,13 @@ def test_mean_over_a_loader(vit):
         torch.testing.assert_close(getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="no images"):
         attention.mean_over(model, [])
-    with pytest.raises(TypeError, match="yields dict"):
+    with pytest.raises(ValueError, match="tensor .* dict came"):
         attention.mean_over(model, [{"image": x}])
     with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
         attention.mean_over(model, [torch.zeros(1, 3, 80, 80)])
     for pool in ("token", "max"):  # as many patches, but other ones
         dynamic = vit(dynamic_img_size=True, global_pool=pool)
-        with pytest.raises(ValueError, match="must have one size"):
+        with pytest.raises(ValueError, match="must have one size, got .*64, 96.* and .*96, 64"):
             attention.mean_over(dynamic, [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)])
 
 
@@ -396,3 +395,44 @@ def test_means_of_a_model_in_half_precision(vit):
     whole = attention.mean_over(model, [images]).mean_distance
     half = attention.mean_over(model.bfloat16(), [images]).mean_distance
     torch.testing.assert_close(half, whole, rtol=0.05, atol=0)
+
+
+class Peak(attention.Statistic):
+    """A statistic from outside of the package, as a newcomer writes one."""
+
+    name, title = "peak", "largest weight of a query"
+
+    def add(self, queries, logits, weights):
+        self.sums.append(weights.amax(-1))
+
+
+def test_a_statistic_from_outside(vit, monkeypatch):
+    monkeypatch.setattr(attention, "STATISTICS", dict(attention.STATISTICS))
+    attention.register(Peak())
+    model, images = vit(), torch.randn(3, 3, 64, 64)
+    with torch.no_grad(), capture(model) as attn:
+        model(images)
+    expected = torch.stack([layer.weights().amax(-1).mean(-1) for layer in attn], 1)
+    everything = attention.summary(attn)
+    assert list(everything.values) == ["mean_distance", "entropy", "received", "rollout", "peak"]
+    torch.testing.assert_close(everything.peak, expected)
+    assert list(attention.summary(attn, "peak", Peak()).values) == ["peak"]
+    means = attention.mean_over(model, images.split(1), "peak", "entropy")
+    torch.testing.assert_close(means.peak.float(), expected.mean(0))
+    assert isinstance(means, attention.Means) and list(means.values) == ["peak", "entropy"]
+    with pytest.raises(ValueError, match="'peak'"):
+        attention.register(Peak())
+    with pytest.raises(ValueError, match="'sharpness'.*entropy.*peak.*register"):
+        attention.summary(attn, "sharpness")
+    with pytest.raises(AttributeError, match="'entropy'.*peak"):
+        attention.summary(attn, "peak").entropy  # noqa: B018
+
+
+def test_autograd_follows_what_a_query_reads(vit):
+    with torch.no_grad(), capture(model := vit()) as attn:
+        model(torch.randn(1, 3, 64, 64))
+    layer, row = attn[0], torch.linspace(-1, 1, 17)
+    torch.testing.assert_close(layer.read(row, block=4), torch.einsum("q,bhqk->bhk", row, layer.weights()))
+    q, k, row = (tensor.clone().requires_grad_() for tensor in (layer.q, layer.k, row))
+    replace(layer, q=q, k=k).read(row, block=4)[..., 3].sum().backward()
+    assert all(tensor.grad.abs().max() > 0 for tensor in (q, k, row))

@@ -6,11 +6,11 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
+from maps_support import left_as_found, refuses
 
 from vitlens import TokenGrid
 from vitlens.attribution import (
     METHODS,
-    _perturbation,
     feature_ablation,
     gradient_shap,
     input_x_gradient,
@@ -18,6 +18,7 @@ from vitlens.attribution import (
     kernel_shap,
     occlusion,
 )
+from vitlens.attribution._captum import OneImage
 
 OPTIONS = {
     "integrated_gradients": dict(n_steps=8),
@@ -140,18 +141,16 @@ def test_kernel_shap_by_hand_and_its_sum(vit):
     torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
 
 
-def played(monkeypatch, game, **options):
+def played(game, **options):
     """KernelSHAP's map of a game on 14 × 14 patches of one pixel, 1 where it is seen."""
 
-    def one(model, images, target, against, names, baseline, attribute):
-        return attribute(lambda x: game(x.flatten(1))[:, None], images, 0 * images, 0, TokenGrid(14, 14, (1, 1), 0))
-
-    monkeypatch.setattr(_perturbation, "per_image", one)
-    return kernel_shap(None, torch.ones(1, 1, 14, 14), internal_batch_size=64, **options)[0].double()
+    grid = TokenGrid(14, 14, (1, 1), 0)
+    case = OneImage(lambda x: game(x.flatten(1))[:, None], torch.ones(1, 1, 14, 14), index=0, number=0, grid=grid)
+    return kernel_shap.of(case, internal_batch_size=64, **options)[0].double()
 
 
 @pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
-def test_kernel_shap_where_a_tenth_of_the_patches_counts(monkeypatch, steepness, least):
+def test_kernel_shap_where_a_tenth_of_the_patches_counts(steepness, least):
     """Nineteen of 196 patches count alike, so each has a nineteenth of what all of them bring."""
     asked = []
 
@@ -161,16 +160,15 @@ def test_kernel_shap_where_a_tenth_of_the_patches_counts(monkeypatch, steepness,
 
     truth = torch.zeros(196).double()
     truth[:19] = 10 * np.tanh(19 * steepness) / 19
-    assert torch.corrcoef(torch.stack([played(monkeypatch, game), truth]))[0, 1] > least and sum(asked) == 16 * 196
+    assert torch.corrcoef(torch.stack([played(game), truth]))[0, 1] > least and sum(asked) == 16 * 196
 
 
-def test_kernel_shap_of_patches_that_act_two_at_a_time(monkeypatch):
+def test_kernel_shap_of_patches_that_act_two_at_a_time():
     """Each has half of what a pair of them brings; no noise disturbs that, but captum fits in float32."""
     pairs = torch.randn(196, 196, generator=torch.Generator().manual_seed(0)).triu(1)
-    got = played(monkeypatch, lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
+    got = played(lambda seen: ((seen @ pairs) * seen).sum(1), n_samples=588)
     close(got, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
-    with pytest.raises(ValueError, match=r"at least 3 covers for each patch, 588 for 196 patches, .* n_samples=587"):
-        played(monkeypatch, lambda seen: seen.sum(1), n_samples=587)
+    refuses("588 for 196 patches, got n_samples=587", played, lambda seen: seen.sum(1), n_samples=587)
 
 
 @pytest.mark.parametrize(
@@ -210,24 +208,16 @@ def test_pixels_that_are_cut_or_padded(vit):
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_batch_is_its_images_and_the_seed_decides(vit, method):
     model, x = vit(img_size=(64, 96)).train(), images(3)
-    parameters = [(p.grad, p.requires_grad) for p in model.parameters()]
     options = OPTIONS.get(method.name, {})
     torch.manual_seed(0)
-    np.random.seed(0)
-    state, other_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    got = method(model, x, [3, 7, 0], **options)
-    assert got.shape == (3, 4, 6) and got.dtype == torch.float32 and not got.requires_grad
-    assert torch.equal(got, method(model, x, [3, 7, 0], **options))
-    for i, target in enumerate((3, 7, 0)):
-        torch.testing.assert_close(method(model, x[i : i + 1], target, **options)[0], got[i], rtol=1e-3, atol=1e-6)
-    predicted = method(model, x, **options)
+    with left_as_found(model, x):
+        got, predicted = method(model, x, [3, 7, 0], **options), method(model, x, **options)
+        assert got.shape == (3, 4, 6) and got.dtype == torch.float32 and not got.requires_grad
+        assert torch.equal(got, method(model, x, [3, 7, 0], **options))
+        for i, target in enumerate((3, 7, 0)):
+            torch.testing.assert_close(method(model, x[i : i + 1], target, **options)[0], got[i], rtol=1e-3, atol=1e-6)
     with torch.no_grad():
-        model.eval()
-        close(predicted, method(model, x, model(x).argmax(-1), **options))
-        model.train()
-    assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == other_state).all()
-    assert [(p.grad, p.requires_grad) for p in model.parameters()] == parameters
-    assert x.grad is None and not x.requires_grad
+        close(predicted, method(model.eval(), x, model(x).argmax(-1), **options))
     if "seed" in method.options:
         assert not torch.allclose(method(model, x, [3, 7, 0], **options, seed=1), got, rtol=1e-2)
 
@@ -246,18 +236,14 @@ def test_a_gpu_gives_the_same(vit, method):
 
 def test_refusals(vit, monkeypatch):
     model, x = vit(img_size=(64, 96)), images()
-    with pytest.raises(ValueError, match="num_classes=0"):
-        occlusion(vit(num_classes=0), images(size=(64, 64)))
-    with pytest.raises(ValueError, match=r"fits images of shape \(2, 3, 64, 96\), but one of shape \(3, 64, 64\)"):
-        occlusion(model, x, baseline=torch.zeros(3, 64, 64))
-    with pytest.raises(ValueError, match="window is a whole number from 1 up, but 0 came"):
-        occlusion(model, x, window=0)
+    refuses("num_classes=0", occlusion, vit(num_classes=0), images(size=(64, 64)))
+    refuses(r"\(2, 3, 64, 96\).*\(3, 64, 64\)", occlusion, model, x, baseline=torch.zeros(3, 64, 64))
+    refuses("window.* 0", occlusion, model, x, window=0)
     assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     for method in CAPTUM:
-        with pytest.raises(ImportError, match="made by captum, which is not installed. Install it"):
-            method(model, x)
+        refuses("made by captum, which is not installed. Install it", method, model, x, error=ImportError)
 
 
 def test_no_forward_holds_more_images_than_asked(vit):

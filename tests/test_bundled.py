@@ -9,7 +9,7 @@ import torch
 
 from vitlens import attention, capture, filters, load_model, positions
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 
 FOLDER = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
 TRAINING = json.loads((FOLDER / "training.json").read_text())

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
 from vitlens.attribution import METHODS
-from vitlens.recorder.layer import full_precision
+from vitlens.recorder.running import full_precision
 
 
 def images(*shape, seed=0):

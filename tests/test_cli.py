@@ -23,7 +23,7 @@ from vitlens import attention, attribution, capture, commands, filters, load_mod
 from vitlens.commands import looking
 from vitlens.data.augment import Augment
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens.widgets import app
 

@@ -18,7 +18,7 @@ from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
 from vitlens.evaluate import features, linear_probe, named_classes, opened, read
 from vitlens.evaluate.reading import before_the_head
-from vitlens.preprocessing import pixels, preprocess
+from vitlens.models import pixels, preprocess
 
 
 def clouds(n, seed, classes=3, width=20, noise=2.0):

@@ -23,7 +23,7 @@ from timm.models import save_for_hf
 from vitlens import load_image, load_model
 from vitlens.data import load
 from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

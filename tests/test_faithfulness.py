@@ -1,14 +1,16 @@
 """The table of all maps, what the scores refuse, and that they leave everything as they found it."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import timm
 import torch
-from faithfulness_support import GRID, gains, images, linear, maps
+from maps_support import GRID, gains, images, left_as_found, linear, maps, refuses
 
 from vitlens import TokenGrid
+from vitlens.attribution.target import Target
 from vitlens.faithfulness import confidence, curves, random_maps, table
 
 SCORES = (curves, confidence)
@@ -57,20 +59,15 @@ def test_one_image_of_a_table_is_as_alone(vit):
     np.testing.assert_allclose(both[both.image == 1][numbers], alone[numbers], rtol=1e-9)
 
 
-def test_refusals_of_a_table():
-    model, x, m = linear(), images(2), maps(2, 4, 6)
-    with pytest.raises(ValueError, match="at least 2 random orders, but orders=1"):
-        table(model, x, {"a": m}, orders=1, grid=GRID)
-    with pytest.raises(ValueError, match="At least one map was wanted"):
-        table(model, x, {}, grid=GRID)
-    with pytest.raises(
-        ValueError, match=r"The map 'b' has one value for each patch of each image, .* \(2, 6, 4\) came"
-    ):
-        table(model, x, {"a": m, "b": m.mT}, grid=GRID)
-    with pytest.raises(ValueError, match="by a name, but 'b' names several"):
-        table(model, x, {"a": m, "b": m.expand(3, 2, 4, 6)}, grid=GRID)
-    with pytest.raises(ValueError, match="A baseline is one of"):
-        table(model, x, {"a": m}, grid=GRID, baseline="gray")
+@pytest.mark.parametrize("change, options, told", [
+    (lambda m: {"a": m}, dict(orders=1), "at least 2 random orders, but orders=1"),
+    (lambda m: {}, {}, "at least one map"),
+    (lambda m: {"a": m, "b": m.mT}, {}, r"The map 'b' has one value for each patch .* \(2, 6, 4\)"),
+    (lambda m: {"a": m, "b": m.expand(3, 2, 4, 6)}, {}, "'b' names several"),
+    (lambda m: {"a": m}, dict(baseline="gray"), "mean, blur, zero"),
+])  # fmt: skip
+def test_refusals_of_a_table(change, options, told):
+    refuses(told, table, linear(), images(2), change(maps(2, 4, 6)), grid=GRID, **options)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -78,79 +75,57 @@ def test_leaves_everything_as_found(vit, score):
     model, x, m = vit(drop_rate=0.5, drop_path_rate=0.2, img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     model.train()
     model.blocks[0].eval()
-    model.head.bias.grad = torch.ones(10)
-    x.requires_grad_(), m.requires_grad_()
-    state = {k: (id(v), v.detach().clone(), v.requires_grad) for k, v in model.state_dict(keep_vars=True).items()}
-    modes, generator = [part.training for part in model.modules()], torch.get_rng_state()
-    before = x.detach().clone()
-    found = score(model, x, m)
-    with torch.inference_mode():
-        again = score(model, x.clone(), m.clone())
-    assert all(torch.equal(v, getattr(again, k)) and not v.requires_grad for k, v in vars(found).items())
-    with pytest.raises(ValueError, match="class 10"):
-        score(model, x, m, 10)
-    model.norm.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        score(model, x, m)
-    assert [part.training for part in model.modules()] == modes and torch.is_grad_enabled()
-    assert torch.equal(torch.get_rng_state(), generator) and x.grad is None and torch.equal(x, before)
-    for k, v in model.state_dict(keep_vars=True).items():
-        assert id(v) == state[k][0] and torch.equal(v, state[k][1]) and v.requires_grad == state[k][2]
-    assert (model.head.bias.grad == 1).all() and all(p.grad is None for p in model.parameters() if p.shape != (10,))
+    with left_as_found(model, x.requires_grad_(), m.requires_grad_()):
+        found = score(model, x, m)
+        with torch.inference_mode():
+            again = score(model, x.clone(), m.clone())
+        assert all(torch.equal(v, getattr(again, k)) and not v.requires_grad for k, v in vars(found).items())
+        refuses("class 10", score, model, x, m, 10)
+        with model.norm.register_forward_hook(lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
+            score(model, x, m)
 
 
 def test_the_target_is_a_class_or_the_predicted_one(vit):
+    """Or what is known of it from before; `test_attribution_conduct` has all that a target may be."""
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6)
     predicted = model(x).argmax(-1)
-    for given in (predicted, predicted.tolist(), predicted.numpy()):
+    for given in (predicted, predicted.tolist(), predicted.numpy(), Target(predicted)):
         assert torch.equal(curves(model, x, m).deletion, curves(model, x, m, given).deletion)
-    for given in (3, np.int64(3), [3, 3, 3], torch.tensor(3), torch.tensor([3, 3, 3], dtype=torch.uint8)):
+    for given in (np.int64(3), [3, 3, 3], torch.tensor([3, 3, 3], dtype=torch.uint8)):
         assert torch.equal(curves(model, x, m, given).deletion, curves(model, x, m, 3).deletion)
+    against = Target(predicted, (predicted + 1) % 10)
+    known = curves(model, x, m, against)
+    assert torch.equal(known.deletion, curves(model, x, m, predicted, against=against.against).deletion)
     for score in SCORES:
-        for wrong, number in ((10, 10), (-1, -1), ([0, 11, 3], 11)):
-            with pytest.raises(ValueError, match=f"10 classes, numbered from 0 to 9, but class {number} was asked for"):
-                score(model, x, m, wrong)
-        for wrong in (1.5, [[1], [2], [3]]):
-            with pytest.raises(TypeError, match="A target is a class number, a class name, one of these for each"):
-                score(model, x, m, wrong)
-        with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class True was asked for"):
-            score(model, x, m, True)
-        for wrong in ("dog", ["a", "b", "c"]):
-            with pytest.raises(ValueError, match="cannot be found among them. Give the class as a number"):
-                score(model, x, m, wrong)
-        for wrong, count in (([1, 2], 2), ([[1, 2, 3]], 1)):
-            with pytest.raises(ValueError, match=f"one class for each of the 3 images, but {count} came"):
-                score(model, x, m, wrong)
+        for wrong, error, told in (
+            (10, ValueError, "class 10"), ([0, 11, 3], ValueError, "class 11"), (True, ValueError, "class True"),
+            ("dog", ValueError, "class as a number"), ([1, 2], ValueError, "3 images, got 2"), (1.5, TypeError, "1.5"),
+            (against.numbers.float(), TypeError, "A target is"),
+        ):  # fmt: skip
+            refuses(told, score, model, x, m, wrong, error=error)
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_refusals(vit, score):
     model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
-    for wrong in (m.mT, m[0], m[:1], m.repeat_interleave(16, 1), m[None, :, None], torch.tensor(1.0)):
-        with pytest.raises(ValueError, match=r"shape \(…, 2, 4, 6\), but shape .* came; give the map as its method"):
-            score(model, x, wrong)
-    with pytest.raises(ValueError, match=r"tensor of shape \(…, 2, 4, 6\), but ndarray came"):
-        score(model, x, m.numpy())
-    for value in (float("nan"), float("inf")):
-        m[1, 2, 3] = value
-        with pytest.raises(ValueError, match="1 of its 48 values are not finite"):
-            score(model, x, m)
-    m = maps(2, 4, 6)
-    for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
-        with pytest.raises(ValueError, match="Images are a floating-point tensor"):
-            score(model, wrong, m)
-    with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
-        score(vit(img_size=(64, 96), num_classes=0), x, m)
-    with pytest.raises(ValueError, match=r"\(B, classes\), but Identity gives outputs of shape \(2, 3, 64, 96\)"):
-        score(torch.nn.Identity(), x, m, grid=GRID)
-    with pytest.raises(ValueError, match=r"\(B, classes\), but Twice gives tuple. Give a model that ends in a class"):
-        score(Twice(), x, m, grid=GRID)
-    with pytest.raises(ValueError, match="does not know the patches of resnet18.*; tell them, as in `grid=TokenGrid"):
-        score(timm.create_model("resnet18"), x, m)
-    with pytest.raises(ValueError, match=r"images of \(64, 96\) pixels was wanted, but one for \(96, 64\) came"):
-        score(model, x, m, grid=TokenGrid(6, 4, (16, 16)))
-    with pytest.raises(ValueError, match="internal_batch_size is a whole number from 1 up, but 0 came"):
-        score(model, x, m, internal_batch_size=0)
+    headless, resnet = vit(img_size=(64, 96), num_classes=0), timm.create_model("resnet18")
+    damaged = {value: m.clone().index_fill_(2, torch.tensor(3), value) for value in (math.nan, math.inf)}
+    shape = r"shape \(…, 2, 4, 6\), got "
+    for told, arguments, options in (
+        *[(shape + "shape", (model, x, wrong), {})
+          for wrong in (m.mT, m[0], m[:1], m.repeat_interleave(16, 1), m[None, :, None], torch.tensor(1.0))],
+        (shape + "ndarray", (model, x, m.numpy()), {}),
+        *[("8 of 48 values that are not finite", (model, x, wrong), {}) for wrong in damaged.values()],
+        *[("Images are a floating-point tensor", (model, wrong, m), {})
+          for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg")],
+        ("none .num_classes=0.: its output is features", (headless, x, m), {}),
+        (r"Identity gives outputs of shape \(2, 3, 64, 96\)", (torch.nn.Identity(), x, m), dict(grid=GRID)),
+        ("Twice gives tuple. Give a model that ends in a class", (Twice(), x, m), dict(grid=GRID)),
+        ("does not know the patches of resnet18.*`grid=TokenGrid", (resnet, x, m), {}),
+        (r"\(64, 96\) pixels .* \(96, 64\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
+        ("internal_batch_size is a whole number from 1 up, but 0", (model, x, m), dict(internal_batch_size=0)),
+    ):  # fmt: skip
+        refuses(told, score, *arguments, **options)
 
 
 class Twice(torch.nn.Module):
@@ -160,13 +135,12 @@ class Twice(torch.nn.Module):
         return x, x
 
 
-def test_refusals_of_curves(vit):
-    model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
-    for step in (0, 25, -1):
-        with pytest.raises(ValueError, match=f"number of patches from 1 to 24, but {step} came"):
-            curves(model, x, m, step=step)
-    with pytest.raises(ValueError, match="A score is one of probability, logit, but 'odds' came"):
-        curves(model, x, m, score="odds")
+@pytest.mark.parametrize("options, told", [
+    *[(dict(step=step), f"number of patches from 1 to 24, got {step}") for step in (0, 25, -1)],
+    (dict(score="odds"), "one of probability, logit, got 'odds'"),
+])  # fmt: skip
+def test_refusals_of_curves(options, told):
+    refuses(told, curves, linear(), images(), maps(2, 4, 6), grid=GRID, **options)
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -1,10 +1,9 @@
 """Maps that stay as they are when the model's weights become random are flagged."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
+from maps_support import left_as_found, refuses
 from torch import nn
 
 from vitlens.attribution import gradient_rollout, integrated_gradients, relevance
@@ -69,24 +68,15 @@ def test_the_model_is_left_as_it_was(vit):
     model, x = vit(img_size=(64, 96), drop_rate=0.5), images()
     model.train()
     model.blocks[0].eval()
-    model.head.bias.grad = torch.ones(10)
-    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
-    generator = torch.get_rng_state()
 
     def careless(subject, given, target):  # leaves gradients behind, as plain backward passes do
         given = given.clone().requires_grad_()
         subject(given)[:, 3].sum().backward()
         return given.grad.abs().mean(1).unfold(-2, 16, 16).unfold(-2, 16, 16).mean((-1, -2))
 
-    found = randomization(model, x, careless, 3, seed=7)
-    assert torch.equal(torch.get_rng_state(), generator) and torch.is_grad_enabled()
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert [m.training for m in model.modules()] == modes
-    assert all(p.grad is None for p in model.parameters() if p is not model.head.bias)
-    assert (model.head.bias.grad == 1).all()
-    again = randomization(model, x, careless, 3, seed=7)
-    assert torch.equal(found.rank_correlation, again.rank_correlation)
-    assert not torch.equal(found.rank_correlation, randomization(model, x, careless, 3, seed=8).rank_correlation)
+    with left_as_found(model, x):
+        found, again, other = (randomization(model, x, careless, 3, seed=seed).rank_correlation for seed in (7, 7, 8))
+    assert torch.equal(found, again) and not torch.equal(found, other)
 
 
 def one_layer():
@@ -135,27 +125,18 @@ def test_refusals(vit):
     model, x = vit(img_size=(64, 96)), images()
     good = torch.rand(2, 4, 6)
     for threshold in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="lies between 0 and 1, but"):
-            randomization(model, x, edges, threshold=threshold)
+        refuses("lies between 0 and 1, got", randomization, model, x, edges, threshold=threshold)
     for wrong in (good[0], good[:1], good.double().fill_(torch.nan), [good]):
-        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
-            randomization(model, x, fixed(wrong, good))
-        with pytest.raises(ValueError, match=r"finite maps of shape \(2, rows, cols\) for as many images, but"):
-            randomization(model, x, fixed(good, wrong))
-    with pytest.raises(ValueError, match="10 classes, numbered from 0 to 9, but class 10"):
-        randomization(model, x, edges, 10)
-    with pytest.raises(ValueError, match="none .num_classes=0.: its output is features"):
-        randomization(vit(num_classes=0), x, edges)
-    with pytest.raises(ValueError, match="A model with weights was wanted, but Flatten has none"):
-        randomization(nn.Flatten(), x, edges)
+        refuses(r"finite maps of shape \(2, rows, cols\), got", randomization, model, x, fixed(wrong, good))
+        refuses(r"finite maps of shape \(2, rows, cols\), got", randomization, model, x, fixed(good, wrong))
+    refuses("10 classes, numbered from 0 to 9, but class 10", randomization, model, x, edges, 10)
+    refuses("none .num_classes=0.: its output is features", randomization, vit(num_classes=0), x, edges)
+    refuses("model with weights, but Flatten has none", randomization, nn.Flatten(), x, edges)
 
 
 def test_bad_input_is_one_sentence(vit):
     model, x = vit(), torch.randn(2, 3, 64, 64)
     for wrong in ("cat.jpg", x[0], x.byte()):
-        with pytest.raises(ValueError, match="Images are a floating-point tensor"):
-            randomization(model, wrong, relevance)
-    with pytest.raises(ValueError, match="does not take this size"):
-        randomization(model, torch.randn(1, 3, 80, 80), relevance)
-    with pytest.raises(ValueError, match="internal_batch_size is a whole number from 1 up, but 0 came"):
-        randomization(model, x, relevance, internal_batch_size=0)
+        refuses("Images are a floating-point tensor", randomization, model, wrong, relevance)
+    refuses("does not take this size", randomization, model, torch.randn(1, 3, 80, 80), relevance)
+    refuses("internal_batch_size.* 0", randomization, model, x, relevance, internal_batch_size=0)

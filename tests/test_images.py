@@ -23,7 +23,7 @@ from torch import nn
 
 from vitlens import images
 from vitlens.images import ImageError, load_image, samples
-from vitlens.preprocessing import preprocess, restore
+from vitlens.models import preprocess, restore
 
 RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)
 CORNERS = {"A": RED, "B": GREEN, "C": BLUE, "D": YELLOW}

@@ -9,6 +9,7 @@ run it: in a process of its own. On CUDA the compiled kernels are tested, by tes
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -51,13 +52,14 @@ def naive(layer, grid, row):
 
 
 def errors(got, expected):
-    """{field: ‖got − expected‖ / ‖expected‖} of two dataclasses of tensors; never NaN."""
+    """{name: ‖got − expected‖ / ‖expected‖} of two `Sums` or `Summary`s; never NaN."""
+    got, expected = (vars(each).get("values", vars(each)) for each in (got, expected))
     error = {}
-    for field in dataclasses.fields(expected):
-        a, b = getattr(got, field.name), getattr(expected, field.name)
-        if isinstance(b, torch.Tensor):
-            assert a.shape == b.shape, field.name
-            error[field.name] = ((a.double() - b).norm() / b.double().norm()).nan_to_num(torch.inf).item()
+    for name, tensor in expected.items():
+        if tensor is not None:
+            assert got[name].shape == tensor.shape, name
+            difference = (got[name].double() - tensor).norm() / tensor.double().norm()
+            error[name] = difference.nan_to_num(torch.inf).item()
     return error
 
 
@@ -99,13 +101,13 @@ def interpreted():
 @pytest.mark.parametrize("case", [*CASES, "summary"])
 def test_kernels_equal_the_naive_sums(interpreted, case):
     if case == "summary":
-        assert interpreted[case].pop("launches") == 2, "attention.summary did not use the kernels"
+        assert interpreted[case].pop("launches") == 3, "one comparison and two layers were wanted"
     assert set(interpreted[case]) >= {"entropy", "received"}
     assert max(interpreted[case].values()) < 1e-5, interpreted[case]
 
 
 def test_imports_and_gives_way_without_triton():
-    code = "import sys; sys.modules['triton'] = None; from vitlens import kernels; kernels._compiled()"
+    code = "import sys; sys.modules['triton'] = None; from vitlens.recorder import kernels; kernels._compiled()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "in _compiled" in run.stderr and "ModuleNotFoundError" in run.stderr, run.stderr
 
@@ -117,19 +119,76 @@ def test_what_is_not_supported_takes_the_rows():
     assert not kernels.supported(dataclasses.replace(layer, mask=torch.zeros(13, 13)), grid)
 
 
-def test_a_failing_kernel_warns_once_and_gives_way(monkeypatch):
-    def fail(*_):
-        raise OSError("no compiler")
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """A function that takes the kernels' place, on a CPU: all sums from whole maps, changed as wanted."""
 
-    monkeypatch.setattr(kernels, "enabled", True)
-    monkeypatch.setattr(kernels, "_compiled", fail)
-    monkeypatch.setattr(kernels, "supported", lambda layer, grid: kernels.enabled)
-    grid = TokenGrid(3, 4, (16, 16))
-    layer, _ = random_layer(grid)
-    with pytest.warns(RuntimeWarning, match="no compiler") as caught:
-        assert kernels.sums(layer, grid) is None
-        assert kernels.sums(layer, grid) is None
+    def place(change=lambda sums: sums):
+        monkeypatch.setattr(kernels, "enabled", True)
+        monkeypatch.setattr(kernels, "supported", lambda layer, grid: kernels.enabled)
+        monkeypatch.setattr(kernels, "_launch", lambda layer, grid, _, row: change(naive(layer, grid, row)))
+        kernels._compare.cache_clear()
+
+    yield place
+    kernels._compare.cache_clear()
+
+
+def fails(sums):
+    raise OSError("no compiler")
+
+
+BROKEN = {
+    "no compiler": fails,
+    "entropy of a random layer": lambda sums: dataclasses.replace(sums, entropy=sums.entropy / math.log(2)),
+    "pulled of a random layer": lambda sums: dataclasses.replace(sums, pulled=sums.pulled * torch.nan),
+}
+
+
+@pytest.mark.parametrize("words", BROKEN)
+def test_a_broken_kernel_warns_once_and_gives_way_to_rows(vit, on_the_cpu, words):
+    with torch.no_grad(), capture(model := vit()) as attn:
+        model(torch.randn(2, 3, 64, 64))
+    expected = attention.summary(attn)
+    on_the_cpu(BROKEN[words])
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        found = attention.summary(attn), attention.summary(attn)
     assert len(caught) == 1 and not kernels.enabled
+    assert all(max(errors(each, expected).values()) == 0 for each in found)
+
+
+def test_kernels_are_compared_once_before_they_are_used(on_the_cpu, monkeypatch):
+    launched = []
+    on_the_cpu()
+    launch = kernels._launch
+    monkeypatch.setattr(kernels, "_launch", lambda layer, *rest: launched.append(layer.name) or launch(layer, *rest))
+    layer, row = random_layer(TokenGrid(3, 4, (16, 16)))
+    layer = dataclasses.replace(layer, name="model's")
+    state = torch.get_rng_state()
+    for _ in range(2):
+        kernels.sums(layer, TokenGrid(3, 4, (16, 16)), row=row)
+    kernels.sums(dataclasses.replace(layer, q=layer.q.half(), k=layer.k.half()), TokenGrid(3, 4, (16, 16)), row=row)
+    assert launched == ["random", "model's", "model's", "random", "model's"]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_statistic_without_fused_sums_leaves_the_others_to_the_kernels(vit, on_the_cpu, monkeypatch):
+    class Peak(attention.Statistic):
+        name, title = "peak", "largest weight of a query"
+
+        def add(self, queries, logits, weights):
+            self.sums.append(weights.amax(-1))
+
+    with torch.no_grad(), capture(model := vit()) as attn:
+        model(torch.randn(3, 3, 64, 64))
+    expected = attention.summary(attn, "received", Peak(), "rollout")
+    on_the_cpu()
+    taken = []
+    monkeypatch.setattr(
+        attention._Received, "take", lambda self, sums: taken.append(1) or self.sums.append(sums.received)
+    )
+    found = attention.summary(attn, "received", Peak(), "rollout")
+    assert len(taken) == len(attn) and list(found.values) == ["received", "peak", "rollout"]
+    assert max(errors(found, expected).values()) < 1e-5
 
 
 if __name__ == "__main__":

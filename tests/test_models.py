@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from vitlens import capture, load_model
-from vitlens.models import class_count, label_names, top_classes
-from vitlens.recorder.families import architecture
+from vitlens.models import architecture, class_count, label_names, top_classes
 
 
 @pytest.fixture

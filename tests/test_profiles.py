@@ -12,7 +12,7 @@ from test_images import RAMP, corners, encoded, flat
 
 from vitlens import load_image, widgets
 from vitlens.images import rgb
-from vitlens.preprocessing import preprocess, restore
+from vitlens.models import preprocess, restore
 from vitlens.reports import inspection
 from vitlens.widgets import pictured
 

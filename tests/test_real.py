@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from vitlens import attention, capture, filters, positions
 from vitlens.images import samples
-from vitlens.models import top_classes
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess, top_classes
 from vitlens.recorder.grid import token_grid
 from vitlens.reports import inspection
 

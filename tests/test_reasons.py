@@ -13,7 +13,7 @@ from test_explorer import PICTURE, browser, values, words
 from vitlens import faithfulness, widgets
 from vitlens.attribution import METHODS, Method, register, registry
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess
+from vitlens.models import preprocess
 from vitlens.widgets import reasons
 
 

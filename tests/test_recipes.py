@@ -11,8 +11,8 @@ from scipy.ndimage import zoom
 from timm.models import save_for_hf
 
 from vitlens import load_model
+from vitlens.models import preprocess
 from vitlens.paper import TABLE_4
-from vitlens.preprocessing import preprocess
 from vitlens.train import export
 from vitlens.train.optim import optimizers
 from vitlens.train.recipes import RECIPES, Recipe, recipe, starting_from

@@ -1,47 +1,96 @@
 """What attention does, as numbers: distance, entropy, attention received, rollout.
 
 A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
-(`Layer.blocks`), every statistic here takes what it needs from each block, and no map is ever held. Several statistics
-share one pass, from the last layer to the first (the order in which a rollout needs them). Fused attention makes
-no rows at all: on a GPU kernels of our own add up most layers (`recorder.kernels`), on a CPU PyTorch's own gives sums
-over queries, which a rollout and the attention received are made of (`recorder.fused`).
+(`Layer.blocks`), every statistic takes what it needs from each block, and no map is ever held. Several statistics share
+one pass, from the last layer to the first (the order in which a rollout needs them). On a GPU, kernels of our own sum
+most layers without making rows (`recorder.kernels`).
 
-Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches. Distances in input pixels.
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.recorder import kernels
-from vitlens.recorder.arguments import require_images, taking
-from vitlens.recorder.families import evaluating, float64, unwrap
+from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.layer import Layer, full_precision
+from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.running import evaluating, float64, full_precision, require_images, taking
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
-SMALL = 256  # tokens up to which a CPU sums whole maps as quickly
+
+
+class Statistic:
+    """A statistic of attention, added up over blocks of rows, last layer first. To add one:
+
+        class Peak(Statistic):
+            name, title = "peak", "largest weight of a query"
+
+            def add(self, queries, logits, weights):  # weights: (B, H, Q, T) of these queries, a slice
+                self.sums.append(weights.amax(-1))  # (B, H, Q), of which the mean over all queries is taken
+
+        register(Peak())
+        summary(attn, "peak").peak  # (B, L, H)
+
+    Every pass works on a copy. `grid` is the capture's, `sums` what one layer's blocks gave. `logits` and `columns`
+    ask for logits, and for sums over queries; `fusable` ones can also `take` the sums of fused kernels.
+    """
+
+    name: str
+    title: str
+    fusable = False
+    logits = False
+    columns = False
+    row: Tensor | None = None  # (B, T) what is to be pulled back through the layer
+
+    def applies(self, attn: Attention) -> bool:
+        """Whether the model has what the statistic is about; where it has not, a summary holds None."""
+        return True
+
+    def begin(self, attn: Attention, images: slice) -> None:
+        """Start over, with some images of the batch."""
+        self.grid, self.layers, self.sums = attn.grid, [], []
+
+    def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
+        raise NotImplementedError
+
+    def end_layer(self) -> None:
+        self.layers.append(torch.cat(self.sums, -1).mean(-1))
+        self.sums = []
+
+    def result(self) -> Tensor:
+        """(B, L, …) the layers in the model's order."""
+        return torch.stack(self.layers[::-1], 1)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All statistics of one capture. rollout is None for models that read no weighted sum of tokens (max pooling).
+    """Statistics of one capture, each (B, …), as attributes (`summary.entropy`) and in `values` by name.
 
-    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols).
-    As returned by `mean_over`, they are means over `images` images and have no axis B.
+    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
+    None for models that read no weighted sum of tokens (max pooling). images: B.
     """
 
-    mean_distance: Tensor
-    entropy: Tensor
-    received: Tensor
-    rollout: Tensor | None
+    values: dict[str, Tensor | None]
     images: int
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        values = self.__dict__.get("values", {})
+        if name not in values:
+            raise AttributeError(f"There is no statistic {name!r} here, only {', '.join(values)}.")
+        return values[name]
+
+
+class Means(Summary):
+    """Means of statistics over `images` images, as `mean_over` gives them: as in a `Summary`, without axis B."""
 
 
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
@@ -51,17 +100,17 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
     the attention that stays on patches.
     """
-    return _run(attn, _MeanDistance(renormalize))[0]
+    return _alone(attn, _MeanDistance(renormalize))
 
 
 def entropy(attn: Attention) -> Tensor:
     """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform)."""
-    return _run(attn, _Entropy())[0]
+    return _alone(attn, _Entropy())
 
 
 def received(attn: Attention) -> Tensor:
     """(B, L, H, P) attention each patch receives, the mean over all T queries. With that of the prefix it sums to 1."""
-    return _run(attn, _Received())[0]
+    return _alone(attn, _Received())
 
 
 def rollout(
@@ -74,27 +123,36 @@ def rollout(
     from the top, so no T × T matrix is formed.
 
     query: (row, column) of a patch, or the position of any token in the sequence, instead of what the head reads.
-    head_fusion: "mean" (the paper's), "max" or "min".
-    discard: share of the smallest entries of every fused row to drop (the row is renormalized after).
-    Raises ValueError if the model reads no weighted sum of its tokens and no query is given.
+    head_fusion: "mean" (the paper's), "max" or "min". discard: share of the smallest entries of every fused row to
+    drop (the row is renormalized after). Raises ValueError if there is no query and the model reads no weighted sum.
     """
-    return _run(attn, _Rollout(query, head_fusion, discard))[0]
+    return _alone(attn, _Rollout(query, head_fusion, discard))
 
 
-def summary(attn: Attention, *, renormalize: bool = False) -> Summary:
-    """All statistics in one pass over the rows, at little more than the cost of one."""
-    statistics = [_MeanDistance(renormalize), _Entropy(), _Received()]
-    if attn.grid is not None and attn.grid.readout is not None:
-        statistics.append(_Rollout())
-    results = _run(attn, *statistics)
-    return Summary(*results[:3], results[3] if len(results) > 3 else None, len(results[0]))
+def register(statistic: Statistic) -> None:
+    """Add a statistic to `STATISTICS`, and so to every `summary`. Raises ValueError if its name is taken."""
+    if statistic.name in STATISTICS:
+        raise ValueError(f"There is a statistic called {statistic.name!r} already. Give this one another name.")
+    STATISTICS[statistic.name] = statistic
 
 
-def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) -> Summary:
-    """Means of all statistics over a data loader, in constant memory.
+def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
+    """Several statistics in one pass over the rows, at little more than the cost of one.
+
+    statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
+    `mean_distance`. Raises ValueError for a name that is not registered.
+    """
+    asked = [_chosen(each, renormalize) for each in statistics or STATISTICS]
+    found = _run(attn, *(each for each in asked if each.applies(attn)))
+    return Summary({each.name: found.get(each.name) for each in asked}, attn[0].q.shape[0])
+
+
+def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Means:
+    """Means of statistics over a data loader, in constant memory.
 
     loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
-    The model runs without gradients, in eval mode, on its own device, and is left in the mode it was in.
+    statistics, renormalize: as in `summary`. The model runs without gradients, in eval mode, on its own device, and is
+    left in the mode it was in.
     """
     like, bare = next(model.parameters()), unwrap(model)
     total: dict[str, Tensor] = {}
@@ -102,67 +160,74 @@ def mean_over(model: nn.Module, loader: Iterable, *, renormalize: bool = False) 
     with evaluating(model):
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
-            if not isinstance(images, Tensor):
-                raise TypeError(
-                    "The loader must yield image batches (B, C, height, width), or tuples that begin with one, but it "
-                    f"yields {type(images).__name__}."
-                )
             require_images(images, bare)
             with torch.no_grad(), capture(model) as attn, taking(bare):
                 model(images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:
-                raise ValueError(
-                    f"The images of a mean must have one size, but sizes {grid.image} and {attn.grid.image} came. "
-                    "Resize them alike, or take one mean per size."
-                )
-            batch_summary = summary(attn, renormalize=renormalize)
-            for name in ("mean_distance", "entropy", "received", "rollout"):
-                if (values := getattr(batch_summary, name)) is not None:
-                    total[name] = total.get(name, 0) + float64(values).sum(0)
-            count += batch_summary.images
+                raise ValueError(f"All images must have one size, got {grid.image} and {attn.grid.image}. Resize them.")
+            found = summary(attn, *statistics, renormalize=renormalize)
+            for name, values in found.values.items():
+                total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
+            count += found.images
     if count == 0:
-        raise ValueError("The loader gave no images, so there is nothing to take the mean of.")
-    means = {f.name: total[f.name] / count if f.name in total else None for f in fields(Summary) if f.name != "images"}
-    return Summary(**means, images=count)
+        raise ValueError("The loader gave no images to take the mean of.")
+    return Means({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
-def _run(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
-    """One pass over all rows of all layers, in the precision of float32 or wider."""
-    with full_precision(attn[0].q.device):
-        return _passed(attn, *statistics)
+def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
+    if isinstance(statistic, Statistic):
+        return statistic
+    if statistic not in STATISTICS:
+        raise ValueError(f"There is no statistic {statistic!r}. Choose from {', '.join(STATISTICS)}, or `register` it.")
+    return _MeanDistance(True) if renormalize and statistic == "mean_distance" else STATISTICS[statistic]
 
 
-def _passed(attn: Attention, *statistics: _Statistic) -> list[Tensor]:
-    """Last layer first; a few images at a time where maps are small."""
+def _alone(attn: Attention, statistic: Statistic) -> Tensor:
+    return _run(attn, statistic)[statistic.name]
+
+
+def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
+    """Statistics by name, in one pass in float32 or wider: last layer first, a few images at a time."""
+    statistics = [copy(statistic) for statistic in statistics]
     batch, heads, tokens, _ = attn[0].q.shape
     block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
-    makes_rows = not kernels.supported(attn[0], attn.grid)  # fused kernels take all images at once
-    chunk = max(1, block // (heads * tokens * tokens)) if makes_rows else batch
+    no_rows = kernels.supported(attn[0], attn.grid) and all(statistic.fusable for statistic in statistics)
+    chunk = batch if no_rows else max(1, block // (heads * tokens * tokens))
     parts = []
-    for start in range(0, batch, chunk):
-        images = slice(start, min(start + chunk, batch))
-        rows = max(8, block // ((images.stop - start) * heads * tokens))
-        for statistic in statistics:
-            statistic.begin(attn, images)
-        for index in reversed(range(len(attn))):
-            layer = attn[index].images(images)
-            if (sums := _fused_sums(layer, attn.grid, statistics)) is not None:
-                for statistic in statistics:
-                    statistic.take(sums)
-            else:
-                for queries, logits, weights in _blocks(layer, rows, statistics):
-                    for statistic in statistics:
-                        statistic.add(queries, logits, weights)
+    with full_precision(attn[0].q.device):
+        for start in range(0, batch, chunk):
+            images = slice(start, min(start + chunk, batch))
+            rows = max(8, block // ((images.stop - start) * heads * tokens))
             for statistic in statistics:
-                statistic.end_layer()
-        parts.append([statistic.result() for statistic in statistics])
-    return [torch.cat(results) for results in zip(*parts, strict=True)]
+                statistic.begin(attn, images)
+            for index in reversed(range(len(attn))):
+                _add_layer(attn[index].images(images), attn.grid, statistics, rows)
+            parts.append([statistic.result() for statistic in statistics])
+    names = [statistic.name for statistic in statistics]
+    return {name: torch.cat(results) for name, *results in zip(names, *parts, strict=True)}
 
 
-def _blocks(
-    layer: Layer, rows: int, statistics: tuple[_Statistic, ...]
-) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
+def _add_layer(layer: Layer, grid: TokenGrid, statistics: Sequence[Statistic], rows: int) -> None:
+    """Add one layer: what fused kernels know from their sums, the rest from blocks of rows."""
+    fusable = [statistic for statistic in statistics if statistic.fusable]
+    pulled = [statistic.row for statistic in fusable if statistic.row is not None]
+    sums, by_rows = None, statistics
+    if fusable and len(pulled) < 2:
+        columns = any(statistic.columns for statistic in fusable)
+        sums = kernels.sums(layer, grid, received=columns, row=pulled[0] if pulled else None)
+    if sums is not None:
+        by_rows = [statistic for statistic in statistics if not statistic.fusable]
+        for statistic in fusable:
+            statistic.take(sums)
+    for block in _blocks(layer, rows, by_rows) if by_rows else ():
+        for statistic in by_rows:
+            statistic.add(*block)
+    for statistic in statistics:
+        statistic.end_layer()
+
+
+def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
     """(queries, logits, weights) a block at a time; without logits, where nobody asks for them, in larger blocks."""
     if not any(statistic.logits for statistic in statistics):
         pulled = [statistic.row for statistic in statistics]
@@ -177,46 +242,10 @@ def _blocks(
         yield queries, logits, weights
 
 
-def _fused_sums(layer: Layer, grid: TokenGrid, statistics: tuple[_Statistic, ...]) -> kernels.Sums | None:
-    """The sums that the statistics need, by fused attention that makes no rows at all; None where there is none."""
-    if not all(statistic.fusable for statistic in statistics):
-        return None
-    row = next((statistic.row for statistic in statistics if statistic.row is not None), None)
-    columns = any(statistic.columns for statistic in statistics)
-    only_columns = all(statistic.columns or statistic.row is not None for statistic in statistics)
-    if layer.lse is None or not only_columns or (columns and grid.tokens <= SMALL):
-        return kernels.sums(layer, grid, received=columns, row=row)
-    received = layer.read(torch.ones_like(layer.lse[:, 0])) if columns else None
-    return kernels.Sums(received=received, pulled=None if row is None else layer.read(row).mean(1))
+class _MeanDistance(Statistic):
+    name, title, fusable = "mean_distance", "mean attention distance in input pixels", True
 
-
-class _Statistic:
-    """Takes blocks of rows, or a layer's sums; layers come last first. Subclasses add up, then append (B, H, …)."""
-
-    fusable = True  # a kernel's sums are enough
-    columns = False  # needs the sums over queries
-    logits = False  # needs what the softmax is taken of
-    row: Tensor | None = None  # (B, T) what is to be pulled back through the layer
-
-    def take(self, sums: kernels.Sums) -> None:
-        raise NotImplementedError
-
-    def begin(self, attn: Attention, images: slice) -> None:
-        self.grid, self.layers, self.sums = attn.grid, [], []
-
-    def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
-        raise NotImplementedError
-
-    def end_layer(self) -> None:
-        self.layers.append(torch.cat(self.sums, -1).mean(-1))
-        self.sums = []
-
-    def result(self) -> Tensor:
-        return torch.stack(self.layers[::-1], 1)
-
-
-class _MeanDistance(_Statistic):
-    def __init__(self, renormalize: bool):
+    def __init__(self, renormalize: bool = False):
         self.renormalize = self.logits = renormalize
 
     def add(self, queries, logits, weights):
@@ -235,7 +264,8 @@ class _MeanDistance(_Statistic):
         self.sums.append(sums.distance / sums.mass if self.renormalize else sums.distance)
 
 
-class _Entropy(_Statistic):
+class _Entropy(Statistic):
+    name, title, fusable = "entropy", "entropy of a query's attention in nats", True
     logits = True
 
     def add(self, queries, logits, weights):
@@ -247,7 +277,8 @@ class _Entropy(_Statistic):
         self.sums.append(sums.entropy)
 
 
-class _Received(_Statistic):
+class _Received(Statistic):
+    name, title, fusable = "received", "attention each patch receives", True
     columns = True
 
     def add(self, queries, logits, weights):
@@ -262,7 +293,9 @@ class _Received(_Statistic):
         self.sums = []
 
 
-class _Rollout(_Statistic):
+class _Rollout(Statistic):
+    name, title = "rollout", "attention rollout from the read-out to the input"
+
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
         if head_fusion not in ("mean", "max", "min"):
             raise ValueError(f'head_fusion is "mean", "max" or "min", but got {head_fusion!r}.')
@@ -271,17 +304,18 @@ class _Rollout(_Statistic):
         self.query, self.head_fusion, self.discard = query, head_fusion, discard
         self.fusable = head_fusion == "mean" and not discard
 
+    def applies(self, attn):
+        return self.query is not None or attn.grid is None or attn.grid.readout is not None
+
     def begin(self, attn, images):
         super().begin(attn, images)
-        count = images.stop - images.start
-        row = torch.zeros(count, self.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
+        row = torch.zeros(images.stop - images.start, self.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
         if self.query is not None:
             row[:, self.grid.position(self.query)] = 1.0
         elif self.grid.readout is None:
             raise ValueError(
-                f"{attn.model_name} read no weighted sum of its tokens (its pooling takes a maximum, returns all "
-                "tokens, or was not run), so a rollout has no row to start from. Give one: `rollout(attn, "
-                "query=(row, column))`."
+                f"{attn.model_name} read no weighted sum of its tokens, so a rollout has no row to start from. Give "
+                "one: `rollout(attn, query=(row, column))`."
             )
         else:
             readout = self.grid.readout.to(row)
@@ -309,3 +343,6 @@ class _Rollout(_Statistic):
 
     def result(self):
         return self.grid.image_map(self.row)
+
+
+STATISTICS: dict[str, Statistic] = {each.name: each for each in (_MeanDistance(), _Entropy(), _Received(), _Rollout())}

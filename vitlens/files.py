@@ -1,11 +1,14 @@
-"""A file that is written is written whole; a folder that cannot be written to is told of beforehand."""
+"""Atomic writes, folders of one process alone, and what is fetched from the Hugging Face hub."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -56,3 +59,31 @@ def writable(folder: Path, option: str) -> None:
         raise ValueError(
             f"What is found goes to {folder}, which cannot be written to ({problem.strerror}); give another {option}."
         ) from problem
+
+
+def reach() -> None:
+    """Raise OSError at once if the hub cannot be reached. Its own libraries retry for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise OSError("HF_HUB_OFFLINE is set")
+    with suppress(urllib.error.HTTPError):  # whatever it answers, it is there
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
+
+
+def announce(what: str, where: object) -> None:
+    """Print what was stored and where, as in "Fetched torch/cifar10"."""
+    print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave the hub's warnings about each of its tries unsaid: what fails in the end is said in one sentence."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.families import float64, unwrap
+from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import patch_embedding
+from vitlens.recorder.running import float64
 
 
 def kernels(model: nn.Module) -> Tensor:

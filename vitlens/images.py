@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 80_000_000
 """The largest picture accepted unless told otherwise: a 50-megapixel phone photograph and some more. It lies below
@@ -33,15 +33,6 @@ class ImageError(ValueError):
 
 
 _ROUNDING = 1e-4  # floats may leave [0, 1] by this much, as they do after a bicubic resize
-_ORIENTATIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 _DRAWINGS = {"EPS", "WMF"}  # to decode these, Pillow runs another program on them
 _DAMAGED = "is incomplete or damaged; download or export it again"
 _BY_ERROR = {
@@ -88,7 +79,7 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
     The EXIF orientation is applied (an EXIF block that makes no sense counts as upright). Transparency is laid over
     white. Gray of 16 bits (PIL modes `I;16` and `I`) is divided by 257 and floats (mode `F`) are multiplied by 255,
     both rounded and never clipped or stretched. Of animations and multi-page files the first frame is taken, of a PIL
-    image the current one. Colors are converted from an embedded color profile to sRGB (`vitlens.profiles`). `on_note`
+    image the current one. Colors are converted from an embedded color profile to sRGB. `on_note`
     is called with a sentence about what was done to the picture, or is to be known of it, if there is anything.
 
     Raises `ImageError`, and nothing else, for everything that is not such a picture and for more than `max_pixels`
@@ -282,9 +273,7 @@ def rgb(
     notes = [] if notes is None else notes
     image.load()
     if profiles and "icc_profile" in image.info:
-        from vitlens.profiles import in_srgb
-
-        colors, note = in_srgb(image, _with_alpha(image))
+        colors, note = _in_srgb(image, _with_alpha(image))
         notes += [note] if note else []
     else:
         colors = image
@@ -296,13 +285,13 @@ def rgb(
             notes.append("was laid over white where it is transparent")
     else:
         plain = colors.convert("RGB")
-    turn = None
-    with suppress(Exception):  # whatever is wrong with the metadata, the picture itself is still one
-        turn = _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))
-    if turn is not None:
-        plain = plain.transpose(turn)
-        notes.append("was turned upright, as its EXIF orientation says")
     plain.info.clear()
+    with suppress(Exception):  # whatever is wrong with the metadata, the picture itself is still one
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+        if orientation in range(2, 9):
+            plain.getexif()[ExifTags.Base.Orientation] = orientation
+            ImageOps.exif_transpose(plain, in_place=True)
+            notes.append("was turned upright, as its EXIF orientation says")
     return plain
 
 
@@ -318,3 +307,40 @@ def _from_deep_gray(image: Image.Image, name: str, notes: list[str]) -> Image.Im
     levels = _eight_bits(values, name)
     levels[values == image.info.get("transparency", -1)] = 255
     return Image.fromarray(levels).convert("RGB")
+
+
+def _in_srgb(image: Image.Image, alpha: Image.Image | None) -> tuple[Image.Image, str]:
+    """A loaded PIL image, converted to sRGB from the profile that it brings, and what is to be said of that, or "".
+
+    alpha: its transparency, which stays. One whose profile is damaged, does not fit its pixels, or is that of sRGB by
+    any name is returned as it is.
+    """
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        title = ImageCms.getProfileDescription(profile).strip() or "without a name"
+        space = profile.profile.xcolor_space.strip()
+        mode = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}.get(space)
+        own = {"L": "GRAY", "LA": "GRAY", "La": "GRAY", "1": "GRAY", "CMYK": "CMYK"}.get(image.mode, "RGB")
+        fits = space == own or (space, own) == ("RGB", "GRAY")
+        if mode is None or not fits or image.mode[0] in "IF":
+            return image, f"has a color profile, “{title}”, that does not fit its kind of pixels and was ignored"
+        convert = ImageCms.buildTransform(
+            profile, ImageCms.createProfile("sRGB"), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )  # fmt: skip
+        if mode != "CMYK" and _changes_nothing(convert, mode):
+            return image, ""
+        converted = ImageCms.applyTransform((alpha or image).convert(mode), convert)
+    except Exception:  # whatever is wrong with the profile, the picture itself is still one
+        return image, "has a color profile that is damaged or that this Pillow cannot apply, and was ignored"
+    if alpha is not None:
+        converted.putalpha(alpha.getchannel("A"))
+    return converted, f"was converted from the color profile “{title}” to sRGB"
+
+
+def _changes_nothing(convert: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """Whether a conversion changes every color by two levels (of 255) at most."""
+    steps = np.linspace(0, 255, 256 if mode == "L" else 18).round().astype(np.uint8)
+    colors = steps[None] if mode == "L" else np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, -1, 3)
+    found = np.asarray(ImageCms.applyTransform(Image.fromarray(colors), convert)).astype(int)
+    return np.abs(found - (colors[..., None] if mode == "L" else colors)).max() <= 2

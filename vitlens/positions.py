@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.families import float64, unwrap
+from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.running import float64
 
 
 def table(model: nn.Module) -> Tensor:

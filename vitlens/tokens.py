@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.arguments import require_images, taking
-from vitlens.recorder.families import UnsupportedModelError, attention_modules, float64, unwrap
+from vitlens.recorder.families import UnsupportedModelError, attention_modules, unwrap
 from vitlens.recorder.grid import token_grid
+from vitlens.recorder.running import float64, require_images, taking
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -25,7 +25,7 @@ from vitlens import load_image, load_model
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
-from vitlens.preprocessing import preprocess, restore
+from vitlens.models import preprocess, restore
 
 FRONTS = ("lab", "notebook", "voila")
 opened_model = functools.cache(load_model)

@@ -45,6 +45,7 @@ def poison(monkeypatch):
 def launches(monkeypatch):
     """A list that grows with every layer the kernels sum."""
     seen, launch = [], kernels._launch
+    monkeypatch.setattr(kernels, "_compare", lambda *_: None)
     monkeypatch.setattr(kernels, "_launch", lambda *args: seen.append(1) or launch(*args))
     return seen
 
@@ -59,6 +60,12 @@ def test_equal_the_naive_sums(case, dtype):
     assert got is not None, "the kernels were not used"
     error = errors(got, naive(layer, grid, row))
     assert max(error.values()) < PRECISIONS[dtype], error
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("width", [32, 48, 64, 72, 128])
+def test_pass_the_comparison_before_their_first_use(dtype, width):
+    kernels._compare.__wrapped__(torch.device("cuda", 0), dtype, width)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
@@ -112,9 +119,9 @@ def test_equal_the_row_blocks_on_a_model(dtype, options, launches, monkeypatch):
     statistics = {
         "summary": lambda: attention.summary(attn),
         "renormalized": lambda: attention.summary(attn, renormalize=True),
-        "mean_distance": lambda: attention.Summary(attention.mean_distance(attn), *[None] * 4),
-        "received": lambda: attention.Summary(attention.received(attn), *[None] * 4),
-        "rollout": lambda: attention.Summary(attention.rollout(attn, query=(3, 5)), *[None] * 4),
+        "mean_distance": lambda: attention.Summary({"mean_distance": attention.mean_distance(attn)}, 3),
+        "received": lambda: attention.Summary({"received": attention.received(attn)}, 3),
+        "rollout": lambda: attention.Summary({"rollout": attention.rollout(attn, query=(3, 5))}, 3),
     }
     fused = {name: statistic() for name, statistic in statistics.items()}
     assert len(launches) == 4 * len(statistics), "attention.summary and the others did not use the kernels"

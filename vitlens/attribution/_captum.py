@@ -1,13 +1,10 @@
-"""captum's methods on patches: one image at a time, what it gives for pixels gathered by patch.
-
-One image at a time, so that a batch gives what its images give alone, and `internal_batch_size` alone bounds the number
-of images in one forward.
-"""
+"""captum's methods on patches: what it gives for pixels, gathered by patch."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,37 +17,57 @@ from vitlens.recorder.grid import TokenGrid
 
 
 def captum():
-    """captum.attr, which is imported when the first of its methods is asked for."""
+    """The module captum.attr. Raises ModuleNotFoundError where captum is not installed."""
     try:
         import captum.attr
     except ImportError as error:
         raise ModuleNotFoundError(
-            "This map is made by captum, which is not installed. Install it (`pip install captum`), or use a method "
-            "that needs only the model, such as relevance."
+            "This map is made by captum, which is not installed. Install it (`pip install captum`), or use another "
+            "method, such as relevance."
         ) from error
     return captum.attr
 
 
+@dataclass(frozen=True)
+class OneImage:
+    """Image number `index` of a batch, its class, and the model, as captum's methods take them.
+
+    image: (1, C, H, W), of `images`. forward: images → (B, classes) logits, minus that of the class in `against`, if
+    any. Images, logits and gradients are in float32 or wider, because captum adds them up; the model itself runs in its
+    own precision.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    images: Tensor
+    index: int
+    number: int
+    grid: TokenGrid
+
+    @property
+    def image(self) -> Tensor:
+        return self.images[self.index : self.index + 1]
+
+    def blank(self, baseline: float | Tensor) -> Tensor:
+        """(1, C, H, W) the baseline of this image, given one for all images or one for each."""
+        return fitted(baseline, self.images)[self.index : self.index + 1]
+
+
 def per_image(
+    function: Callable[[OneImage], Tensor],
     model: nn.Module,
     images: Tensor,
-    target,
-    against,
-    names: Sequence[str] | None,
-    baseline: float | Tensor,
-    attribute: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, int, TokenGrid], Tensor],
+    target: object = None,
     *,
+    against: object = None,
+    names: Sequence[str] | None = None,
     gradients: bool = False,
 ) -> Tensor:
-    """(B, rows, cols): attribute(forward, image (1, C, H, W), baseline, class number, grid) → (1, P) of each image.
+    """(B, rows, cols) from function(OneImage) → (1, P) of each image. gradients: whether it differentiates the model.
 
-    forward: images → (B, classes) logits, less that of the class against which another is explained. Images, logits and
-    gradients are in float32 or wider, because captum adds them up; the model itself runs in its own precision.
-    gradients: whether `attribute` differentiates the model.
+    Images are taken one at a time: so a batch gives what its images give alone, and `internal_batch_size` alone bounds
+    how many images are in one forward.
     """
     model, images = checked(model, images, gradients=gradients)
-    wide = torch.promote_types(images.dtype, torch.float32)
-    blanks = fitted(baseline, images)
     captum()
     with explaining(model):
         with torch.no_grad():
@@ -58,19 +75,16 @@ def per_image(
             attn, logits = captured(model, one)
             logits = torch.cat([logits, *map(model, others)])
         chosen = asked(model, logits, target, against, names)
-        numbers = chosen.numbers.tolist()
-        against = [None] * len(numbers) if chosen.against is None else chosen.against.tolist()
-        ones = zip(images.to(wide).split(1), blanks.to(wide).split(1), numbers, against, strict=True)
-        maps = [
-            attribute(_forward(model, images.dtype, other), image, blank, number, attn.grid).detach()
-            for image, blank, number, other in ones
-        ]
-    return torch.cat([m.to(images.device, wide) for m in maps]).unflatten(-1, (attn.grid.rows, attn.grid.cols))
+        wide = images.to(torch.promote_types(images.dtype, torch.float32))
+        maps = []
+        for index, number in enumerate(chosen.numbers.tolist()):
+            other = None if chosen.against is None else chosen.against[index].item()
+            forward = _forward(model, images.dtype, other)
+            maps.append(function(OneImage(forward, wide, index, number, attn.grid)).detach())
+    return torch.cat(maps).to(wide).unflatten(-1, (attn.grid.rows, attn.grid.cols))
 
 
 def _forward(model: nn.Module, dtype: torch.dtype, other: int | None) -> Callable[[Tensor], Tensor]:
-    """The model in its own dtype, from and to that of the images; its logits counted from another class's, if any."""
-
     def forward(images: Tensor) -> Tensor:
         logits = model(images.to(dtype)).to(images.dtype)
         return logits if other is None else logits - logits[:, other, None]

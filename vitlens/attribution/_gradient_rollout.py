@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vitlens.attribution.rows import attention_times_gradient, readout
-from vitlens.recorder.layer import full_precision
 from vitlens.recorder.recording import Attention
+from vitlens.recorder.running import full_precision
 
 
 def gradient_rollout(attn: Attention, *, query: tuple[int, int] | None = None, head_fusion: str = "mean") -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
-from vitlens.recorder.layer import Layer, full_precision
+from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention
+from vitlens.recorder.running import full_precision
 
 
 def relevance(attn: Attention, *, query: tuple[int, int] | None = None) -> Tensor:

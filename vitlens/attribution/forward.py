@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from vitlens.attribution.rows import layer_number
 from vitlens.attribution.target import Target, asked
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_images, taking
-from vitlens.recorder.families import attention_modules, evaluating, model_name, switched_off, transformer, unwrap
+from vitlens.recorder.families import attention_modules, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid, patch_embedding
 from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.running import evaluating, require_images, switched_off, taking
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,14 @@ def explained(
     inner = transformer(model)
     modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
-    with explaining(model) if differentiable else _running(model):
+    given, keep_given = _keeper()
+    tokens, keep_tokens = _keeper()
+    with explaining(model, gradients=bool(differentiable)):
         with contextlib.ExitStack() as hooks:
-            given = hooks.enter_context(_inputs(inner.blocks[layer], modules[layer])) if "inputs" in needs else []
-            tokens = hooks.enter_context(_outputs(inner.blocks)) if "readings" in needs else []
+            if "inputs" in needs:
+                hooks.enter_context(_inputs(inner.blocks[layer], modules[layer], keep_given))
+            for block in inner.blocks if "readings" in needs else []:
+                hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep_tokens(output)))
             attn, logits = captured(model, images, gradients=bool(needs & {"gradients", "readings"}))
         chosen = asked(model, logits, target, against, names)
         captures = {"capture": attn}
@@ -111,8 +115,8 @@ def _read(
 
 
 def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tuple[nn.Module, Tensor]:
-    """The bare model, and the images where its parameters are. Raises for what cannot be explained, or not by a method
-    that needs gradients."""
+    """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
+    explained. gradients: also for a model that gradients do not pass."""
     model = unwrap(model)
     attention_modules(transformer(model))
     require_classes(model)
@@ -121,8 +125,8 @@ def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tupl
         require_gradients(model)
     if next(model.parameters()).is_meta:
         raise ValueError(
-            f"The weights of {model_name(model)} are on the meta device, where nothing is computed, so no class can be "
-            "explained. Load it with its weights, on a CPU or GPU."
+            f"The weights of {model_name(model)} are on the meta device, where nothing is computed. Load it with its "
+            "weights, on a CPU or GPU."
         )
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
@@ -130,18 +134,13 @@ def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tupl
 
 
 def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Tensor]:
-    """A capture of the Vision Transformer that `model` is, or that it wraps, and the (B, classes) logits of `model`.
+    """A capture of the Vision Transformer that `model` is or wraps, and the (B, classes) logits of `model`.
 
-    options: those of `capture`. Where a wrapper pools the tokens itself, nobody knows what it reads of them, and the
-    grid has no read-out. Raises ValueError where a wrapper shows it images of another size, whose patches are others.
+    options: those of `capture`. Where a wrapper pools the tokens itself, it is unknown what it reads, so the grid has
+    no read-out. Raises ValueError where a wrapper resizes the images, because their patches would be others.
     """
-    inner, thread, said = transformer(model), threading.get_ident(), []
-
-    def hear(_, args, output):
-        if threading.get_ident() == thread:
-            said.append(output)
-
-    with inner.register_forward_hook(hear), capture(inner, **options) as attn:
+    inner, (said, keep) = transformer(model), _keeper()
+    with inner.register_forward_hook(lambda _, args, output: keep(output)), capture(inner, **options) as attn:
         logits = model(images)
     if inner is model:
         return attn, logits
@@ -153,63 +152,51 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
         came, shown = (" × ".join(map(str, size)) for size in (images.shape[-2:], attn.grid.image))
         raise ValueError(
             f"{model_name(model)} makes images of {shown} pixels out of {came} for the Vision Transformer in it, so "
-            f"its patches are not those of the images. Give images of {shown} pixels, or explain the inner model."
+            f"the map would not lie on the images. Give images of {shown} pixels, or explain the inner model."
         )
     return attn, logits
 
 
 @contextlib.contextmanager
-def explaining(model: nn.Module) -> Iterator[None]:
-    """Run and differentiate the model in this block; afterwards it is as it was."""
-    # Checkpointing would run the blocks again, in the threads of the backward pass.
-    inner = transformer(model)
-    checkpointing = switched_off([inner] if hasattr(inner, "grad_checkpointing") else [], "grad_checkpointing")
-    modes = torch.inference_mode(False), torch.enable_grad()
-    with taking(model), evaluating(model), checkpointing, modes[0], modes[1], _Constants(model):
-        yield
-
-
-@contextlib.contextmanager
-def _running(model: nn.Module) -> Iterator[None]:
-    """Run the model in this block, without gradients."""
-    with taking(model), evaluating(model), torch.no_grad():
+def explaining(model: nn.Module, *, gradients: bool = True) -> Iterator[None]:
+    """In this block the model can be run, and differentiated unless told otherwise; afterwards it is as it was."""
+    with taking(model), evaluating(model), contextlib.ExitStack() as modes:
+        if gradients:
+            # Checkpointing would run the blocks again, in the threads of the backward pass.
+            inner = transformer(model)
+            modules = [inner] if hasattr(inner, "grad_checkpointing") else []
+            for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
+                modes.enter_context(mode)
+            modes.enter_context(_Constants(model))
+        else:
+            modes.enter_context(torch.no_grad())
         yield
 
 
 def score(logits: Tensor, chosen: Target) -> Tensor:
-    """The sum over the batch of each image's score: images do not meet, so its gradients are theirs."""
+    """The sum of the images' scores. Images do not meet, so its gradient by an image is that of the image's score."""
     if not logits.requires_grad:
         raise ValueError(
-            "The logits have no gradients, as the model's head cuts them off (by no_grad or detach). Let autograd see "
-            "the whole forward, or use a method without gradients, such as occlusion."
+            "The logits have no gradients, because the model's head cuts them off (by no_grad or detach). Let autograd "
+            "see the whole forward, or use a method without gradients, such as occlusion."
         )
     return chosen.logits(logits).sum()
 
 
 def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) -> None:
-    """Raise ValueError where the score of an image depends on nothing: an all-zero map would look like a finding."""
+    """Raise ValueError if all gradients of an image are zero: an all-zero map would look like a finding."""
     reached = torch.stack([g.flatten(1).any(1) for g in gradients]).any(0)
     if not reached.all():
         number = chosen.numbers[~reached][0].item()
         raise ValueError(
-            f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show: "
-            "its weights in the head are zero, as before training, or a layer on the way passes nothing on."
+            f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show. "
+            "The weights of its head are zero, as before training, or a layer on the way passes nothing on."
         )
 
 
 @contextlib.contextmanager
-def _outputs(blocks: nn.Module) -> Iterator[list[Tensor]]:
-    """What leaves each block, in this thread."""
-    with contextlib.ExitStack() as hooks:
-        tokens, keep = _keeper()
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep(output)))
-        yield tokens
-
-
-@contextlib.contextmanager
-def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[list[Tensor]]:
-    """What the attention of a block is given, in this thread. Autograd's graph begins with the block at the latest."""
+def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callable[[Tensor], None]) -> Iterator[None]:
+    """In this block, keep what the attention is given. Autograd's graph begins with the model's block at the latest."""
     thread = threading.get_ident()
 
     def begin(_, args: tuple) -> tuple:
@@ -218,7 +205,6 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[
         return (args[0].detach().requires_grad_(), *args[1:])
 
     with contextlib.ExitStack() as hooks:
-        found, keep = _keeper()
         hooks.enter_context(block.register_forward_pre_hook(begin))
         for _, module in modules:
             if hasattr(module, "in_norm"):
@@ -227,7 +213,7 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]]) -> Iterator[
             else:
                 hook = module.register_forward_pre_hook(lambda _, args: keep(args[0]))
             hooks.enter_context(hook)
-        yield found
+        yield
 
 
 def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
@@ -242,7 +228,7 @@ def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
 
 
 class _Constants(TorchFunctionMode):
-    """Enter this before a capture, which knows layers by their parameters and has to see those themselves."""
+    """Every function sees the parameters detached. Enter this before a capture, which must see the parameters."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

@@ -17,7 +17,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 
 NEEDS = {
@@ -25,9 +25,11 @@ NEEDS = {
     "gradients": "a capture in which every layer knows the gradient of the target's logit",
     "readings": "a capture in which every layer knows the gradient of the logit that is read after that very layer",
     "inputs": "what the attention of one layer is given, and the gradient of the target's logit by it",
-    "model": "the model itself, which it runs as often as it wants",
+    "pixels": "one image after the other, and the gradients of the model by its pixels",
+    "patches": "one image after the other, and the model, to run with patches covered",
+    "model": "the model itself, to run as it likes",
 }
-"""What a method's function takes first. All but "model" share one forward and one backward: see `forward.explained`."""
+"""What a method's function takes first. The first four share one forward and one backward: `forward.explained`."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Method:
     """One attribution method: its row in the registry, which is called like a function.
 
     `method(model, images, target, against=…, names=…, **options)` returns (B, rows, cols), float32 or wider; see
-    `vitlens.attribution` for the arguments. `method.of(attn, **options)` makes the same map of a capture that is there.
+    `vitlens.attribution` for the arguments. `method.of(attn, **options)` makes the same map from a capture.
 
-    name: how it is called in Python and on the command line. title: how it is called in texts for people. needs: a key
-    of `NEEDS`. cost: what one map costs, in words. function: the function, or its place as "package.module:name"; it
-    takes what `needs` names, and then its own options; one that needs the model has the signature (model, images,
-    target=None, *, against=None, names=None, **options). quick: whether `explain` draws it unless told otherwise.
-    forwards_per_patch: how often it runs the model for each patch, if that is how its cost grows.
+    name: its name in Python and on the command line. title: its name in texts for people. needs: a key of `NEEDS`.
+    cost: the cost of one map, in words. function: the function, or its place as "package.module:name". It takes what
+    `needs` says, and then its own options; with "model" its signature is (model, images, target=None, *, against=None,
+    names=None, **options). quick: whether `explain` uses it by default. forwards_per_patch: how often it runs the model
+    for each patch, for a method whose cost grows with the patches.
     """
 
     name: str
@@ -72,9 +74,9 @@ class Method:
     @property
     def options(self) -> dict[str, inspect.Parameter]:
         """Its own options by name: what is left of its signature after the arguments that all methods have."""
-        function, shared = self.loaded, inspect.signature(_shared).parameters
-        parameters = inspect.signature(function).parameters if self.needs == "model" else self.__signature__.parameters
-        return {name: parameter for name, parameter in parameters.items() if name not in shared}
+        self.loaded  # noqa: B018  gives it its signature
+        shared = inspect.signature(_shared).parameters
+        return {name: option for name, option in self.__signature__.parameters.items() if name not in shared}
 
     @property
     def knows_class(self) -> bool:
@@ -82,7 +84,7 @@ class Method:
         return self.needs != "capture"
 
     def of(self, attn, **options):
-        """(B, rows, cols) from what it needs, as `forward.explained(…).captures[method.needs]` has it."""
+        """(B, rows, cols) from what it needs, as `explained(…).captures[method.needs]` has it."""
         return self.loaded(attn, **options)
 
     def __call__(self, model, images, target=None, *, against=None, names=None, **options):
@@ -91,6 +93,11 @@ class Method:
             raise TypeError(f"{self.name} has no option {', '.join(sorted(unknown))}. Its options are: {known}.")
         if self.needs == "model":
             return self.loaded(model, images, target, against=against, names=names, **options)
+        if self.needs in ("pixels", "patches"):
+            from vitlens.attribution._captum import per_image
+
+            function, gradients = partial(self.loaded, **options), self.needs == "pixels"
+            return per_image(function, model, images, target, against=against, names=names, gradients=gradients)
         from vitlens.attribution.forward import explained
 
         layer = options.get("layer", -1) if self.needs == "inputs" else -1
@@ -144,17 +151,17 @@ for _row in (
            "vitlens.attribution._grad_cam:grad_cam", quick=True),
     Method("rollout", "rollout, the same for every class", "capture", "one forward, shared by all",
            "vitlens.attention:rollout", quick=True),
-    Method("integrated_gradients", "Integrated Gradients", "model", "50 forwards and backwards",
+    Method("integrated_gradients", "Integrated Gradients", "pixels", "50 forwards and backwards",
            "vitlens.attribution._path:integrated_gradients"),
-    Method("gradient_shap", "Gradient SHAP", "model", "50 forwards and backwards",
+    Method("gradient_shap", "Gradient SHAP", "pixels", "50 forwards and backwards",
            "vitlens.attribution._path:gradient_shap"),
-    Method("input_x_gradient", "Input × Gradient", "model", "one forward and one backward",
+    Method("input_x_gradient", "Input × Gradient", "pixels", "one forward and one backward",
            "vitlens.attribution._path:input_x_gradient"),
-    Method("occlusion", "occlusion", "model", _EACH,
+    Method("occlusion", "occlusion", "patches", _EACH,
            "vitlens.attribution._perturbation:occlusion", forwards_per_patch=1),
-    Method("feature_ablation", "feature ablation", "model", _EACH,
+    Method("feature_ablation", "feature ablation", "patches", _EACH,
            "vitlens.attribution._perturbation:feature_ablation", forwards_per_patch=1),
-    Method("kernel_shap", "KernelSHAP", "model", "16 forwards for each patch",
+    Method("kernel_shap", "KernelSHAP", "patches", "16 forwards for each patch",
            "vitlens.attribution._perturbation:kernel_shap", forwards_per_patch=16),
 ):  # fmt: skip
     register(_row)

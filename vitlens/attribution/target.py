@@ -1,5 +1,4 @@
-"""Which class is asked about: a number, a name, one of either for each image, or the one the model predicts; and rather
-than which other."""
+"""The class that is explained: given by number or name, or predicted; and the class that it is contrasted with."""
 
 from __future__ import annotations
 
@@ -16,29 +15,29 @@ from vitlens.recorder.families import model_name
 
 
 class SameClass(ValueError):
-    """A class that is contrasted with itself."""
+    """A class was to be contrasted with itself."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """numbers: (B,) the class of each image. against: (B,) what it is contrasted with, or None."""
+    """The class of each image, (B,) numbers, and the class that it is contrasted with, (B,) against or None."""
 
     numbers: Tensor
     against: Tensor | None = None
 
     def logits(self, logits: Tensor) -> Tensor:
-        """(B,) of (B, classes) logits, that of the class, less that of the other where there is one."""
+        """(B,) logit of the class, minus that of the class in `against`, if any. logits: (B, classes)."""
         found = logits.gather(-1, self.numbers[:, None])[:, 0]
         return found if self.against is None else found - logits.gather(-1, self.against[:, None])[:, 0]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(B,) of the class among all classes, or among the two where there is another."""
+        """(B,) probability of the class among all classes, or among the two of a contrast. logits: (B, classes)."""
         if self.against is not None:
             return self.logits(logits).sigmoid()
         return logits.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
 
     def of(self, images: Tensor) -> Target:
-        """That of some of the images, (N,) numbers."""
+        """The target of some of the images, by their (N,) numbers."""
         return Target(self.numbers[images], None if self.against is None else self.against[images])
 
 
@@ -57,34 +56,34 @@ def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Se
     if (same := numbers == others).any():
         raise SameClass(
             f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
-            "itself; give another one to `against`."
+            "itself. Give another class to `against`."
         )
     return Target(numbers, others)
 
 
 def class_logits(model: nn.Module, output: object) -> Tensor:
-    """What a model gave, (B, classes). Raises ValueError for anything else, and for what leaves no probabilities."""
+    """The model's output, if it is (B, classes) logits. Raises ValueError if not, or if a value is nan or +∞."""
     if isinstance(output, Tensor) and output.dim() == 2:
         if not (output < torch.inf).all():  # −∞ is a class that cannot be
             raise ValueError(
-                f"The outputs of {model_name(model)} are not finite numbers, so there is no class to speak of; its "
-                "weights are damaged, its precision is too low, or the images are not normalized as it wants them."
+                f"The outputs of {model_name(model)} are not finite numbers, so there is no class to explain. Its "
+                "weights may be damaged, its precision too low, or the images not normalized as it wants them."
             )
         return output
     came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
     raise ValueError(
-        f"A class of the whole image is told by logits of shape (B, classes), but {model_name(model)} gives {came}. "
-        'Give a model that ends in a classifier and pools what it is given (timm\'s: `global_pool="token"` or "avg").'
+        f"Expected logits of shape (B, classes), but {model_name(model)} gives {came}. "
+        'Give a model that ends in a classifier and pools its tokens (in timm: `global_pool="token"` or "avg").'
     )
 
 
 def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] | None = None) -> Tensor:
     """(B,) class numbers for (B, classes) logits.
 
-    target: None for the predicted class, one class for all images or a sequence (or 1-D tensor) of one for each; a
-    class is a number or a name, and digits that are no name are a number. names: the names of all classes in their
-    order; by default the model's own (`vitlens.models.label_names`). One of a name's synonyms, divided by commas as in
-    ImageNet's names, is enough, and case does not matter. Raises ValueError for what is no class of the model, and
+    target: None for the predicted class, one class for all images, or a sequence or 1-D tensor with one for each. A
+    class is a number or a name; digits that are no name are a number. names: the names of all classes in order, by
+    default the model's own (`vitlens.models.label_names`). Where a name lists synonyms, separated by commas as in
+    ImageNet, one of them is enough; case does not matter. Raises ValueError for what is no class of the model, and
     TypeError for other types.
     """
     count, total = class_logits(model, logits).shape
@@ -95,8 +94,7 @@ def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] 
     each = list(target) if isinstance(target, list | tuple) else [target] * count
     if len(each) != count:
         raise ValueError(
-            f"A target is one class, or one class for each of the {count} images, but {len(each)} came. Give one or "
-            f"{count}."
+            f"Expected one class, or one for each of the {count} images, got {len(each)}. Give one or {count}."
         )
     numbers = [_by_name(model, t, names, total) if isinstance(t, str) else _by_number(model, t, total) for t in each]
     return torch.tensor(numbers, device=logits.device)
@@ -107,13 +105,13 @@ def _by_number(model: nn.Module, target, total: int) -> int:
         number = operator.index(target)
     except TypeError:
         raise TypeError(
-            f"A target is a class number, a class name, one of these for each image, or None for the predicted class, "
-            f"but {target!r} ({type(target).__name__}) came."
+            "A target is a class number, a class name, a sequence with one for each image, or None for the predicted "
+            f"class, got {target!r} ({type(target).__name__})."
         ) from None
     if isinstance(target, bool) or not 0 <= number < total:
         raise ValueError(
             f"{model_name(model)} has {total} classes, numbered from 0 to {total - 1}, but class {target} was asked "
-            "for; give one of these."
+            "for. Give one of these."
         )
     return number
 
@@ -128,7 +126,7 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             "the class as a number, or all names in order (`names=[…]`)."
         )
     if len(names) != total:
-        raise ValueError(f"{model_name(model)} has {total} classes, but {len(names)} names came; give one for each.")
+        raise ValueError(f"{model_name(model)} has {total} classes, but {len(names)} names came. Give one for each.")
     wanted = target.strip().lower()
     synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names]
     found = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]

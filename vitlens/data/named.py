@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens.data.samples import SPLITS, Listing, first_of, numbered
-from vitlens.hub import announce, quiet, reach
+from vitlens.files import announce, quiet, reach
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
 # test where that is another.

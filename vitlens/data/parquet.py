@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vitlens.data.samples import SPLITS, Listing, first_of, names_beside, numbered
-from vitlens.hub import announce
+from vitlens.files import announce
 
 OPEN = 2  # shards held while they are read in order: the current one, and the one before for threads behind
 

@@ -22,7 +22,7 @@ from vitlens.data.samples import (
     parsed,
 )
 from vitlens.data.tars import Members, members
-from vitlens.hub import announce, quiet
+from vitlens.files import announce, quiet
 
 
 class MissingShards(ValueError):

@@ -11,9 +11,10 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlens import paper
+from vitlens.models import built_size
 from vitlens.paper import Cost, exaflops
-from vitlens.preprocessing import built_size
-from vitlens.recorder.families import evaluating, model_name, unwrap
+from vitlens.recorder.families import model_name, unwrap
+from vitlens.recorder.running import evaluating
 
 __all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
 

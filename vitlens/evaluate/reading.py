@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.augment import normalized
-from vitlens.preprocessing import pixels
-from vitlens.recorder.families import evaluating
+from vitlens.models import pixels
+from vitlens.recorder.running import evaluating
 from vitlens.train import World
 
 
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 def opened(
     model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
 ) -> ImageStream:
-    """A split of what `data.load` reads, streamed, each image as `preprocessing.preprocess` shows it to `model`.
+    """A split of what `data.load` reads, streamed, each image as `models.preprocess` shows it to `model`.
 
     Raises ValueError for what `load` refuses and for a model of gray or of oblong images.
     """

@@ -1,22 +1,22 @@
-"""How far to trust a map: what the model says when the patches that a map names are covered, shown or known.
+"""How far to trust a map: scores from covering or showing the patches that it highlights, from boxes, and more.
 
     maps = {"relevance": relevance(model, images, target), "rollout": …}     # each (B, rows, cols)
     table(model, images, maps, target)                # all areas, ranks, and where they lie against random orders
 
-Maps are tensors (…, B, rows, cols) on the patches of the images, larger for what speaks for the class; the dimensions
-in front, such as one for methods, come back in front of the results, and all maps share the model's batches. model:
-anything that gives (B, classes) logits; where it is no timm model that vitlens knows, its patches are told by
+Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for what speaks for the class.
+Leading dimensions, such as one for methods, come first in the results too; all maps share the model's batches. model:
+anything that gives (B, classes) logits; for a model that vitlens does not know, give its patches by
 `grid=TokenGrid(…)`. images: (B, C, H, W), normalized as the model wants them. target: a class number or name, one for
-each image, or None for the predicted class; against: the class that it is contrasted with, if any. The model runs in
-eval mode without autograd and is left as it was.
+each image, or None for the predicted class. against: a class to contrast it with. The model runs in eval mode without
+autograd and is left as it was.
 
 * `curves`: insertion and deletion, with their areas. `random_maps`: the control. `table`: both, for many maps at once.
-* `confidence`: drop and increase in confidence when only what the map names is seen.
-* `pointing`, `energy_in_box`: where it is known where the object is.
-* `randomization`: whether the map changes at all when the model's weights are replaced by random ones.
+* `confidence`: drop and increase in confidence when only what the map highlights is visible.
+* `pointing`, `energy_in_box`: for objects whose box is known.
+* `randomization`: whether the map changes when the model's weights are replaced by random ones.
 
-No score says that a map is right: each measures one consequence that a right map would have, and covering patches shows
-the model pictures of a kind it never saw. Compare maps by the same score, the same baseline and the same step.
+No score proves that a map is right: each measures one consequence that a right map would have, and covered patches make
+pictures of a kind that the model never saw. Compare maps by the same score, the same baseline and the same step.
 """
 
 from vitlens.faithfulness._confidence import Confidence, confidence

@@ -1,4 +1,4 @@
-"""Drop and increase in confidence: what becomes of the class when only what a map names is seen."""
+"""Drop and increase in confidence: the probability of the class when only what a map highlights is visible."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitlens.recorder.grid import TokenGrid
 
 @dataclass(frozen=True)
 class Confidence:
-    """Probability of the target: whole, (B,), for the image, and kept, (…, B), for what its map lets through."""
+    """Probability of the target: whole, (B,), for the image, and kept, (…, B), for the part that a map keeps."""
 
     whole: Tensor
     kept: Tensor
 
     @property
     def drop(self) -> Tensor:
-        """(…, B) percent of the probability that is lost, at least 0; its mean over images is the Average Drop."""
+        """(…, B) loss of probability in percent, at least 0; its mean over images is the Average Drop."""
         return 100 * ((self.whole - self.kept) / self.whole).clamp(min=0)
 
     @property
@@ -47,19 +47,16 @@ def confidence(
     paper's product of map and image, in the model's input space. Arguments and errors as in `curves`.
     """
     case = covered(
-        model,
-        images,
-        target,
-        against,
-        baseline=baseline,
-        score="probability",
-        grid=grid,
+        model, images, target, against, baseline=baseline, score="probability", grid=grid,
         internal_batch_size=internal_batch_size,
-    )
+    )  # fmt: skip
     batch = len(case.images)
     maps = checked_maps(maps, case.grid, batch)
     values = maps.to(case.images.device, torch.promote_types(maps.dtype, torch.float32)).flatten(-2).flatten(0, -2)
     low, high = values.aminmax(dim=-1, keepdim=True)
     seen = torch.where(high > low, (values - low) / (high - low), 0)
-    kept = case.scores(len(seen), lambda numbers: (numbers % batch, seen[numbers]))
-    return Confidence(case.whole(), kept.reshape(maps.shape[:-2]))
+    seen = torch.cat([torch.ones_like(seen[:batch]), seen])
+    whole, kept = case.scores(len(seen), lambda numbers: (numbers % batch, seen[numbers])).split(
+        [batch, len(seen) - batch]
+    )
+    return Confidence(whole, kept.reshape(maps.shape[:-2]))

@@ -18,7 +18,7 @@ STEPS = 32  # at most, unless told otherwise
 
 @dataclass(frozen=True)
 class Curves:
-    """(…, B, S) scores of deletion and insertion, where counts, (S,) from 0 to P, patches are covered or shown."""
+    """(…, B, S) scores after deletion and insertion of counts[s] patches. counts: (S,) from 0 to P."""
 
     counts: Tensor
     deletion: Tensor
@@ -39,7 +39,7 @@ class Curves:
 
 
 def usual_step(patches: int) -> int:
-    """Patches that are covered at a time unless told otherwise."""
+    """The default step of `curves`: as many patches at a time as make at most 32 steps."""
     return math.ceil(patches / STEPS)
 
 
@@ -68,7 +68,7 @@ def curves(
     as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit"; with `against` another class,
     the probability among the two, or the difference of the logits. seed: the order among patches of the same value, the
     same for all maps and images. internal_batch_size: pictures in one forward, whichever images and maps they are of;
-    no more than these are held. model, images, target, against, grid: see `vitlens.faithfulness`.
+    no more than these are in memory. model, images, target, against, grid: see `vitlens.faithfulness`.
 
     Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, outputs that
     are no numbers, and a model without classes.
@@ -81,16 +81,22 @@ def curves(
     maps = checked_maps(maps, case.grid, batch)
     step = usual_step(patches) if step is None else step
     if whole(step) is None or not 1 <= step <= patches:
-        raise ValueError(f"A step is a whole number of patches from 1 to {patches}, but {step!r} came.")
+        raise ValueError(f"A step is a whole number of patches from 1 to {patches}, got {step!r}.")
     counts = torch.tensor([*range(0, patches, step), patches], device=case.images.device)
-    rank, inner = ranks(maps, seed).flatten(0, -2).to(counts.device), counts[1:-1]
+    rank = ranks(maps, seed).flatten(0, -2).to(counts.device)
+    # First every image whole and empty, then, map by map, what lies between: deletion and insertion.
+    image, inner = torch.arange(batch, device=counts.device), counts[1:-1]
+    row = torch.cat([image, image, torch.arange(len(rank), device=counts.device).repeat_interleave(2 * len(inner))])
+    count = torch.cat([0 * image, 0 * image + patches, inner.repeat(2 * len(rank))])
+    inserted = torch.tensor([False] * 2 * batch + ([False] * len(inner) + [True] * len(inner)) * len(rank))
+    inserted = inserted.to(counts.device)
 
     def shown(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        row, place = numbers // (2 * len(inner)), numbers % (2 * len(inner))
-        named = rank[row] < inner[place % len(inner), None]
-        return row % batch, named == (place >= len(inner))[:, None]  # deletion first, then insertion
+        named = rank[row[numbers]] < count[numbers, None]
+        return row[numbers] % batch, named == inserted[numbers, None]
 
-    between = case.scores(len(rank) * 2 * len(inner), shown).reshape(*maps.shape[:-2], 2, len(inner))
-    full, empty = (case.whole(seen).expand(maps.shape[:-2])[..., None] for seen in (1.0, 0.0))
+    full, empty, between = case.scores(len(row), shown).split([batch, batch, len(row) - 2 * batch])
+    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in (full, empty))
+    between = between.reshape(*maps.shape[:-2], 2, len(inner))
     deletion = torch.cat([full, between[..., 0, :], empty], -1)
     return Curves(counts, deletion, torch.cat([empty, between[..., 1, :], full], -1))

@@ -1,4 +1,4 @@
-"""A sanity check: a map that stays the same when the model forgets what it learned does not show what it learned."""
+"""A sanity check of methods: a map that stays the same under random weights does not show what the model learned."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.scoring import on_model, target_of
-from vitlens.recorder.arguments import require_images
 from vitlens.recorder.families import unwrap
+from vitlens.recorder.running import require_images
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 
 
 @dataclass(frozen=True)
 class Randomization:
-    """How like the model's own map the maps of ever more random models are.
+    """How similar the maps of ever more random models are to the model's own map.
 
     parts: (S,) the model's parts in the order in which they were randomized; step s has all of parts[: s + 1] random. A
     map that is still the same when the head is random does not depend on the class: rollout, for one.
@@ -33,9 +33,9 @@ class Randomization:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the map is flagged: its mean |rank correlation| over images ends above the threshold.
+        """Whether the map is flagged: with all weights random, its mean |rank correlation| is above the threshold.
 
-        All weights are random at the end. The sign is left out, as a map may be the same but for a random class's sign.
+        The sign is left out, because a random model may turn the map of a class into its negative.
         """
         return self.rank_correlation[-1].abs().mean().item() > self.threshold
 
@@ -64,7 +64,7 @@ def randomization(
     where the class is looked up.
     """
     if not 0 <= threshold <= 1:
-        raise ValueError(f"A threshold for |rank correlation| lies between 0 and 1, but {threshold!r} came.")
+        raise ValueError(f"A threshold for |rank correlation| lies between 0 and 1, got {threshold!r}.")
     require_images(images, unwrap(model))
     chosen = target_of(model, images, target, None, internal_batch_size).numbers
     images = on_model(model, images)
@@ -81,7 +81,7 @@ def randomization(
 
 
 def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
-    """Randomizes the model in place, part by part from the top; yields the name of each part after its turn."""
+    """Randomize the model in place, part by part from the top; yield the name of each part once it is random."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
         listed = isinstance(getattr(model, first), nn.ModuleList | nn.Sequential)
         parts.setdefault(f"{first}.{rest[0]}" if listed else first, []).append(parameter)
     if not parts:
-        raise ValueError(f"A model with weights was wanted, but {type(model).__name__} has none to randomize.")
+        raise ValueError(f"Expected a model with weights, but {type(model).__name__} has none to randomize.")
     for part, parameters in reversed(parts.items()):
         with torch.no_grad():
             for p in parameters:
@@ -102,14 +102,10 @@ def _map(method: Callable, model: nn.Module, images: Tensor, target: Tensor) -> 
     """(B, rows, cols), float64 on the CPU."""
     maps = method(model, images, target)
     if not isinstance(maps, Tensor) or maps.dim() != 3 or len(maps) != len(images) or not maps.isfinite().all():
-        came = (
-            f"{maps.isfinite().sum()} finite values of shape {tuple(maps.shape)}"
-            if isinstance(maps, Tensor)
-            else type(maps).__name__
-        )
-        raise ValueError(
-            f"A method gives finite maps of shape ({len(images)}, rows, cols) for as many images, but {came} came."
-        )
+        came = type(maps).__name__
+        if isinstance(maps, Tensor):
+            came = f"{maps.isfinite().sum()} finite values of shape {tuple(maps.shape)}"
+        raise ValueError(f"A method returns finite maps of shape ({len(images)}, rows, cols), got {came}.")
     return maps.detach().cpu().double()
 
 

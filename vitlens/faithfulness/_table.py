@@ -29,9 +29,9 @@ def table(
     grid: TokenGrid | None = None,
     **options,
 ) -> DataFrame:
-    """One row for each image and map, then two for the control: the mean and the spread of random orders.
+    """A DataFrame with one row for each image and map, and two for the control: mean and spread of random orders.
 
-    maps: (B, rows, cols) by the name of their method. orders: how many random orders are tried (`random_maps`), at
+    maps: (B, rows, cols) by the name of their method. orders: how many random orders are scored (`random_maps`), at
     least 2; the same for all images. options: those of `curves` (against, baseline, step, score,
     internal_batch_size).
 
@@ -44,14 +44,14 @@ def table(
     import pandas as pd
 
     if whole(orders) is None or orders < 2:
-        raise ValueError(f"A spread needs a whole number of at least 2 random orders, but orders={orders} came.")
+        raise ValueError(f"The spread needs at least 2 random orders, but orders={orders} came.")
     if not isinstance(maps, Mapping) or not maps:
         came = "none" if isinstance(maps, Mapping) else type(maps).__name__
-        raise ValueError(f"At least one map was wanted, by the name of its method, but {came} came.")
+        raise ValueError(f"Expected at least one map, by the name of its method, got {came}.")
     grid = patch_grid(model, images, grid)
     each = [checked_maps(values, grid, len(images), f"The map {name!r}") for name, values in maps.items()]
     if wrong := [name for name, values in zip(maps, each, strict=True) if values.dim() != 3]:
-        raise ValueError(f"One map for each image was wanted by a name, but {wrong[0]!r} names several.")
+        raise ValueError(f"Expected one map for each image by a name, but {wrong[0]!r} names several.")
     control = random_maps(grid, orders, seed)[:, None].expand(-1, len(images), -1, -1)
     stacked = torch.cat([torch.stack([values.cpu().double() for values in each]), control])
     found = curves(model, images, stacked, target, seed=seed, grid=grid, **options)

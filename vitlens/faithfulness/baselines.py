@@ -1,4 +1,4 @@
-"""What stands in the place of a covered patch."""
+"""What covers a patch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BASELINES = {
 
 
 def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
-    """(B, C, H, W) what is left of the images when all patches are covered.
+    """(B, C, H, W) images with all patches covered.
 
     baseline: "mean", the mean color of each image, per channel; "blur", the image blurred by a Gaussian whose standard
     deviation is the longer side of a patch, so that nothing smaller than a patch survives; "zero", zero in the model's
-    own input space, which is the mean color of its training set where it normalizes by that; or a tensor that fits the
-    images, such as `blurred(images, sigma)`. Raises ValueError for anything else.
+    input space, the mean color of its training set if it normalizes by that; or a tensor that fits the images, such as
+    `blurred(images, sigma)`. Raises ValueError for anything else.
     """
     if isinstance(baseline, Tensor):
         return fitted(baseline, images)
@@ -33,15 +33,18 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     if baseline == "zero":
         return torch.zeros_like(images)
     raise ValueError(
-        f"A baseline is one of {', '.join(BASELINES)}, or a tensor that fits the images, but {baseline!r} came."
+        f"A baseline is one of {', '.join(BASELINES)}, or a tensor that fits the images, got {baseline!r}."
     )
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """(B, C, H, W) images under a Gaussian of deviation sigma pixels, cut off at 4 sigma, mirrored at edges."""
+    """(B, C, H, W) images blurred by a Gaussian of standard deviation sigma, in pixels.
+
+    The Gaussian is cut off at 4 sigma, and the image mirrored at its edges.
+    """
     from scipy.ndimage import gaussian_filter
 
     if not sigma > 0:
-        raise ValueError(f"The standard deviation of a blur is a positive number of pixels, but {sigma!r} came.")
+        raise ValueError(f"Expected a positive standard deviation in pixels, got sigma={sigma!r}.")
     smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
     return torch.from_numpy(smooth).to(images)

@@ -18,10 +18,10 @@ from vitlens.recorder.grid import TokenGrid
 def pointing(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid, *, tolerance: float = 0.0) -> Tensor:
     """(…, B) the pointing game (Zhang et al. 2016, arXiv 1608.00507): 1 where the map's maximum hits the box, else 0.
 
-    The maximum is the center of the highest patch, or of its part inside the image; it hits if its distance from the
-    box is at most the tolerance, in pixels (Zhang et al. allow 15). Of several highest patches each counts by its
-    share, so a constant map scores what a random point scores. The mean over images is the accuracy. Raises ValueError
-    for boxes that are not in the image.
+    The maximum is the center of the highest patch, or of the part of it that is in the image. It hits if its distance
+    from the box is at most the tolerance, in pixels (Zhang et al. allow 15). Several highest patches share the score,
+    so a constant map scores what a random point scores. The mean over images is the accuracy. Raises ValueError for
+    boxes that are not in the image.
     """
     maps = checked_maps(maps, grid)
     left, top, right, bottom = _edges(boxes, maps, grid)
@@ -70,8 +70,8 @@ def _edges(boxes: Tensor | Sequence, maps: Tensor, grid: TokenGrid) -> Sequence[
     boxes = torch.as_tensor(boxes).detach().cpu().double()
     if boxes.shape not in ((4,), (maps.shape[-3], 4)):
         raise ValueError(
-            f"Boxes are left, top, right, bottom for all images, shape (4,), or for each, shape ({maps.shape[-3]}, 4), "
-            f"but shape {tuple(boxes.shape)} came."
+            "Expected (left, top, right, bottom) for all images, shape (4,), or for each, shape "
+            f"({maps.shape[-3]}, 4), got shape {tuple(boxes.shape)}."
         )
     left, top, right, bottom = boxes.split(1, -1)
     height, width = grid.image
@@ -80,7 +80,6 @@ def _edges(boxes: Tensor | Sequence, maps: Tensor, grid: TokenGrid) -> Sequence[
         wrong = boxes.reshape(-1, 4)[~fits.reshape(-1)][0].tolist()
         raise ValueError(
             f"A box lies inside the image, 0 ≤ left < right ≤ {width} and 0 ≤ top < bottom ≤ {height} in input pixels, "
-            f"but (left, top, right, bottom) = {tuple(wrong)} came; a box in the original picture has to be "
-            "resized and cropped with it."
+            f"got (left, top, right, bottom) = {tuple(wrong)}. Resize and crop boxes together with the picture."
         )
     return left, top, right, bottom

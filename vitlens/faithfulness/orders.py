@@ -1,4 +1,4 @@
-"""In which order a map names the patches, and orders that chance names."""
+"""The order in which a map ranks the patches, and random orders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vitlens.recorder.grid import TokenGrid
 
 
 def ranks(maps: Tensor, seed: int) -> Tensor:
-    """(…, rows, cols) maps → (…, P) the place of each patch, 0 for the highest value.
+    """(…, P) rank of each patch, 0 for the highest value, of (…, rows, cols) maps.
 
-    Patches of the same value come in an order drawn from the seed, the same for all maps and images, so that a constant
-    map is a random order, equal maps score alike, and an image gives in a batch what it gives alone.
+    Ties are broken at random by the seed, alike for all maps and images: so a constant map is a random order, equal
+    maps score alike, and an image gives in a batch what it gives alone.
     """
     shuffled = _permutations(maps.shape[-2:].numel(), 1, seed)[0]
     order = maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)
@@ -20,10 +20,10 @@ def ranks(maps: Tensor, seed: int) -> Tensor:
 
 
 def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
-    """(count, rows, cols) maps that name the patches in random orders, without ties: the control of every score.
+    """(count, rows, cols) maps that rank the patches at random, without ties: the control of every score.
 
-    They are drawn from the seed one after the other, so more of them begin with the same ones; the order in which the
-    same seed breaks the ties of a map is not among them.
+    They are drawn one after the other, so a larger count with the same seed begins with the same maps. The order that
+    breaks the ties of `ranks` is not among them.
     """
     return _permutations(grid.patches, count + 1, seed)[1:].float().unflatten(-1, (grid.rows, grid.cols))
 

@@ -1,4 +1,4 @@
-"""Images of which the model sees some patches only, and what it then says of a class."""
+"""Scores of a class when the model sees only some patches of an image."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from vitlens.attribution.target import Target, asked, class_logits
 from vitlens.faithfulness.baselines import blank
 from vitlens.models import require_classes
-from vitlens.recorder.arguments import require_count, require_images, taking
-from vitlens.recorder.families import MODELS, evaluating, model_name, qualified_name, unwrap
+from vitlens.recorder.arguments import require_count
+from vitlens.recorder.families import MODELS, model_name, qualified_name, unwrap
 from vitlens.recorder.grid import TokenGrid, token_grid
+from vitlens.recorder.running import evaluating, require_images, taking
 
 SCORES = ("probability", "logit")
 
 
 @dataclass(frozen=True)
 class Covered:
-    """A model, images (B, C, H, W) on its device, what covers them, and the class whose score is read."""
+    """All that a score is made of, checked: a model, images (B, C, H, W) on its device, what covers them, a class."""
 
     model: nn.Module
     images: Tensor
@@ -31,7 +32,7 @@ class Covered:
     internal_batch_size: int
 
     def scores(self, total: int, shown: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-        """(total,) scores of pictures that exist only while the model looks at them, float32 or wider.
+        """(total,) scores of pictures, float32 or wider. No more than one batch of pictures exists at a time.
 
         shown: (N,) numbers of pictures → (N,) numbers of their images and (N, P) how much of each patch is seen, 0 … 1.
         """
@@ -48,11 +49,6 @@ class Covered:
                 found[numbers] = (chosen.probabilities if self.score == "probability" else chosen.logits)(logits)
         return found
 
-    def whole(self, seen: float = 1.0) -> Tensor:
-        """(B,) scores of the images with every patch seen, or with none (0)."""
-        patches = self.images.new_full((1, self.grid.patches), seen)
-        return self.scores(len(self.images), lambda numbers: (numbers, patches.expand(len(numbers), -1)))
-
 
 def covered(
     model: nn.Module,
@@ -65,9 +61,9 @@ def covered(
     grid: TokenGrid | None,
     internal_batch_size: int,
 ) -> Covered:
-    """Everything checked, on the model's device and in its dtype. Raises ValueError for what cannot be scored."""
+    """The arguments of a score, checked, on the model's device and in its dtype. Raises ValueError for wrong ones."""
     if score not in SCORES:
-        raise ValueError(f"A score is one of {', '.join(SCORES)}, but {score!r} came.")
+        raise ValueError(f"A score is one of {', '.join(SCORES)}, got {score!r}.")
     grid = patch_grid(model, images, grid)
     target = target_of(model, images, target, against, internal_batch_size)
     images = on_model(model, images)
@@ -87,17 +83,17 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
     if grid is None:
         if qualified_name(bare) not in MODELS:
             raise ValueError(
-                f"vitlens does not know the patches of {model_name(bare)}; tell them, as in "
+                f"vitlens does not know the patches of {model_name(bare)}. Give its grid, as in "
                 "`grid=TokenGrid(rows, cols, patch=(height, width), prefix=0)`."
             )
         return token_grid(bare, size)
     if tuple(grid.image) != size:
-        raise ValueError(f"A grid for images of {size} pixels was wanted, but one for {tuple(grid.image)} came.")
+        raise ValueError(f"Expected a grid for images of {size} pixels, got one for {tuple(grid.image)}.")
     return grid
 
 
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The class of each image, and what it is contrasted with. Runs the model once, unless target is a `Target`."""
+    """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
     bare = unwrap(model)
     require_classes(bare)
     require_count(internal_batch_size=internal_batch_size)
@@ -110,18 +106,18 @@ def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_
 
 
 def checked_maps(maps: Tensor, grid: TokenGrid, batch: int | None = None, name: str = "A map") -> Tensor:
-    """(…, B, rows, cols) the maps, detached. Raises ValueError for another shape or values that are no numbers."""
+    """The maps, detached. Raises ValueError unless they are finite and of shape (…, B, rows, cols)."""
     wanted = f"(…, {'B' if batch is None else batch}, {grid.rows}, {grid.cols})"
     if not isinstance(maps, Tensor):
-        raise ValueError(f"{name} is a tensor of shape {wanted}, but {type(maps).__name__} came.")
+        raise ValueError(f"{name} is a tensor of shape {wanted}, got {type(maps).__name__}.")
     if maps.dim() < 3 or maps.shape[-2:] != (grid.rows, grid.cols) or batch not in (None, maps.shape[-3]):
         raise ValueError(
-            f"{name} has one value for each patch of each image, shape {wanted}, but shape {tuple(maps.shape)} came; "
-            "give the map as its method returns it, not resized."
+            f"{name} has one value for each patch of each image, shape {wanted}, got shape {tuple(maps.shape)}. "
+            "Give the map as its method returns it, not resized."
         )
     if not maps.isfinite().all():
         raise ValueError(
-            f"{name} ranks the patches by finite numbers, but {int((~maps.isfinite()).sum())} of its "
-            f"{maps.numel()} values are not finite; look for a division by zero or an overflow where it was made."
+            f"{name} has {int((~maps.isfinite()).sum())} of {maps.numel()} values that are not finite. Look for a "
+            "division by zero or an overflow where it was made."
         )
     return maps.detach()

@@ -307,5 +307,5 @@ def check_size(picture: Image.Image, grid: TokenGrid) -> None:
     if (picture.height, picture.width) != tuple(grid.image):
         raise ValueError(
             f"The picture as the model saw it, {grid.image[0]} × {grid.image[1]} pixels, was wanted, but one of "
-            f"{picture.height} × {picture.width} came; vitlens.preprocessing.restore gives it back from the input."
+            f"{picture.height} × {picture.width} came; vitlens.models.restore gives it back from the input."
         )

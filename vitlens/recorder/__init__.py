@@ -1,1 +1,8 @@
-"""What a model's attention is: recording it, its layers and its grid of patches."""
+"""What a model's attention is: record it, its layers and its grid of patches."""
+
+from vitlens.recorder.families import UnsupportedModelError
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.recording import capture
+
+__all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture"]

@@ -6,12 +6,6 @@ softmax over all tokens of one whole image. What the model then really calls is 
 
 from __future__ import annotations
 
-import contextlib
-import re
-import threading
-from collections.abc import Iterator, Sequence
-
-import torch
 from torch import nn
 
 MODELS = {
@@ -136,69 +130,13 @@ def within(model: nn.Module) -> nn.Module:
     return found[0] if len(found) == 1 else model
 
 
-def float64(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64; on the CPU where the tensor's device has none (Apple's)."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether PyTorch raised ``error`` for want of memory; its CPU allocator has no type of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-_SWITCHING = threading.Lock()
-_SWITCHED: dict[tuple[nn.Module, str], list] = {}
-"""For each module and attribute that is switched off: its former value, and how many blocks hold it off."""
-
-
-@contextlib.contextmanager
-def switched_off(modules: Sequence[nn.Module], attribute: str) -> Iterator[None]:
-    """Set a boolean attribute of modules to False in this block, and restore it afterwards.
-
-    If blocks of several threads overlap, the last one to end restores it.
-    """
-    with _SWITCHING:
-        for module in modules:
-            _SWITCHED.setdefault((module, attribute), [getattr(module, attribute), 0])[1] += 1
-            setattr(module, attribute, False)
-    try:
-        yield
-    finally:
-        with _SWITCHING:
-            for module in modules:
-                before = _SWITCHED[module, attribute]
-                before[1] -= 1
-                if not before[1]:
-                    setattr(module, attribute, _SWITCHED.pop((module, attribute))[0])
-
-
-def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in."""
-    return switched_off([*model.modules()], "training")
-
-
-def architecture(model: nn.Module) -> str:
-    """What to call a model in a picture: its timm architecture, or else its class.
-
-    Where patches or images are not as large as timm's name for it says, as in vit_tiny_patch16_224, their sizes follow.
-    """
-    name, embed = _timms_name(model), getattr(model, "patch_embed", None)
-    sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
-    parts = [name]
-    for pattern, attribute, words in sizes:
-        said, built = re.search(pattern, name), getattr(embed, attribute, None)
-        if said and built and tuple(built) != (int(said[1]),) * 2:
-            parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
-    return ", ".join(parts)
-
-
 def model_name(model: nn.Module) -> str:
     """What to call a model in a message: its timm architecture and class."""
-    name, kind = _timms_name(model), type(model).__name__
+    name, kind = timm_name(model), type(model).__name__
     return kind if name == kind else f"{name} ({kind})"
 
 
-def _timms_name(model: nn.Module) -> str:
+def timm_name(model: nn.Module) -> str:
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 

@@ -7,8 +7,10 @@ weight is known at once, and columns can be summed. Each number is written once,
 nothing is atomic and two runs agree bit for bit. 16-bit q and k are multiplied on tensor cores, 32-bit ones in full
 float32; all sums are float32.
 
-Triton is imported when the first kernel is needed. Where it is missing or fails, `sums` says so once and returns None,
-as it does for layers it does not know (a mask, float64, a CPU, an attention pool): the caller goes through the rows.
+Triton is imported when the first kernel is needed. Before the first use on a device, in a precision, the kernels are
+compared with rows on a small random layer. Where Triton is missing, or a kernel fails or disagrees, `sums` warns once
+and returns None, as it does for layers it does not know (a mask, float64, a CPU, an attention pool): the caller goes
+through the rows.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, K head width.
 """
@@ -19,7 +21,7 @@ import contextlib
 import functools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ from torch import Tensor
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer
 
-enabled = True  # set to False to do without the kernels; a kernel that fails does so itself
+enabled = True  # set to False to do without the kernels; a kernel that fails or disagrees does so itself
+TOLERANCE = 1e-3  # of the comparison with rows, relative to the norm: far above rounding, far below any mistake
 tl = None  # Triton's language, once it is imported
 
 
@@ -68,24 +71,55 @@ def sums(layer: Layer, grid: TokenGrid, *, received: bool = False, row: Tensor |
     """Sums over the attention of one layer, or None where that takes going through its rows.
 
     received: sum the columns too, at half the cost again. row: (B, T) weights of the queries, to be pulled back through
-    the layer. Warns once, and is off from then on (`enabled`), if Triton is missing or fails on this device.
+    the layer. Warns once, and is off from then on (`enabled`), if Triton is missing or a kernel fails or is wrong.
     """
     global enabled
     if not supported(layer, grid):
         return None
     try:
+        _compare(layer.q.device, layer.q.dtype, layer.q.shape[-1])
         return _launch(layer, grid, received, row)
     except torch.OutOfMemoryError:  # of these images; fewer of them may fit
         raise
     except Exception as error:  # no compiler, an old GPU, too little shared memory …
         enabled = False
         warnings.warn(
-            f"Attention statistics run without fused kernels, slower but equally exact, because they failed on "
+            f"Attention statistics run without fused kernels, slower but equally exact, because the kernels failed on "
             f"{layer.q.device}: {type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
         return None
+
+
+@functools.cache
+def _compare(device: torch.device, dtype: torch.dtype, width: int) -> None:
+    """Run the kernels once on a small random layer. Raises ArithmeticError if they disagree with its rows."""
+    grid = TokenGrid(12, 13, (16, 14), prefix=2)
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        q, k = (2 * torch.randn(2, 1, 2, grid.tokens, width, generator=numbers)).to(device, dtype)
+        row = torch.rand(1, grid.tokens, generator=numbers).to(device)
+        layer = Layer("random", q, k, width**-0.5)
+        found, expected = _launch(layer, grid, True, row), from_rows(layer, grid, row)
+    for field in fields(Sums):
+        kernel, rows = getattr(found, field.name), getattr(expected, field.name)
+        if not (kernel - rows).norm() <= TOLERANCE * rows.norm():  # false for NaN as well
+            raise ArithmeticError(f"{field.name} of a random layer in {dtype} is not that of its rows")
+
+
+def from_rows(layer: Layer, grid: TokenGrid, row: Tensor) -> Sums:
+    """All sums over the attention of a small layer, from its whole map."""
+    weights = layer.weights()
+    patches = weights[..., grid.prefix :, grid.prefix :]
+    distances = grid.distances(dtype=weights.dtype, device=weights.device)
+    return Sums(
+        entropy=torch.special.entr(weights).sum(-1),
+        distance=(patches * distances).sum(-1),
+        mass=patches.sum(-1),
+        received=weights.sum(-2),
+        pulled=torch.einsum("bq,bhqk->bk", row.to(weights), weights) / weights.shape[1],
+    )
 
 
 def _launch(layer: Layer, grid: TokenGrid, received: bool, row: Tensor | None) -> Sums:

@@ -5,7 +5,6 @@ Shapes: B batch, H heads, T tokens, Q queries, K head width.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,27 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder import fused
 from vitlens.recorder.families import UnsupportedModelError
-
-
-@contextlib.contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their factors, also inside of autocast and where a GPU may round to TF32."""
-    autocast = torch.amp.is_autocast_available(device.type)
-    products = torch.backends.cuda.matmul
-    # PyTorch's newer name for the setting does not raise where a program has set it by both.
-    name, exact = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
-    before = getattr(products, name)
-    with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
-        if before not in ("tf32", True):
-            yield
-            return
-        setattr(products, name, exact)
-        try:
-            yield
-        finally:
-            setattr(products, name, before)
+from vitlens.recorder.running import full_precision
 
 
 def _exact(method: Callable) -> Callable:
@@ -55,8 +35,7 @@ class Layer:
     name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
     latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
     output, (B, H, T, K), are kept by `capture(model, values=True)` only; gradient, ∂score/∂output, is there after
-    `attn.differentiate(score)`. lse: (B, H, T) log-sum-exp of each query's logits, where the model's own fused
-    attention told it (`vitlens.recorder.fused`).
+    `attn.differentiate(score)`.
     """
 
     name: str
@@ -67,7 +46,6 @@ class Layer:
     v: Tensor | None = None
     output: Tensor | None = None
     gradient: Tensor | None = None
-    lse: Tensor | None = None
 
     @property
     def wide(self) -> torch.dtype:
@@ -105,16 +83,10 @@ class Layer:
         """(B, H, T) attention from a query that reads the tokens with the weights `row`: Σ_q row_q·A_qk.
 
         row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
-        Goes through the queries with a weight, a block at a time; many of them are summed without making rows where
-        `lse` is known.
+        Goes through the queries with a weight, a block at a time.
         """
         row = row.to(self.k.device).expand(self.q.shape[0], -1)
         chosen = row.any(0).nonzero().squeeze(-1)
-        followed = any(tensor.requires_grad for tensor in (self.q, self.k, row))  # by autograd, which would lose it
-        if self.lse is not None and len(chosen) > block and not followed and (row >= 0).all():
-            every = len(chosen) == row.shape[-1]
-            q, lse = (self.q, self.lse) if every else (self.q[:, :, chosen], self.lse[:, :, chosen])
-            return fused.summed(q, self.k, self.scale, lse, row if every else row[:, chosen])
         result = 0
         for part in chosen.split(block):
             weights = self.logits(part).softmax(-1)
@@ -168,8 +140,7 @@ class Layer:
         """The same layer for some images of the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
         parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
-        lse = None if self.lse is None else self.lse[chosen]
-        return replace(self, q=self.q[chosen], k=self.k[chosen], lse=lse, **parts)
+        return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)
 
 
 def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
@@ -187,4 +158,4 @@ def joined(calls: list[Layer]) -> Layer:
         raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
     cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
     name = " + ".join(c.name for c in calls)
-    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient", "lse")))
+    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient")))

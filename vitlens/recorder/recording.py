@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.recorder import fused
 from vitlens.recorder.families import (
     UnsupportedModelError,
     attention_modules,
@@ -33,6 +32,7 @@ from vitlens.recorder.families import (
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid, patch_embedding, token_grid
 from vitlens.recorder.layer import Layer, all_heads, joined
+from vitlens.recorder.running import uncompiled
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
 
@@ -137,7 +137,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     threads = set()
     with (
         modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
-        _uncompiled(),
+        uncompiled(),
         _Recorder(model, modules, attn, values, gradients),
     ):
         yield attn
@@ -218,7 +218,7 @@ class _Recorder(TorchFunctionMode):
         self._check(index, call, query, key, attn_mask, dropout_p, is_causal)
         self.begun, self.image = True, None
         self.padded.clear()
-        output, lse = fused.attend(func, query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         if self.graph is not None:
             self.graph.look(func, [query, key, value], output, name)
             output.requires_grad_()
@@ -232,7 +232,6 @@ class _Recorder(TorchFunctionMode):
             None if attn_mask is None else attn_mask.detach(),
             own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
-            lse=None if lse is None else lse.detach(),
         )
         if index == POOL:
             self.attn.pool = layer
@@ -308,24 +307,3 @@ def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | No
     latents = slice(0, 1) if model.attn_pool.pool == "token" else slice(None)
     row = pool.weights(latents).mean((1, 2))
     return F.pad(row, (grid.tokens - row.shape[-1], 0))
-
-
-_stance_lock, _stance_users, _stance = threading.Lock(), 0, None
-
-
-@contextlib.contextmanager
-def _uncompiled():
-    """Let compiled models run eagerly while any capture is open (a compiled graph would hide its calls)."""
-    global _stance_users, _stance
-    with _stance_lock:
-        _stance_users += 1
-        if _stance_users == 1:
-            _stance = torch.compiler.set_stance("force_eager")
-            _stance.__enter__()
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _stance_users -= 1
-            if _stance_users == 0:
-                _stance.__exit__(None, None, None)

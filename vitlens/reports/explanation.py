@@ -17,10 +17,10 @@ from vitlens import faithfulness, files
 from vitlens.attribution import explained, methods
 from vitlens.attribution.target import SameClass
 from vitlens.images import ImageError
-from vitlens.models import label_names
-from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.families import architecture, model_name, transformer, unwrap
+from vitlens.models import architecture, label_names, restore
+from vitlens.recorder.families import model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid, patch_embedding
+from vitlens.reports.pictures import prepared
 
 SCORES = {
     ("probability", False): "the probability of the class",
@@ -33,9 +33,12 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """One picture. pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class and what the model
-    gives it. against: the class that it is contrasted with, or "". maps: (rows, cols) by method. scores: what
-    `faithfulness.table` says of them, and which score, baseline and step it was told."""
+    """Why a picture has a class.
+
+    pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class, and what the model gives it. maps:
+    (rows, cols) by method. scores: the rows of `faithfulness.table`, with the score, baseline and step that were used.
+    against: the class that the target is contrasted with, or "".
+    """
 
     name: str
     pixels: np.ndarray
@@ -49,14 +52,14 @@ class Explanation:
 
 @contextlib.contextmanager
 def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Raise ValueError, in this block, where what wraps a Vision Transformer shows it other images than it was given:
-    how pictures are prepared for the one inside is then not how they are prepared for the whole."""
+    """In this block, raise ValueError if a wrapper changes images before the Vision Transformer inside sees them: it is
+    then unknown how pictures are to be prepared for the wrapper."""
 
     def compare(_, args: tuple) -> None:
         if args[0].shape != images.shape or not torch.equal(args[0], images):
             raise ValueError(
-                f"{model_name(model)} changes images before the Vision Transformer in it sees them, so how pictures "
-                "are prepared for it is unknown. Say it as timm does (`model.pretrained_cfg = {'mean': …, 'std': …, "
+                f"{model_name(model)} changes images before the Vision Transformer in it sees them, so it is unknown "
+                "how to prepare pictures. Say it as timm does (`model.pretrained_cfg = {'mean': …, 'std': …, "
                 "'input_size': …}`), or give prepared images to `vitlens.attribution`."
             )
 
@@ -97,49 +100,43 @@ def explanations(
     """
     model, found = unwrap(model), 0
     chosen = methods(names)
-    if names is None and transformer(model) is not model:
-        chosen.pop("legrad")  # it reads with the inner model's head, and a wrapper has another one
+    if names is None and transformer(model) is not model:  # whose head is not that of the model inside
+        chosen = {name: method for name, method in chosen.items() if method.needs != "readings"}
     needs = {method.needs for method in chosen.values()}
-    for name, source in _pairs(images):
+    for name, x in prepared(model, images, on_error, on_note):
         try:
-            x = preprocess(model, source, size=built_size(model), on_note=on_note).to(next(model.parameters()))
             with _as_given(model, x):
                 forward = explained(model, x, target, against=against, needs=needs)
-        except (ImageError, SameClass) as error:
-            if on_error is None or isinstance(error, SameClass) and target is not None:
+        except SameClass as error:
+            if on_error is None or target is not None:
                 raise
-            on_error(f"{name} is left out. {error}" if isinstance(error, SameClass) else str(error))
+            on_error(f"{name} is left out. {error}")
             continue
-        maps, asked = {}, forward.target
+        asked, grid, maps = forward.target, forward.grid, {}
         for label, method in chosen.items():
-            shared = forward.captures.get(method.needs)
-            maps[label] = method(model, x, asked) if shared is None else method.of(shared)
+            if method.needs in forward.captures:
+                maps[label] = method.of(forward.captures[method.needs])
+            else:
+                maps[label] = method(model, x, asked.numbers, against=asked.against)
             on_part(f"{name}, {label}")
-        usual = faithfulness.usual_step(forward.grid.patches)
-        scored = {"score": score, "baseline": baseline, "step": step or usual}
-        scores = faithfulness.table(model, x, maps, asked, grid=forward.grid, **scored, **options)
+        forward.captures.clear()  # or they would lie in memory beside the batches of the scores
+        scored = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(grid.patches)}
+        scores = faithfulness.table(model, x, maps, asked, grid=grid, **scored, **options)
         scores = scores.drop(columns="image").assign(**scored)
         on_part(f"{name}, scores")
         found += 1
-        known = label_names(model, forward.logits.shape[-1])
+        class_names = label_names(model, forward.logits.shape[-1])
         numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
-        labels = ["" if k is None else known[k] if known else str(k) for k in numbers]
+        labels = ["" if k is None else class_names[k] if class_names else str(k) for k in numbers]
         share = forward.logits.softmax(-1)[0, numbers[0]].item()
         maps = {label: values[0].float().cpu() for label, values in maps.items()}
-        yield Explanation(name, restore(model, x)[0], forward.grid, labels[0], share, maps, scores, against=labels[1])
+        yield Explanation(name, restore(model, x)[0], grid, labels[0], share, maps, scores, against=labels[1])
     if not found:
-        raise ImageError("None of the images given is left, so there is nothing to explain.")
-
-
-def _pairs(images: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    for pair in images:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"images are pairs (name, picture), but {pair!r:.80} came, as in [('cat', 'cat.jpg')].")
-        yield pair
+        raise ImageError("None of the images is left, so there is nothing to explain.")
 
 
 def explain(*args, **options) -> list[Explanation]:
-    """The list of all `explanations`; same arguments."""
+    """`explanations` as a list."""
     return list(explanations(*args, **options))
 
 
@@ -150,9 +147,9 @@ def write(
     *,
     on_written: Callable[[Path], None] = lambda _: None,
 ) -> list[Path]:
-    """Write a figure for each picture and `scores.csv` with all of them, each as soon as it is there.
+    """Write a figure for each picture, and scores.csv with the scores of all, as soon as each picture is explained.
 
-    on_written: called with the path of each figure once it and its scores are on the disk. Returns all paths.
+    on_written: called with the path of each figure, once it and its scores are on the disk. Returns the paths.
     """
     import matplotlib.pyplot as plt
 

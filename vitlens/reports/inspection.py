@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,20 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention, filters, positions
-from vitlens.images import ImageError, load_image
-from vitlens.models import class_count, top_classes
-from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.families import architecture, attention_modules, float64, gated, unwrap
+from vitlens.images import ImageError
+from vitlens.models import architecture, class_count, restore, top_classes
+from vitlens.recorder.families import attention_modules, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
+from vitlens.recorder.running import float64
+from vitlens.reports.pictures import image_files as image_files
+from vitlens.reports.pictures import prepared
 
 SHOWN = 12  # pictures in rollout.png
-IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as the model saw it: pixels (H, W, 3) uint8, likeliest classes, rollout (rows, cols) or None."""
+    """An image as the model saw it, (H, W, 3) uint8 pixels; its likeliest classes; its (rows, cols) rollout or None."""
 
     name: str
     pixels: np.ndarray
@@ -36,7 +38,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an inspection found. What a model does not have (filters, positions, a read-out) is None and has a note.
+    """The numbers of an inspection. What a model does not have (filters, positions, a read-out) is None, with a note.
 
     mean_distance: (L, H) input pixels, the mean over `images` images. filters: (k, p, q, C); similarity: (rows, cols,
     rows, cols).
@@ -53,7 +55,7 @@ class Inspection:
     notes: list[str]
 
     def to_dict(self) -> dict:
-        """Everything as plain numbers, ready for JSON."""
+        """All numbers as plain Python objects, ready for JSON."""
         grid = self.grid
         rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         return {
@@ -89,12 +91,11 @@ def inspect(
     batch_size: int = 8,
     on_error: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """Look into a model through some images.
+    """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
-    images: (name, source) pairs, the source being anything `load_image` takes; each gets its classes and its rollout.
-    dataset: more of them, for the mean distance only. on_error: called with a sentence for an image that cannot be
-    read, which is then left out; without it the ImageError is raised. Raises ImageError if no image can be read,
-    UnsupportedModelError for models whose attention cannot be shown, and ValueError for outputs that are not finite.
+    images, on_error: as in `reports.pictures.prepared`; each image gets its classes and its rollout. dataset: more
+    images, for the mean distance only. Raises ImageError if no image can be read, UnsupportedModelError for models
+    whose attention cannot be shown, and ValueError for outputs that are not finite.
     """
     model = unwrap(model)
     gate = gated(attention_modules(model))
@@ -102,14 +103,14 @@ def inspect(
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):
         noted = notes.append if shown else None
-        for names, batch in _batches(model, source, batch_size, on_error, noted):
+        for names, batch in _batches(prepared(model, source, on_error, noted), batch_size):
             with torch.inference_mode(), capture(model) as attn:
                 logits = model(batch)
             grid = attn.grid
             if not logits.isfinite().all():
                 raise ValueError(
-                    f"The model's outputs for {names[0]} are not finite numbers, so its attention means nothing; its "
-                    "weights are damaged or its precision is too low."
+                    f"The model's outputs for {names[0]} are not finite, so its attention means nothing. Its weights "
+                    "are damaged, or its precision is too low."
                 )
             if shown and grid.readout is not None:
                 summary = attention.summary(attn)
@@ -118,14 +119,13 @@ def inspect(
                 distance, rollouts = attention.mean_distance(attn), [None] * len(names)
             total, count = total + float64(distance).sum(0).cpu(), count + len(names)
             if shown:
-                pixels = restore(model, batch)
                 classed = class_count(model) != 0 and logits.dim() == 2
                 classes = top_classes(model, logits) if classed else [[]] * len(names)
-                pictures += [Picture(*each) for each in zip(names, pixels, classes, rollouts, strict=True)]
+                pictures += map(Picture, names, restore(model, batch), classes, rollouts)
+    if grid is None:
+        raise ImageError("None of the images could be read, so there is nothing to inspect.")
     if sum(picture.rollout is not None for picture in pictures) > SHOWN:
         notes.append(f"rollout.png shows the first {SHOWN} pictures.")
-    if grid is None:
-        raise ImageError("None of the images given could be read, so there is nothing to inspect.")
     if class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
@@ -139,7 +139,10 @@ def inspect(
 
 
 def write(inspection: Inspection, out: Path) -> list[Path]:
-    """Write summary.json, distance.png and, where there is something to show, filters, positions and rollout .png."""
+    """Write summary.json, distance.png, and filters.png, positions.png and rollout.png of what the model has.
+
+    Returns the paths.
+    """
     import matplotlib.pyplot as plt
 
     from vitlens import plot
@@ -148,9 +151,8 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
     written = [out / "summary.json"]
     numbers = json.dumps(inspection.to_dict(), indent=1, allow_nan=False)
     uniform = inspection.grid.uniform_distance()
-    figures = {
-        "distance": plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model).figure
-    }
+    distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
+    figures = {"distance": distance.figure}
     if inspection.filters is not None:
         figures["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
@@ -171,45 +173,15 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
     return written
 
 
-def image_files(folder: Path) -> list[tuple[str, Path]]:
-    """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
-    if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder} to read images from.")
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES and p.is_file())
-    if not files:
-        raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(IMAGE_FILES))}).")
-    return [(str(p.relative_to(folder)), p) for p in files]
-
-
-def _batches(model, images, batch_size, on_error, on_note) -> Iterator[tuple[list[str], Tensor]]:
-    """Read and preprocess images, a batch at a time, leaving out those that cannot be read."""
-    like = next(model.parameters())
-    names, loaded = [], []
-    for name, source in images:
-        try:
-            loaded.append(_preprocessed(model, name, source, on_note))
-            names.append(name)
-        except ImageError as error:
-            if on_error is None:
-                raise
-            on_error(str(error))
-        if len(loaded) == batch_size:
-            yield names, torch.stack(loaded).to(like)
-            names, loaded = [], []
-    if loaded:
-        yield names, torch.stack(loaded).to(like)
-
-
-def _preprocessed(model: nn.Module, name: str, source, on_note) -> Tensor:
-    """(C, H, W) as the model is shown it. Raises ImageError, with the name in it."""
-    picture = load_image(source, on_note=on_note)
-    try:
-        return preprocess(model, picture, size=built_size(model))[0]
-    except ImageError as error:
-        raise ImageError(f"{name} cannot be used. {error}") from error
+def _batches(pictures: Iterator[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[str], Tensor]]:
+    """Yield the names and the (B, C, H, W) images of up to `size` pictures at a time."""
+    while batch := list(itertools.islice(pictures, size)):
+        names, images = zip(*batch, strict=True)
+        yield list(names), torch.cat(images)
 
 
 def _or_note(make: Callable[[], tuple], notes: list[str]) -> tuple:
+    """What `make` returns, or (None, None) and a note that says why there is nothing."""
     try:
         return make()
     except ValueError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.data import ImageSet
 from vitlens.data.stream import WORKERS_ENDED, workers_ended
-from vitlens.recorder.families import out_of_memory
+from vitlens.recorder.running import out_of_memory
 from vitlens.train.processes import World
 from vitlens.train.recipes.recipe import Recipe
 

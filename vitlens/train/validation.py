@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
-from vitlens.recorder.families import evaluating
+from vitlens.recorder.running import evaluating
 from vitlens.train.precision import settled
 from vitlens.train.processes import World
 from vitlens.train.recipes.recipe import Recipe

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vitlens import faithfulness
 from vitlens.attribution import METHODS, Method
-from vitlens.recorder.families import evaluating, unwrap
+from vitlens.recorder.families import unwrap
+from vitlens.recorder.running import evaluating
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.views import VIEWS, Choice, Map, View, number, percent
 from vitlens.widgets.worker import Superseded

@@ -20,7 +20,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from vitlens.recorder.families import out_of_memory
+from vitlens.recorder.running import out_of_memory
 from vitlens.widgets.paint import Scale
 from vitlens.widgets.worker import RUNNING, Superseded, ask, now, pause, working
 

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.images import load_image
-from vitlens.models import class_count, label_names
-from vitlens.preprocessing import built_size, preprocess, restore
-from vitlens.recorder.arguments import taking
-from vitlens.recorder.families import architecture, evaluating, unwrap
+from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore
+from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import patch_embedding, prefix_names
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.running import evaluating, taking
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.worker import RUNNING, Superseded
 
@@ -117,7 +116,7 @@ class Subject:
     @property
     def bytes(self) -> int:
         """Memory held by the capture and the tokens."""
-        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask, layer.lse) if t is not None]
+        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
-from vitlens.recorder.arguments import channels
+from vitlens.recorder.running import channels
 
 if TYPE_CHECKING:
     from vitlens.train.recipes.recipe import Recipe
