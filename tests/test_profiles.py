@@ -157,7 +157,7 @@ def test_a_later_upload_replaces_an_unfinished_one_and_says_so(vit, monkeypatch)
     parts(page, "second.png", second, 2)
     assert page.wait(60) and (np.asarray(page.photograph.image) == RAMP).all()
     page._receive(page, begun | {"at": 2**19}, [first[2**19 :]])
-    assert sent[-1] == {"file": 1, "problem": "A picture was wanted, but first.jpg was replaced by a later upload."}
+    assert sent[-1] == {"file": 1, "problem": "first.jpg was replaced by a later upload."}
     assert page.wait(60) and (np.asarray(page.photograph.image) == RAMP).all()
 
 
@@ -168,7 +168,7 @@ def test_the_limit_of_uploads_holds_in_python_too(vit, monkeypatch):
     page._receive(page, {"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
     assert (
         sent[-1]["problem"]
-        == "A picture was wanted, but a.png is larger than the 64 MB that can be uploaded; make it smaller."
+        == "a.png is larger than the 64 MB that can be uploaded. Make it smaller."
     )
     assert not page._coming.parts
 
