@@ -220,7 +220,7 @@ def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     book = json.loads(app.notebook(str(model_folder), "a'b{c}/cup.png"))
     (cell,) = book["cells"]
-    *rest, last = ast.parse(cell["source"]).body
+    *rest, last = ast.parse("".join(cell["source"])).body
     space = {}
     monkeypatch.chdir("/")
     exec(compile(ast.Module(rest, []), "cell", "exec"), space)
