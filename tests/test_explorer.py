@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
 from test_capture import unfused_maps
 
@@ -77,24 +77,28 @@ def readout(model, tokens):
     return row
 
 
+def assert_attention(explorer, picture=PICTURE, shape=(4, 4), **kwargs):
+    """The map is the attention from the class token in the last layer, the mean of the heads."""
+    maps, _, _ = reference(explorer.model, picture, **kwargs)
+    np.testing.assert_allclose(values(explorer), maps[-1].mean(0)[0, 1:].reshape(shape), atol=1e-6)
+
+
 @every
 def test_attention_is_that_of_timms_unfused_path(vit, kind):
     model = vit(**MODELS[kind])
     explorer = widgets.explore(model, PICTURE)
     maps, _, _ = reference(model)
     prefix, row = model.num_prefix_tokens, readout(model, maps.shape[-1])
-    explorer.set(layer=1, head=2)
-    np.testing.assert_allclose(values(explorer), (row @ maps[1, 2])[prefix:].reshape(4, 4), atol=1e-6)
-    explorer.set(layer=0, head="max", row=1, column=3)
-    np.testing.assert_allclose(values(explorer), maps[0].max(0)[prefix + 7, prefix:].reshape(4, 4), atol=1e-6)
-    explorer.set(head="mean")
-    np.testing.assert_allclose(values(explorer), maps[0].mean(0)[prefix + 7, prefix:].reshape(4, 4), atol=1e-6)
-    for token, name in enumerate(prefix_names(model)):
-        if row[token] == 1:  # offered as the read-out
-            continue
-        explorer.set(query=token)
-        np.testing.assert_allclose(values(explorer), maps[0].mean(0)[token, prefix:].reshape(4, 4), atol=1e-6)
-        assert f"from the {name}" in words(explorer)
+    tokens = {token: name for token, name in enumerate(prefix_names(model)) if row[token] != 1}  # 1 is the read-out
+    for controls, weights in [
+        ({"layer": 1, "head": 2}, row @ maps[1, 2]),
+        ({"layer": 0, "head": "max", "row": 1, "column": 3}, maps[0].max(0)[prefix + 7]),
+        ({"head": "mean"}, maps[0].mean(0)[prefix + 7]),
+        *(({"query": token}, maps[0].mean(0)[token]) for token in tokens),
+    ]:
+        explorer.set(**controls)
+        np.testing.assert_allclose(values(explorer), weights[prefix:].reshape(4, 4), atol=1e-6)
+        assert tokens.get(controls.get("query"), "Attention") in words(explorer)
 
 
 @every
@@ -234,25 +238,26 @@ def test_a_click_asks_from_the_patch(explorer):
     assert explorer.frame["panels"][0]["selected"] == (3, 1)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+TURNED = Image.Exif()
+TURNED[274] = 6  # to be turned by 90 degrees
+SMALL, CUP = PICTURE.resize((80, 60)), samples()["coffee"]
+UPLOADS = {
+    "PNG": (encoded(CUP), ""), "JPEG": (encoded(CUP, "JPEG"), ""), "WEBP": (encoded(CUP, "WEBP"), ""),
+    "from a phone that lay on its side": (encoded(PICTURE.rotate(90, expand=True), exif=TURNED), ""),
+    "animation": (encoded(SMALL, "GIF", save_all=True, append_images=[CUP.resize((80, 60))]),
+                  "cup.bin holds 2 pictures; the first is shown."),
+    "from a phone that adds a preview": (encoded(PICTURE, "MPO", save_all=True, append_images=[SMALL]), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UPLOADS)
 def test_uploads(explorer, kind):
-    other = samples()["coffee"]
-    data = encoded(other, kind)
-    assert browser(explorer, {"upload": "cup.bin"}, memoryview(data)) == ""
+    data, message = UPLOADS[kind]
+    assert browser(explorer, {"upload": "cup.bin"}, memoryview(data)) == message
     assert explorer.state["photograph"] == "your picture"
-    maps, _, _ = reference(explorer.model, Image.open(io.BytesIO(data)))
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+    assert_attention(explorer, ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     explorer.set(photograph="the picture given")
-    maps, _, _ = reference(explorer.model, PICTURE)
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
-
-
-def test_photographs_of_phones_stand_upright(explorer):
-    exif = Image.Exif()
-    exif[274] = 6  # to be turned by 90 degrees
-    assert browser(explorer, {"upload": "phone.png"}, encoded(PICTURE.rotate(90, expand=True), exif=exif)) == ""
-    maps, _, _ = reference(explorer.model, PICTURE)
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+    assert_attention(explorer)
 
 
 BAD = {
@@ -276,14 +281,6 @@ def test_bad_uploads_leave_the_last_good_picture(explorer, name):
     assert explorer.frame["message"] == ""
 
 
-def test_of_an_animation_the_first_picture_is_shown(explorer):
-    frames = [PICTURE.resize((80, 60)), samples()["coffee"].resize((80, 60))]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert browser(explorer, {"upload": "a.gif"}, data) == "a.gif holds 2 pictures; the first is shown."
-    maps, _, _ = reference(explorer.model, Image.open(io.BytesIO(data)))
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
-
-
 def test_a_picture_in_its_own_shape(vit):
     model = vit(dynamic_img_size=True)
     explorer = widgets.explore(model, PICTURE)  # 451 × 300
@@ -292,8 +289,7 @@ def test_a_picture_in_its_own_shape(vit):
     assert (panel["rows"], panel["cols"]) == (3, 5)
     shown = Image.open(io.BytesIO(explorer.pictures["picture"]))
     assert shown.size == (5 * 16 * 5, 3 * 16 * 5)
-    maps, _, _ = reference(model, PICTURE.resize((80, 48), Image.Resampling.BICUBIC), size=(48, 80), whole=True)
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(3, 5), atol=1e-6)
+    assert_attention(explorer, PICTURE.resize((80, 48), Image.Resampling.BICUBIC), (3, 5), size=(48, 80), whole=True)
     explorer.set(row=2, column=4, whole=False)
     explorer.set(row=3, whole=True)
     assert explorer.state["row"] == 2  # the grid has three rows now
@@ -339,8 +335,7 @@ def test_weights_that_changed_are_seen(vit):
         model.blocks[2].attn.qkv.weight.mul_(1.5)
     explorer.set(strength=0.5)
     assert np.abs(values(explorer) - before).max() > 1e-4
-    maps, _, _ = reference(model)
-    np.testing.assert_allclose(values(explorer), maps[2].mean(0)[0, 1:].reshape(4, 4), atol=1e-6)
+    assert_attention(explorer)
 
 
 def test_captures_are_kept_within_a_bound(vit, monkeypatch):
@@ -356,7 +351,7 @@ def test_captures_are_kept_within_a_bound(vit, monkeypatch):
     widgets.heads(model, PICTURE)
     assert len(made) == 2
     one = explorer.subject.bytes
-    assert one == 3 * (3 * 17 * 96 + 3 * 17) * 4  # of each layer q, k, tokens, and a number for each head and query
+    assert one == 3 * 3 * 17 * 96 * 4  # of each layer q, k and tokens
     monkeypatch.setattr(subjects, "CACHE", 2.5 * one)
     for name in ("rocket", "china", "flower"):
         explorer.set(photograph=name)
@@ -556,21 +551,6 @@ def test_an_error_that_nobody_foresaw_keeps_the_page(explorer, monkeypatch):
     explorer.set(layer=0)
 
 
-@pytest.mark.parametrize("view", ["attention", "components"])
-def test_save(explorer, view, monkeypatch):
-    sent = []
-    explorer.set(view=view, layer=1)
-    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
-    assert browser(explorer, {"press": "save"}) == ""
-    ((content, (picture, arrays)),) = sent
-    assert content["download"] == [f"vitlens-{view}-layer1.png", f"vitlens-{view}-layer1.npz"]
-    assert min(Image.open(io.BytesIO(picture)).size) > 500
-    kept = np.load(io.BytesIO(arrays))
-    np.testing.assert_array_equal(kept["values"].astype("f4"), values(explorer))
-    np.testing.assert_array_equal(kept["pixels"], explorer.subject.pixels)
-    assert json.loads(str(kept["about"]))["words"] == words(explorer)
-
-
 def test_heads(vit):
     model = vit(num_heads=2)
     page = widgets.heads(model, PICTURE)
@@ -592,15 +572,19 @@ def test_heads(vit):
             assert tuple(tiles[y, x]) == brightest
 
 
+def selected(page):
+    return [panel["selected"] for panel in page.frame["panels"]]
+
+
 def test_compare_asks_from_the_same_place(vit):
     fine, coarse = vit(img_size=128), vit(seed=1, depth=2)
     page = widgets.compare(fine, coarse, PICTURE)
     browser(page, {"pick": "left", "row": 5, "col": 2})
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(5, 2), (2, 1)]
+    assert selected(page) == [(5, 2), (2, 1)]
     maps, _, _ = reference(coarse)
     np.testing.assert_allclose(values(page, "right"), maps[1].mean(0)[1 + 9, 1:].reshape(4, 4), atol=1e-6)
     browser(page, {"pick": "right", "row": 3, "col": 0})
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(7, 1), (3, 0)]
+    assert selected(page) == [(7, 1), (3, 0)]
     page.set(layer_left=0, head_right=1, layer_right=0)
     np.testing.assert_allclose(values(page, "right"), maps[0, 1, 1 + 12, 1:].reshape(4, 4), atol=1e-6)
     other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
@@ -695,7 +679,7 @@ def test_wrapped_models(vit):
 
 
 PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
-COUNTS = {
+SET = {
     "attention": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
     "rollout": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
     "norms": PAINTED | {"colors", "stretch", "layer"},
@@ -704,17 +688,32 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("view", COUNTS)
-def test_what_is_saved_says_what_was_shown(explorer, view, monkeypatch):
+@pytest.fixture
+def save(explorer, monkeypatch):
+    """Press `Save`; returns what was sent, as (content, width and height of the figure, arrays)."""
     sent = []
-    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, buffers)))
+    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, *buffers)))
+
+    def save(**message):
+        assert browser(explorer, {"press": "save", **message}) == ""
+        ((content, figure, arrays),) = sent
+        return content, Image.open(io.BytesIO(figure)).size, np.load(io.BytesIO(arrays))
+
+    return save
+
+
+@pytest.mark.parametrize("view", SET)
+def test_what_is_saved_is_what_was_shown(explorer, save, view):
     explorer.set(head=1, target=3, another="4", view=view)
-    browser(explorer, {"press": "save", "number": 5})
-    ((content, (_, arrays)),) = sent
-    about = json.loads(str(np.load(io.BytesIO(arrays))["about"]))
-    assert set(about) == COUNTS[view] and content["asked"] == 5
+    content, size, arrays = save(number=5)
+    name = f"vitlens-{view}" + "-layer2" * ("layer" in SET[view])
+    assert content == {"download": [f"{name}.png", f"{name}.npz"], "asked": 5} and min(size) > 500
+    np.testing.assert_array_equal(arrays["values"].astype("f4"), values(explorer))
+    np.testing.assert_array_equal(arrays["pixels"], explorer.subject.pixels)
+    about = json.loads(str(arrays["about"]))
+    assert set(about) == SET[view] and about["words"].startswith(words(explorer))
     wanted = {"view": view, "head": "mean" if view == "rollout" else 1, "query": "readout", "layer": 2, "target": 4}
-    assert about.items() >= {name: value for name, value in wanted.items() if name in COUNTS[view]}.items()
+    assert about.items() >= {name: value for name, value in wanted.items() if name in SET[view]}.items()
     if view == "rollout":
         assert explorer.frame["dots"] is None or explorer.frame["dots"]["head"] is None
 
@@ -734,19 +733,14 @@ def test_a_query_and_a_row_at_once(explorer):
     assert explorer.state["query"] == "readout" and explorer.state["row"] == 1
 
 
-def test_previews_of_telephones_are_no_animation(explorer):
-    data = encoded(PICTURE, "MPO", save_all=True, append_images=[PICTURE.resize((90, 60))])
-    assert browser(explorer, {"upload": "phone.jpg"}, data) == ""
-
-
 def test_compare_with_a_finer_model_on_the_right(vit):
     page = widgets.compare(vit(), vit(img_size=128, seed=1), PICTURE)
     browser(page, {"pick": "right", "row": 4, "col": 4})
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(2, 2), (4, 4)]
+    assert selected(page) == [(2, 2), (4, 4)]
     browser(page, {"pick": "right", "row": 5, "col": 4})
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(2, 2), (5, 4)]
+    assert selected(page) == [(2, 2), (5, 4)]
     page.set(row=0)
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(0, 2), (1, 5)]
+    assert selected(page) == [(0, 2), (1, 5)]
 
 
 GRIDS = {
@@ -774,14 +768,14 @@ def test_compare_with_a_model_that_does_not_see_the_rim(vit):
     """Of 78 pixels, 64 are in patches: the last of them are behind the others on the right."""
     page = widgets.compare(vit(img_size=78), vit(patch_size=8, seed=1), PICTURE)
     browser(page, {"pick": "left", "row": 3, "col": 0})  # its middle is at 56 of 78, 46 of 64
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(3, 0), (5, 0)]
+    assert selected(page) == [(3, 0), (5, 0)]
     browser(page, {"pick": "right", "row": 7, "col": 1})  # at 60 of 64, 73 of 78, where no patch is
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(3, 0), (7, 1)]
+    assert selected(page) == [(3, 0), (7, 1)]
 
 
 def test_compare_without_a_readout_on_the_right(vit):
     page = widgets.compare(vit(), vit(global_pool="max", class_token=False), PICTURE)
-    assert [panel["selected"] for panel in page.frame["panels"]] == [(2, 2), (2, 2)]
+    assert selected(page) == [(2, 2), (2, 2)]
     query = next(control for control in page.frame["controls"] if control["name"] == "query")
     assert query["options"] == (("class token", 0), ("patch", "patch"))
 

@@ -14,6 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -36,12 +37,9 @@ READY = """() => {
 
 def notebook(*cells: str) -> str:
     """An .ipynb file with these code cells."""
-    made = [
-        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
-        for i, source in enumerate(cells)
-    ]
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    return nbformat.writes(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel}))
 
 
 def chromium(playwright):

@@ -199,7 +199,7 @@ def test_what_becomes_of_an_upload_is_said(page):
     assert page.locator("label.button").get_attribute("title") == "A picture of up to 1 MB, sent as it is"
     page.evaluate(ANSWERS)
     upload(page, "huge.png", bytes(2**20 + 1))
-    words = "A picture was wanted, but huge.png (1.0 MB) is larger than the 1 MB that can be uploaded; make it smaller."
+    words = "huge.png (1.0 MB) is larger than the 1 MB that can be uploaded. Make it smaller."
     assert page.locator(".alert").inner_text() == words and not page.evaluate("() => parts.length")
     upload(page, "small.png", b"small")
     until(page, "parts.length === 1")

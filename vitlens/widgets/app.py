@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -118,12 +117,11 @@ def _interruptible(end: Callable[[], None]):
 
 def notebook(model: str, image: str | os.PathLike | None) -> str:
     """A notebook file with one cell, the explorer. Paths become absolute, because the kernel runs elsewhere."""
+    import nbformat
+
     model = model.removeprefix("local-dir:")
     model = str(Path(model).resolve()) if Path(model).exists() else model
-    picture = "" if image is None else f", {str(Path(image).resolve())!r}"
-    cell = {
-        "cell_type": "code", "id": "explorer", "metadata": {}, "execution_count": None, "outputs": [],
-        "source": CELL.format(model=model, image=picture),
-    }  # fmt: skip
+    argument = "" if image is None else f", {str(Path(image).resolve())!r}"
+    cell = nbformat.v4.new_code_cell(CELL.format(model=model, image=argument))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    return nbformat.writes(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel}))

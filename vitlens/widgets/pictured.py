@@ -73,7 +73,7 @@ class Pictured(Stage):
             if number < self._coming.number:
                 problem = "was replaced by a later upload."
             elif size > LARGEST:
-                problem = f"is larger than the {LARGEST >> 20} MB that can be uploaded; make it smaller."
+                problem = f"is larger than the {LARGEST >> 20} MB that can be uploaded. Make it smaller."
             else:
                 parts = self._coming.parts
                 parts[content["at"]] = data
@@ -83,7 +83,7 @@ class Pictured(Stage):
                     file = b"".join(parts[start] for start in sorted(parts))
                     parts.clear()
         if problem:
-            self.send({"file": number, "problem": f"A picture was wanted, but {content['upload']} {problem}"})
+            self.send({"file": number, "problem": f"{content['upload']} {problem}"})
             return None
         self.send({"file": number, "received": come})
         if complete:

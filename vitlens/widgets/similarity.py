@@ -50,21 +50,13 @@ class Positions(Stage):
         side = max(1, 448 // max(rows, cols))
         pictures = {"one": png(Image.new("RGB", (cols * side, rows * side), "gray"))}
         common = {"rows": rows, "cols": cols, "cell": (1 / rows, 1 / cols), "selected": place, "picks": "the position"}
-        panels = [
-            Panel(
-                name="one",
-                title=f"Position in row {place[0]}, column {place[1]}",
-                picture="one",
-                words="Cosine similarity of its embedding to all others: "
-                f"{number(others.min())} to {number(others.max())}, and 1 to itself.",
-                values=values,
-                scale=scale,
-                strength=1.0,
-                smooth=self.state["smooth"],
-                ends=(number(scale.low), number(scale.high)),
-                **common,
-            )
-        ]
+        words = f"Cosine similarity of its embedding to all others: {number(others.min())} to {number(others.max())}"
+        one = Panel(
+            name="one", title=f"Position in row {place[0]}, column {place[1]}", picture="one",
+            words=f"{words}, and 1 to itself.", values=values, scale=scale, strength=1.0, smooth=self.state["smooth"],
+            ends=(number(scale.low), number(scale.high)), **common,
+        )  # fmt: skip
+        panels = [one]
         if max(rows, cols) <= MOST:
             scales = [Scale("RdBu_r", -1.0, 1.0)] * (rows * cols)
             pictures["all"] = mosaic(self.similarity, scales, max(rows + 2, 640 // rows))

@@ -1,7 +1,7 @@
-// Draws the page that stage.py describes, and tells it what a person does. Nothing is computed here but colors.
+// Draws the page that stage.py describes, and reports what a person does. Only colors are computed here.
 
 const PART = 2 ** 19; // bytes of a file in one message: every front end lets such messages pass
-const AHEAD = 4; // parts of a file that are under way at once
+const AHEAD = 4; // parts of a file that may be unconfirmed at once
 let number = Date.now(); // of messages, over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
@@ -11,7 +11,7 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  // Notebooks take the keys of whatever has the focus, unless that very element says otherwise.
+  // Notebooks intercept the keys of the focused element, unless it says otherwise.
   if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
   node.append(...children);
   return node;
@@ -54,7 +54,7 @@ function control(described, send) {
       say();
     };
   } else if (kind === "text") {
-    let told; // what is being typed stays, and what was not understood as long as that is said
+    let told; // keep what is being typed, and what was not understood while the message about it is shown
     const onchange = () => input.value.trim() && set(input.value.trim());
     input = make("input", { id, type: "text", placeholder: described.hint, autocomplete: "off", onchange });
     update = (value, message) => {
@@ -272,7 +272,7 @@ function bars(list, send) {
   });
 }
 
-// What becomes of the class while patches are covered or shown in the order of the map, beside random orders.
+// The probability of the class while patches are covered or shown in the order of the map, and in random orders.
 function curves({ title, words, scale, shares, curves: lines }) {
   const found = [make("h3", {}, title)];
   if (lines) {
@@ -301,7 +301,7 @@ function curves({ title, words, scale, shares, curves: lines }) {
   return [...found, make("p", { class: "note" }, words)];
 }
 
-// Every head's value over depth; a click or an arrow key goes to a head.
+// The value of every head over the layers; a click or an arrow key chooses a head.
 function dots(described, send, aim) {
   const { values, uniform, layer, head, title, picks } = described;
   const [width, height, left, bottom] = [320, 176, 30, 34];
@@ -362,11 +362,11 @@ function save(names, buffers) {
 
 // ---------------------------------------------------------------- the kernel
 
-const PATIENCE = 1500; // milliseconds for a connection to come back, and for an idle kernel to stir when something is sent
+const PATIENCE = 1500; // milliseconds for a connection to come back, and for an idle kernel to react to a message
 const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // also if another takes its place: it knows no model
 
-// Calls tell("ended") when the kernel of a model is gone, tell("silent") while it cannot be reached, tell("") when it
-// can again. A kernel that runs a cell may take as long as it likes. Front ends that hide their kernel tell nothing.
+// Calls tell("ended") when the kernel of a model is gone, tell("silent") while it cannot be reached, and tell("") when it
+// can again. A kernel that runs a cell may take as long as it likes. Some front ends hide their kernel; then nothing is told.
 function watch(model, tell) {
   const kernel = model.widget_manager?.kernel;
   if (!kernel?.statusChanged?.connect) return { sent() {}, stop() {} };
@@ -402,7 +402,7 @@ function watch(model, tell) {
   };
 }
 
-// What a person is told then, and what to do: in a notebook, and in the app.
+// The alerts, which say what to do: in a notebook, and in the app.
 const TOLD = {
   ended: [
     "The kernel that drew this has ended or was restarted. Run the cell again, after those that it needs.",
@@ -434,8 +434,8 @@ function render({ model, el }) {
   let saving = 0;
   let turns = 0;
   let coming = null; // the upload that is under way
-  let complaint = ""; // of this page about a file, which Python never saw
-  let gone = ""; // what is said while there is no kernel
+  let complaint = ""; // about a file that was never sent
+  let gone = ""; // the alert while there is no kernel
   const kernel = watch(model, (state) => {
     gone = state && TOLD[state][document.body.dataset.voila ? 1 : 0];
     alert.textContent = gone || complaint || model.get("frame").message;
@@ -463,14 +463,14 @@ function render({ model, el }) {
     status();
     alert.textContent = complaint = problem;
   };
-  // The file's own bytes, in parts, of which Python confirms each; one that is chosen meanwhile replaces it.
+  // Sends the file's own bytes in parts, each of which Python confirms. A file chosen meanwhile replaces it.
   const upload = async (file) => {
     if (!file) return;
     const mine = (coming = { id: (number += 1), received: 0, size: file.size, late: false, more() {} });
     const most = model.get("frame").uploads;
     if (file.size > most) {
-      const limit = `is larger than the ${most / 2 ** 20} MB that can be uploaded; make it smaller`;
-      return complain(`A picture was wanted, but ${file.name} (${megabytes(file.size)} MB) ${limit}.`);
+      const limit = `is larger than the ${most / 2 ** 20} MB that can be uploaded. Make it smaller`;
+      return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     }
     alert.textContent = complaint = "";
     const room = async (until) => {
@@ -486,7 +486,7 @@ function render({ model, el }) {
       const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
       if (coming !== mine) return;
       if (data instanceof Error)
-        return complain(`A picture was wanted, but ${file.name} could not be read by this browser (${data.message}).`);
+        return complain(`${file.name} could not be read by this browser (${data.message}).`);
       const part = { upload: file.name, file: mine.id, at, of: file.size };
       if (at + PART >= file.size) {
         send(part, [data]);
@@ -556,7 +556,7 @@ function render({ model, el }) {
       parent.replaceChildren(...nodes);
   };
 
-  // Made anew only to say something else: a click that is under way finds what it began on, and the keyboard its place.
+  // Replaces a part only if it changed, so that a click ends on what it began on, and the focus stays.
   const renew = (node, described, fresh) => {
     node.hidden = !described;
     if (same(node.told, described)) return;
@@ -573,7 +573,7 @@ function render({ model, el }) {
     const pictures = model.get("pictures");
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
-    // While more was asked since, what a person holds stays where it is.
+    // While an answer is outstanding, leave the controls where the person put them.
     if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
     body.classList.toggle("several", frame.panels.length > 1);

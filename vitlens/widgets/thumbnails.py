@@ -48,19 +48,12 @@ class Heads(Pictured):
         scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colors"]) for each in flat]
         scope = "each up to its own largest" if self.state["own"] else f"one scale, 0 to {number(maps.max())}"
         tiles = Panel(
-            name="heads",
-            title="All heads: a column for each layer, a row for each head",
-            picture="heads",
-            rows=count,
-            cols=layers,
-            cell=(1 / count, 1 / layers),
+            name="heads", title="All heads: a column for each layer, a row for each head", picture="heads", rows=count,
+            cols=layers, cell=(1 / count, 1 / layers), axes=("head", "layer"), values=maps.max((2, 3)),
+            selected=(self.state["head"], self.state["layer"]), picks="the head to enlarge",
             words=f"Attention from {query_words(self.subject, self.query)}; {scope}. "
             "Pointing at a head tells its largest weight on a patch.",
-            axes=("head", "layer"),
-            selected=(self.state["head"], self.state["layer"]),
-            picks="the head to enlarge",
-            values=maps.max((2, 3)),
-        )
+        )  # fmt: skip
         choice = Choice(self.state["layer"], self.state["head"], self.query)
         view = VIEWS["attention"]
         shown = view.make(self.subject, choice, wanted)
