@@ -59,13 +59,12 @@ def intervals(
     """
     import seaborn as sns
 
-    names, points = list(values.keys()), points or {}
+    names, points = list(values.keys()), {} if points is None else points
     with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
         single = [(value, name) for name in names for value in points.get(name, ())]
-        sns.stripplot(
-            x=[value for value, _ in single], y=[name for _, name in single], order=names, orient="h", color="0.7",
-            jitter=False, size=4, ax=ax,
-        )  # fmt: skip
+        if single:
+            values_of, rows = zip(*single, strict=True)
+            sns.stripplot(x=values_of, y=rows, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
         half = [errors[name] for name in names]
         ax.errorbar([values[name] for name in names], range(len(names)), xerr=half, fmt="o", color=SERIES[0], capsize=3)
         if level is not None:
