@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from test_plot import history, snapshots
+from test_plot import heads_of, history, snapshots
 
 from vitlens import attention, capture, plot, widgets
 from vitlens.recorder.grid import TokenGrid
@@ -61,7 +61,7 @@ def test_a_snapshot_shows_the_arrays_of_its_step(index):
     scaled = 0.5 + 0.5 * kernels / np.abs(kernels).max((1, 2, 3), keepdims=True)
     assert np.allclose(pictures(filters), scaled)
     assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
-    assert np.array_equal([line.get_ydata() for line in distances.lines[:-1]], run["distances"][index].T)
+    assert np.allclose([dots[:, 1] for dots in heads_of(distances).values()], run["distances"][index].T)
     assert np.array_equal(pictures(rollouts), run["rollout"][index])
     step = run["steps"][index]
     assert figure.texts[0].get_text() == f"Step {step}", "how long the run is to be, snapshots do not say"
@@ -105,12 +105,13 @@ def test_heads_that_look_everywhere_alike_lie_on_the_dashed_line(vit, kind):
     for renormalize in (False, True):
         distance = attention.mean_distance(attn, renormalize)
         ax = plot.attention_distance(distance, uniform=attn.grid.uniform_distance(renormalize))
-        dots = np.concatenate([line.get_ydata() for line in ax.lines[:-1]])
+        dots = np.concatenate([head[:, 1] for head in heads_of(ax).values()])
         np.testing.assert_allclose(dots, ax.lines[-1].get_ydata()[0], rtol=1e-5)
         plt.close(ax.figure)
     moment = {name: array[None] for name, array in record(model, images).items()}
-    *dots, line = plot.snapshot({"steps": [0], **moment}).axes[3].lines
-    np.testing.assert_allclose([dot.get_ydata() for dot in dots], line.get_ydata()[0], rtol=1e-3)  # of halves
+    drawn = plot.snapshot({"steps": [0], **moment}).axes[3]
+    for dots in heads_of(drawn).values():
+        np.testing.assert_allclose(dots[:, 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
     page = widgets.explore(model)
     page.subject.mean_distance()
     page.set(layer=0)
@@ -132,7 +133,7 @@ def test_a_film_strip_is_one_column_a_snapshot():
     for index, (filters, positions, distances, rollouts) in zip((0, 4, 8), columns, strict=True):
         assert len(filters.images) == 9
         assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
-        assert np.array_equal([line.get_ydata() for line in distances.lines[:-1]], run["distances"][index].T)
+        assert np.allclose([dots[:, 1] for dots in heads_of(distances).values()], run["distances"][index].T)
         assert np.array_equal(pictures(rollouts), run["rollout"][index, :4])
         assert {im.get_clim() for im in rollouts.images} == {(0, run["rollout"][:, :4].max())}
     lefts = [[round(ax.get_position().x0, 4) for ax in column] for column in columns]
@@ -147,12 +148,12 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
     short = {**run, "rollout": run["rollout"][:4]}
     flat = {**run, "positions": run["positions"][0]}
     for draw, words in (
-        (lambda: plot.snapshot({"steps": [0]}), "filters and positions and distances and rollout did not come"),
-        (lambda: plot.snapshot(short), "10 steps, was wanted, but 4 came"),
+        (lambda: plot.snapshot({"steps": [0]}), "filters and positions and distances and rollout"),
+        (lambda: plot.snapshot(short), "4 snapshots of rollout, but 10 steps"),
         (lambda: plot.film_strip(flat), r"positions of 5 axes.*\(8, 8, 8, 8\)"),
-        (lambda: plot.film_strip(run, range(10)), "10 and 10 came"),
-        (lambda: plot.film_strip(run, []), "0 and 0 came"),
-        (lambda: plot.film_strip(run, [0, 1], labels=["before"]), "2 and 1 came"),
+        (lambda: plot.film_strip(run, range(10)), "10 snapshots and 10 labels"),
+        (lambda: plot.film_strip(run, []), "0 snapshots and 0 labels"),
+        (lambda: plot.film_strip(run, [0, 1], labels=["before"]), "2 snapshots and 1 labels"),
     ):
         with pytest.raises(ValueError, match=words):
             draw()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from notebook_cells import fresh_processes, run
 from PIL import Image
 from scipy.ndimage import uniform_filter
 from test_explorer import values
@@ -81,12 +82,16 @@ def links(text: str) -> list[str]:
     return [t for t in map("".join, targets) if "://" not in t]
 
 
+@pytest.fixture(scope="module")
+def processes():
+    with pytest.MonkeyPatch.context() as patch, fresh_processes() as pool:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield pool
+
+
 @every
-def test_runs_offline_with_little_work(path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    book = script("executed")(path, tiny=True)
-    code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+def test_runs_offline_with_little_work(path, processes):
+    assert processes.apply(run, (path,)) == [], "nothing goes to stderr"
 
 
 def test_widgets_stay_out_of_files_and_pictures_in():

@@ -120,14 +120,14 @@ def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_color():
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
-        (lambda: plot.transfer({"a": (0, 90, 80)}), "exaFLOPs above 0, but a has"),
+        (lambda: plot.transfer({"a": (0, 90, 80)}), r"a has \(0, 90, 80\).*exaFLOPs above 0"),
         (lambda: plot.transfer({"a": (3, 90)}), r"a has \(3, 90\)"),
-        (lambda: plot.vtab({"a": {"Natur": 3}}), "a has Natur; vitlens.paper.groups makes"),
+        (lambda: plot.vtab({"a": {"Natur": 3}}), "a has Natur; .*vitlens.paper.groups"),
         (lambda: plot.pretraining_size({"a": [(3, 4, 5)]}), "Each point of a is .* came"),
-        (lambda: plot.pretraining_size({"a": [3, 4]}), r"shape \(2,\) came; give"),
+        (lambda: plot.pretraining_size({"a": [3, 4]}), r"shape \(2,\). Give"),
         (lambda: plot.few_shot({"a": [(0, 50)]}), "images above 0"),
         (lambda: plot.few_shot({"a": [(9, np.nan)]}), "Each point of a"),
-        (lambda: plot.few_shot({}), "at least one curve"),
+        (lambda: plot.few_shot({}), "at least one"),
     ],
 )
 def test_wrong_input_is_refused_in_one_sentence(draw, words):

@@ -15,8 +15,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from vitlens.plot.style import WIDTH, array, bar, color_map, colors, page, place, show, styled, write
-from vitlens.plot.weights import about_gray, head_colors
+from vitlens.plot.distance import strip
+from vitlens.plot.mosaics import about_gray, extent, mosaic
+from vitlens.plot.style import REFERENCE, WIDTH, array, color_map, colors, page, place, scale_bar, styled, write
 from vitlens.recorder.grid import TokenGrid
 
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
@@ -35,11 +36,13 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
         write(figure, 14, 68, NAMES[0], size=10.5)
         run.draw_filters(figure, index, (14, 78, 466, 341), cols=7, most=28)
         write(figure, 490, 68, NAMES[1], size=10.5)
-        bar(figure, run.draw_positions(figure, index, (490, 78, 341, 341)), 838, 78, 10, 341, size=8)
+        shown = run.draw_positions(figure, index, (490, 78, 341, 341))
+        scale_bar(shown, size=8, cax=place(figure, 838, 78, 10, 341))
         write(figure, 14, 454, f"{NAMES[2]}; dashed: uniform attention", size=10.5)
         run.draw_distances(figure, index, (44, 468, 416, 178)).set(xlabel="Network depth (layer)")
         write(figure, 490, 454, NAMES[3], size=10.5)
-        bar(figure, run.draw_rollouts(figure, index, (490, 464, 341, 222), cols=4, most=8), 838, 464, 10, 163, size=8)
+        shown = run.draw_rollouts(figure, index, (490, 464, 341, 222), cols=4, most=8)
+        scale_bar(shown, size=8, cax=place(figure, 838, 464, 10, 163))
     return figure
 
 
@@ -59,8 +62,7 @@ def film_strip(
     labels = [f"step {run.steps[index]:,}" for index in indices] if labels is None else labels
     if len(labels) != len(indices) or not 1 <= len(indices) <= 9:
         raise ValueError(
-            f"One to nine snapshots and as many labels were wanted, but {len(indices)} and {len(labels)} came; choose "
-            "some with indices=…, and give a label for each or none."
+            f"{len(indices)} snapshots and {len(labels)} labels. Choose one to nine, and a label for each."
         )
     left, gap, right, heading = 32, 9, 62, 30
     side = int(min(174, (WIDTH - left - right) / len(indices) - gap))
@@ -79,7 +81,7 @@ def film_strip(
             run.draw_distances(figure, index, boxes[2], size=3.5).tick_params(labelleft=column == 0, labelsize=7.5)
             rollout = run.draw_rollouts(figure, index, boxes[3], cols=2, most=4)
         for shown, y in ((similarity, rows[1]), (rollout, rows[3])):
-            bar(figure, shown, end + 2, y, 10, side, size=8)
+            scale_bar(shown, size=8, cax=place(figure, end + 2, y, 10, side))
     return figure
 
 
@@ -93,15 +95,15 @@ class _Run:
         missing = [name for name in (*AXES, "steps") if name not in snapshots]
         if missing:
             raise ValueError(
-                f"Snapshots with {', '.join(AXES)} and steps were wanted, but {' and '.join(missing)} did not come; "
-                "give what vitlens.train.snapshots.load returns."
+                f"The snapshots lack {' and '.join(missing)}. Give what `vitlens.train.snapshots.load` returns."
             )
         self.steps = np.asarray(snapshots["steps"])
         for name, axes in AXES.items():
-            wanted = f"An array {name} of {axes} axes, the first as long as the {len(self.steps)} steps,"
-            values = array(snapshots[name], axes, wanted, "stack the snapshots of one run")
+            values = array(snapshots[name], axes, f"An array {name} of {axes} axes", "Stack the snapshots of one run")
             if len(values) != len(self.steps):
-                raise ValueError(f"{wanted} was wanted, but {len(values)} came; stack the snapshots of one run.")
+                raise ValueError(
+                    f"{len(values)} snapshots of {name}, but {len(self.steps)} steps. Give those of one run."
+                )
             setattr(self, name, values)
         prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
         self.uniform = TokenGrid(*self.positions.shape[1:3], self.filters.shape[2:4], prefix).uniform_distance()
@@ -110,7 +112,7 @@ class _Run:
         """The number of a snapshot, also for an index that counts from the end."""
         count = len(self.steps)
         if not -count <= index < count:
-            raise IndexError(f"Snapshot {index} does not exist; there are {count}, counted from 0.")
+            raise IndexError(f"There is no snapshot {index}: there are {count}, counted from 0.")
         return int(index) % count
 
     def draw_filters(self, figure: plt.Figure, index: int, box, cols: int, most: int) -> None:
@@ -130,30 +132,26 @@ class _Run:
         return _mosaic(figure, box, self.rollout[index, :most], cols, **colors(self.rollout[:, :most]))
 
     def draw_distances(self, figure: plt.Figure, index: int, box, size: float = 5) -> plt.Axes:
-        layers, heads = self.distances.shape[1:]
+        layers = self.distances.shape[1]
         ax = place(figure, *box)
         ax.spines[["left", "bottom"]].set_visible(True)
-        for head, color in enumerate(head_colors(heads)):
-            ax.plot(self.distances[index, :, head], "o", color=color, markersize=size, mec="white", mew=0.4)
-        ax.axhline(self.uniform, color="0.35", linestyle="--", linewidth=1, zorder=1)
-        ax.set(xlim=(-0.6, layers - 0.4), ylim=(0, 1.08 * max(self.distances.max(), self.uniform)))
+        strip(ax, self.distances[index], size)
+        ax.get_legend().remove()
+        ax.axhline(self.uniform, **REFERENCE)
+        ax.set_ylim(0, 1.08 * max(self.distances.max(), self.uniform))
         ax.set_xticks(range(0, layers, -(-layers // (int(box[2]) // 17))))
         ax.yaxis.set_major_locator(MaxNLocator(4))
         return ax
 
 
 def _mosaic(figure: plt.Figure, box, tiles: np.ndarray, cols: int, **scale):
-    """Tiles (n, h, w) or (n, h, w, 3), so many in a line, every cell of them a whole number of pixels."""
-    count, h, w = tiles.shape[:3]
-    cols = min(cols, count)
-    lines = -(-count // cols)
-    cell = max(1, _cell(box, (h, w), (lines, cols)))
-    across, down = w * cell + GAP, h * cell + GAP
-    ax = place(figure, *box[:2], cols * across - GAP, lines * down - GAP)
-    for i, tile in enumerate(tiles):
-        shown = show(ax, tile, i % cols * across, i // cols * down, w * cell, h * cell, **scale)
-    ax.set(xlim=(0, cols * across - GAP), ylim=(lines * down - GAP, 0))
-    return shown
+    """One of the pictures of a mosaic in the upper left corner of a box, as large as whole pixels a cell allow."""
+    cols = min(cols, len(tiles))
+    h, w = tiles.shape[1:3]
+    cell = max(1, _cell(box, (h, w), (-(-len(tiles) // cols), cols)))
+    size, gap = (h * cell, w * cell), (GAP, GAP)
+    tall, wide = extent(len(tiles), cols, size, gap)
+    return mosaic(place(figure, *box[:2], wide, tall), tiles, cols, size, gap, **scale)[-1]
 
 
 def _cell(box, tile: tuple[int, int], tiles: tuple[int, int]) -> int:

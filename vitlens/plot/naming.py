@@ -21,6 +21,7 @@ def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first:
     Names that find no such room inside the axes are left out, but for those of the `first` points, which take the best
     place there is. Call it when the limits of the axes are set.
     """
+    ax.figure.draw_without_rendering()  # settles where the axes are
     box = ax.get_window_extent()
     spots = ax.transData.transform([point[:2] for point in points])
     taken = [np.array([x - POINT, y - POINT, x + POINT, y + POINT]) for x, y in spots]
@@ -53,6 +54,7 @@ def beside(ax: plt.Axes, points: Sequence[tuple[float, float, str, str]], first:
 def at_the_right(ax: plt.Axes, ends: Iterable[tuple[float, str, str]]) -> None:
     """Names right of the axes at the heights of (y, name, color), moved where lines of text would overlap."""
     ends, apart = sorted(ends), 15  # pixels
+    ax.figure.draw_without_rendering()  # settles where the axes are
     height = ax.get_window_extent().height
     low, high = ax.get_ylim()
     places = [(y - low) / (high - low) * height for y, _, _ in ends]

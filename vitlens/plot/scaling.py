@@ -1,4 +1,4 @@
-"""The paper's figures of what pre-training buys, from its tables: Fig. 2, 3, 4 and 5, with points of one's own."""
+"""The paper's figures of what pre-training buys, from its tables: Fig. 2, 3, 4 and 5, with points of your own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from matplotlib.transforms import offset_copy
 
 from vitlens import paper
 from vitlens.plot.naming import at_the_right, beside
-from vitlens.plot.style import array, page, panel, styled, write
+from vitlens.plot.style import SERIES, array, canvas, charts, rule, styled
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
 OWN = "#d55e00"
-SERIES = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#ca9161", "#56b4e9", "#d55e00", "#949494")
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
 """Of the paper's panels, in per cent; points beyond them widen them."""
 
@@ -27,21 +26,19 @@ SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "
 def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | None = None) -> plt.Figure:
     """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
 
-    points: one's own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
+    points: your own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
     in per cent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
     average, right ImageNet; axes reach as far as the points.
     """
-    points = points or {}
+    points, labels = points or {}, []
     for name, point in points.items():
         if len(point) != 3 or not point[0] > 0:
             raise ValueError(
-                f"A point is (exaFLOPs, average of five or None, ImageNet or None) with exaFLOPs above 0, but {name} "
-                f"has {tuple(point)}."
+                f"{name} has {tuple(point)}. A point is (exaFLOPs above 0, average of five or None, ImageNet or None)."
             )
     with styled():
-        figure = page(900, 430)
-        for k, title in enumerate(("Average of five data sets", "ImageNet")):
-            ax = panel(figure, 60 + 444 * k, 40, 388, 312, title)
+        figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
+        for k, ax in enumerate(axes):
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
             named = [(p[0], p[1 + k], name, OWN) for name, p in points.items() if p[1 + k] is not None]
             for x, y, _, color in named:
@@ -58,22 +55,21 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right < 300 * left else (1,), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(_exaflops))
-            beside(ax, named, first=own)
-        figure.axes[0].set_ylabel("Top-1 after fine-tuning (%)")
+            labels.append((ax, named, own))
+        axes[0].set_ylabel("Top-1 after fine-tuning (%)")
         kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | ({"yours": (OWN, "*")} if points else {})
-        figure.legend(
-            [plt.Line2D([], [], color=c, marker=m, ls="", ms=8, mec="white") for c, m in kinds.values()],
-            kinds, loc="lower left", bbox_to_anchor=(0.04, 0), ncols=len(kinds), frameon=False, handletextpad=0.2,
-        )  # fmt: skip
-        note = "Small: 7 epochs of JFT-300M, large: 14"
-        write(figure, 894, 415, note, size=8, ha="right", va="center", color="0.4")
+        kinds["small: 7 epochs of JFT-300M, large: 14"] = "none", ""
+        handles = [plt.Line2D([], [], color=c, marker=m, ls="", ms=8, mec="white") for c, m in kinds.values()]
+        figure.legend(handles, kinds, loc="outside lower left", ncols=len(kinds), frameon=False, handletextpad=0.2)
+        for each in labels:
+            beside(*each)
     return figure
 
 
 def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
     """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
 
-    Drawn from Table 9 and, for BiT, the public BiT-M. points: one's own by name, in per cent by "VTAB", "Natural",
+    Drawn from Table 9 and, for BiT, the public BiT-M. points: your own by name, in per cent by "VTAB", "Natural",
     "Specialized" and "Structured", as `paper.groups` gives them; those that are missing are left out.
     """
     rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
@@ -82,25 +78,23 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
     for name, found in own.items():
         if unknown := set(found) - set(paper.BIT_M_VTAB):
             raise ValueError(
-                f"Points of VTAB are given by {', '.join(paper.BIT_M_VTAB)}, but {name} has "
-                f"{', '.join(sorted(unknown))}; vitlens.paper.groups makes them from the 19 tasks."
+                f"{name} has {', '.join(sorted(unknown))}; points of VTAB have {', '.join(paper.BIT_M_VTAB)}. "
+                "`vitlens.paper.groups` makes them from the 19 tasks."
             )
     rows |= own
-    height = 34 * len(rows)
     colors = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
     with styled():
-        figure = page(900, height + 88)
-        for k, (group, limits) in enumerate(LIMITS.items()):
+        titles = ["All 19 tasks", *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items())]
+        figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
+        for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
             values = [found.get(group, np.nan) for found in rows.values()]
-            title = "All 19 tasks" if group == "VTAB" else f"{group} ({len(paper.VTAB[group])})"
-            ax = panel(figure, 186 + 182 * k, 40, 150, height, title)
-            ax.grid(axis="x", color="0.92", linewidth=0.8)
+            rule(ax, "x")
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
             low, high = np.nanmin([limits[0], *values]), np.nanmax([limits[1], *values])
             room = 0.16 * (high - low)
             ax.set_xlim(low - room * (low < limits[0]), high + room * (high > limits[1]))
-            ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="Top-1 (%)")
-            ax.set_yticklabels(list(rows) if k == 0 else [], size=8.5)
+            ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel="Top-1 (%)")
+            ax.set_yticks(range(len(rows)), rows)
             ax.tick_params(axis="y", length=0)
             for y, (value, color) in enumerate(zip(values, colors, strict=True)):
                 if value == value:
@@ -109,23 +103,24 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
     return figure
 
 
-def pretraining_size(points: Mapping[str, Sequence[tuple[float, float]]] | None = None) -> plt.Figure:
+def pretraining_size(
+    points: Mapping[str, Sequence[tuple[float, float]]] | None = None, *, ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:
     """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
 
-    points: one's own by name, pairs (images, top-1 in per cent). BiT, whose range over all sizes the paper shades
+    points: your own by name, pairs (images, top-1 in per cent). BiT, whose range over all sizes the paper shades
     without numbers, is its largest ResNet, R152x4, by its own paper and Table 2.
     """
     own = {name: _series(name, rows, 2) for name, rows in (points or {}).items()}
-    with styled():
-        figure = page(900, 420)
-        ax = panel(figure, 52, 14, 700, 330, "")
+    with canvas(ax, 900, 420) as (ax, result):
+        rule(ax)
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
         bit = [*paper.BIT, next(p for p in paper.TABLE_2 if p.model == "R152x4")]
         bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
         ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
             found = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
-            aside = offset_copy(ax.transData, figure, x=9 * (k - 2), units="points")
+            aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
             images, values = zip(*found, strict=True)
             ax.update_datalim(found)  # which Matplotlib leaves to us where points are moved aside
             ax.plot(images, values, "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
@@ -136,7 +131,7 @@ def pretraining_size(points: Mapping[str, Sequence[tuple[float, float]]] | None 
         _sizes(ax, named, own.values())
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
-    return figure
+    return result
 
 
 def few_shot(
@@ -144,19 +139,19 @@ def few_shot(
     *,
     xlabel: str = "Images of pre-training",
     ylabel: str = "Few-shot top-1 (%)",
-) -> plt.Figure:
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in per cent; the last two are drawn as
-    a band. The paper printed no numbers, so that only one's own are drawn. xlabel, ylabel: what images and accuracy are
+    a band. The paper printed no numbers, so that only your own are drawn. xlabel, ylabel: what images and accuracy are
     of.
     """
     if not curves:
-        raise ValueError("A figure of few-shot accuracy needs at least one curve, but there is none.")
+        raise ValueError("No curves to draw. Give at least one.")
     found = {name: _series(name, rows, (2, 4)) for name, rows in curves.items()}
-    with styled():
-        figure = page(900, 400)
-        ax = panel(figure, 60, 14, 692, 330, "")
+    with canvas(ax, 900, 400) as (ax, result):
+        rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
         ends = []
         for k, (name, rows) in enumerate(found.items()):
@@ -168,15 +163,13 @@ def few_shot(
         ax.margins(0.05, 0.08)
         _sizes(ax, {}, found.values())
         at_the_right(ax, ends)
-    return figure
+    return result
 
 
 def _series(name: str, rows, columns) -> np.ndarray:
-    found = array(rows, 2, f"Rows of {name}", "give (images, accuracy) for each point")
+    found = array(rows, 2, f"Rows of {name}", "Give (images, accuracy) for each point")
     if found.shape[1] not in np.atleast_1d(columns) or not (found[:, 0] > 0).all() or not np.isfinite(found).all():
-        raise ValueError(
-            f"Each point of {name} is (images, accuracy in per cent) with images above 0, but {found.tolist()} came."
-        )
+        raise ValueError(f"Each point of {name} is (images above 0, accuracy in per cent), but {found.tolist()} came.")
     return found[found[:, 0].argsort()]
 
 

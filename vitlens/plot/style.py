@@ -1,8 +1,9 @@
-"""What all figures share: the look, pages measured in pixels, color scales, and the check of what comes in."""
+"""What all figures share: the look, pages, color scales, and the check of what comes in."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -11,6 +12,14 @@ import numpy as np
 DPI = 100
 WIDTH = 900
 """Pixels across a notebook: no page is wider."""
+
+SERIES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494")
+"""Colors of curves, safe for the color-blind: seaborn's "colorblind" without the two lightest."""
+REFERENCE = {"color": "0.35", "linestyle": "--", "linewidth": 1, "zorder": 1}
+"""Look of a line that others are compared with."""
+
+MARGIN = 0.08
+"""Inches around axes and at the edges of a page."""
 
 INK = "0.15"
 STYLE = {
@@ -40,68 +49,86 @@ STYLE = {
 
 
 def styled(ax: plt.Axes | None = None):
-    """Context in which a figure is drawn in `STYLE` on Matplotlib's defaults; an `ax` that exists keeps its own."""
+    """Context that draws in `STYLE` on Matplotlib's defaults; with an `ax` it does nothing, as that keeps its own."""
     if ax is not None:
         return contextlib.nullcontext()
     plt.draw_if_interactive()  # loads a notebook's backend, whose settings the end of the context would undo
     return plt.style.context(["default", STYLE])
 
 
-def page(width: float, height: float) -> plt.Figure:
-    """An empty figure of so many pixels. Made by pyplot, so that notebooks can show it, and at once let go by it."""
-    figure = plt.figure(figsize=(width / DPI, height / DPI))
+def page(width: float, height: float, layout: str | None = None) -> plt.Figure:
+    """An empty figure of that many pixels. pyplot makes it, so that notebooks can show it, but does not keep it."""
+    figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
     plt.close(figure)
+    if layout:
+        figure.get_layout_engine().set(w_pad=MARGIN, h_pad=MARGIN)
     return figure
 
 
+@contextlib.contextmanager
+def canvas(ax: plt.Axes | None, width: float, height: float) -> Iterator[tuple[plt.Axes, plt.Axes | plt.Figure]]:
+    """The axes to draw on, and what the plot function returns: the `ax` that was given, or a new page with axes."""
+    with styled(ax):
+        if ax is not None:
+            yield ax, ax
+        else:
+            figure = page(width, height, "constrained")
+            yield figure.subplots(), figure
+
+
+def charts(titles: Sequence[str], width: float, height: float, **options) -> tuple[plt.Figure, Sequence[plt.Axes]]:
+    """A page with a line of charts, each under its title. options: those of `Figure.subplots`."""
+    figure = page(width, height, "constrained")
+    axes = figure.subplots(1, len(titles), squeeze=False, **options)[0]
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title, size=10)
+        rule(ax)
+    return figure, axes
+
+
+def rule(ax: plt.Axes, axis: str = "y") -> None:
+    """Faint lines across the axes, behind everything else."""
+    ax.grid(axis=axis, color="0.92", linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
 def place(figure: plt.Figure, x: float, y: float, width: float, height: float) -> plt.Axes:
-    """Bare axes at so many pixels from the left and the top of a page."""
+    """Bare axes of that many pixels, so many from the left and the top of a page."""
     across, down = figure.get_size_inches() * DPI
     ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     return ax
 
 
-def panel(figure: plt.Figure, x: float, y: float, width: float, height: float, title: str) -> plt.Axes:
-    """Axes for a chart, so many pixels from the left and the top of a page, with a title and faint lines across."""
-    across, down = figure.get_size_inches() * DPI
-    ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
-    ax.set_title(title, size=10)
-    ax.grid(axis="y", color="0.92", linewidth=0.8)
-    ax.set_axisbelow(True)
-    return ax
-
-
 def write(figure: plt.Figure, x: float, y: float, text: str, **kwargs) -> plt.Text:
-    """Text at so many pixels from the left and the top of a page."""
+    """Text that many pixels from the left and the top of a page."""
     across, down = figure.get_size_inches() * DPI
     return figure.text(x / across, 1 - y / down, text, parse_math=False, **kwargs)
 
 
 def show(ax: plt.Axes, picture, x: float, y: float, width: float, height: float, **kwargs):
-    """A picture, or the values of a map, that fills a box of the axes; cells stay cells."""
+    """A picture, or the values of a map, that fills a box of the axes; cells stay sharp."""
     box = (x, x + width, y + height, y)
     return ax.imshow(picture, extent=box, aspect="auto", interpolation="nearest", **kwargs)
 
 
-def bar(figure: plt.Figure, shown, x: float, y: float, width: float, height: float, size: float = 8.5) -> None:
-    """The colors of a picture in a box of a page, with their ends, and zero where it lies between them, beside it."""
+def scale_bar(shown, size: float = 8.5, **where) -> None:
+    """The color bar of a picture, with its two ends, and zero where it lies between them. where: as for `colorbar`."""
     low, high = shown.get_clim()
     ends = [low, 0, high] if low < 0 < high else [low, high]
-    cax, lying = place(figure, x, y, width, height), width > height
-    key = figure.colorbar(shown, cax=cax, orientation="horizontal" if lying else "vertical")
+    key = shown.axes.figure.colorbar(shown, **where)
     key.set_ticks(ends, labels=[f"{end:.2g}".replace("-", "−") for end in ends])
     key.ax.tick_params(labelsize=size)
     key.outline.set_visible(False)
 
 
 def color_map(name: str) -> mpl.colors.Colormap:
-    """Matplotlib's color map of that name, with gray for what is not a number."""
+    """Matplotlib's color map of that name, with gray for NaN."""
     return mpl.colormaps[name].with_extremes(bad="0.65")
 
 
 def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
-    """Color map and limits that the data ask for: 0…max in viridis, ±max in red and blue where some are negative."""
+    """Color map and limits for the values: 0…max in viridis, or ±max in red and blue where some are negative."""
     finite = values[np.isfinite(values)]
     high = np.abs(finite).max(initial=0) or 1.0
     signed = finite.min(initial=0) < 0 if signed is None else signed
@@ -118,5 +145,11 @@ def array(values, ndim: int | tuple[int, ...], wanted: str, remedy: str) -> np.n
         values = values.detach().cpu().double()
     result = np.asarray(values, dtype=float)
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
-        raise ValueError(f"{wanted} was wanted, but an array of shape {result.shape} came; {remedy}.")
+        raise ValueError(f"{wanted} expected, got shape {result.shape}. {remedy}.")
     return result
+
+
+def one_of(name: str, given: str, choices: Sequence[str]) -> None:
+    """Raise ValueError unless `given` is one of the choices."""
+    if given not in choices:
+        raise ValueError(f"Unknown {name} {given!r}. Choose one of: {', '.join(choices)}.")

@@ -1,0 +1,54 @@
+"""Running a notebook without a kernel of its own: a fresh IPython in a process that has imported torch already.
+
+A kernel spends most of its time on imports. `fresh_processes` imports once, in a server that then forks a process for
+every notebook; a process runs one notebook and ends, so nothing of one is seen by the next.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+from pathlib import Path
+
+import nbformat
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+PRELOADED = ["timm", "seaborn", "sklearn.neighbors", "captum.attr", "vitlens.attribution", "vitlens.faithfulness",
+             "vitlens.paper.studies", "vitlens.plot", "vitlens.reports.explanation", "vitlens.widgets"]  # fmt: skip
+
+
+class Shell(InteractiveShell):
+    """IPython with figures inline, as in a notebook."""
+
+    def enable_gui(self, gui=None):
+        """Does nothing: there is no window."""
+
+
+@contextlib.contextmanager
+def fresh_processes():
+    """A pool whose `apply` calls a function in a process of its own, forked from one that has imported `PRELOADED`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        yield pool
+
+
+def run(path: Path) -> list[str]:
+    """What the code cells of a notebook write to stderr, run in order, in the notebook's folder and with little work.
+
+    A cell that fails raises its error.
+    """
+    os.chdir(path.parent)
+    os.environ["VITLENS_TINY"] = "1"
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile("w+") as errors:
+        os.environ["IPYTHONDIR"] = profile  # nobody's own settings
+        os.dup2(errors.fileno(), 2)
+        shell = Shell.instance(config=Config(HistoryManager={"enabled": False}))
+        shell.run_line_magic("matplotlib", "inline")
+        for number, cell in enumerate(cells, 1):
+            shell.run_cell(cell.source, store_history=True).raise_error()
+            assert shell.execution_count == number + 1
+        errors.seek(0)
+        return errors.readlines()
