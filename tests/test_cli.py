@@ -231,7 +231,7 @@ def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkey
 def test_train_hands_every_option_on(monkeypatch, tmp_path):
     told = {}
     monkeypatch.setattr(
-        "vitlens.train.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
+        "vitlens.train.runs.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
     )
     vitlens(
         "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
@@ -248,7 +248,7 @@ def test_train_hands_every_option_on(monkeypatch, tmp_path):
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, "--hold")
     assert told["stream"] is False and told["on_damaged"] == "raise" and told["overrides"] == []
     assert told["device"] is told["seed"] is told["max_minutes"] is told["fit_minutes"] is None
-    monkeypatch.setattr("vitlens.train.run", lambda *_, **__: {"stopped_by": 15})
+    monkeypatch.setattr("vitlens.train.runs.run", lambda *_, **__: {"stopped_by": 15})
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
 
@@ -260,7 +260,7 @@ def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error,
     def ends(*_, **__):
         raise error
 
-    monkeypatch.setattr("vitlens.train.run", ends)
+    monkeypatch.setattr("vitlens.train.runs.run", ends)
     done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
     assert said in done.stderr and done.stderr.count("\n") == 1
 
