@@ -351,7 +351,7 @@ def test_captures_are_kept_within_a_bound(vit, monkeypatch):
     widgets.heads(model, PICTURE)
     assert len(made) == 2
     one = explorer.subject.bytes
-    assert one == 3 * 3 * 17 * 96 * 4  # of each layer q, k and tokens
+    assert one == 3 * (3 * 17 * 96) * 4  # of each layer q, k and tokens
     monkeypatch.setattr(subjects, "CACHE", 2.5 * one)
     for name in ("rocket", "china", "flower"):
         explorer.set(photograph=name)
