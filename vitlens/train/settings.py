@@ -309,7 +309,7 @@ def _check_model(r: Recipe) -> None:
     for keyword, value in r.model_kwargs.items():
         if keyword in taken:
             raise ValueError(f"model.{keyword} has a setting of its own; set {taken[keyword]} instead.")
-        if value is None:
+        if value is None and not r.init:
             raise ValueError(
                 f"model.{keyword} is null, which timm takes for its default; leave it out, or set a value."
             )
