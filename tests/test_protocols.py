@@ -107,7 +107,7 @@ def test_what_least_squares_cannot_learn_from_is_refused():
     x, y = clouds(9, 1)
     with pytest.raises(ValueError, match="above 0 .* got 0"):
         least_squares(x, y, 3, penalty=0)
-    with pytest.raises(ValueError, match="Labels from 0 to 1"):
+    with pytest.raises(ValueError, match="labels from 0 to 1"):
         least_squares(x, y, 2)
 
 
