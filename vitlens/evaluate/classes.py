@@ -1,4 +1,4 @@
-"""Which class of a model a label of a data set means."""
+"""Matches the classes of a data set with those of a model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from vitlens.models import class_count, label_names
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
-    """(K,) int64: the number that `model` has for each of the K classes of a data set, in the order of `names`.
+    """(K,) int64: the model's number for each of the K classes of a data set, in the order of `names`.
 
     By name where both have names: the model's own, or, for models of ImageNet, WordNet ids (n01440764) and the names
-    that WordNet has for them (tench). Where only one side has names, numbers are those of the model's classes
-    (`by_number`), and equally many classes are the same ones, in order (`matched` tells which way it was). Accuracy
-    stays that among all of the model's classes, however few the data set has.
+    that WordNet has for them (tench). Otherwise by number (`by_number`), or, if there are equally many classes, by
+    position; `matched` says which way it was. Accuracy is always among all of the model's classes.
 
-    Raises ValueError where that leaves a class without a number, where two become one, and where fewer classes that are
-    called 0, 1, 2 … would become the first of a model whose classes have names.
+    Raises ValueError where a class has no match, where two have the same one, and where fewer classes that are called
+    0, 1, 2 … would become the first ones of a model whose classes have names.
     """
     count = class_count(model)
     if not count:
         raise ValueError(
-            "Accuracy needs a model with a classifier, but this one has none; fine-tune it, or choose a protocol that "
+            "Accuracy needs a model with a classifier, but this one has none. Fine-tune it, or choose a protocol that "
             "reads features (fewshot, knn, probe)."
         )
     every = _names(model)
@@ -52,22 +51,24 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 
 
 def matched(model: nn.Module, names: tuple[str, ...]) -> str:
-    """A sentence that says how `class_numbers` matched the classes, or "" if it was by name."""
+    """A note on how `class_numbers` matched the classes, or "" if it was by name."""
     if by_number(model, names):
         return "The classes of the data have no names, so each number is taken to be that of the model's class."
     return "" if _names(model) else "The classes are matched by position: the model names no classes."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether `names` are numbers of the model's classes; not where its own classes are called by numbers."""
+    """Whether `names` are numbers of the model's classes, which themselves are not called by numbers."""
     if any(name.isdecimal() for name in label_names(model) or []):
         return False  # folders 0 … 11 come as 0, 1, 10, 11, 2 …, and so do the names of what was trained on them
     return all(name.isdecimal() for name in names) and max(map(int, names)) < class_count(model)
 
 
 def imagenet_numbers(model: nn.Module) -> Tensor | None:
-    """(C,) int64: which of ImageNet's 1,000 classes each class of `model` is, −1 where it is none of them; found by
-    name as in `class_numbers`. None for a model that does not know all of them by names that are one class's only."""
+    """(C,) int64: the number in ImageNet of each class of `model`, found by name as in `class_numbers`, or −1.
+
+    None unless the model knows all of the 1,000 classes by unambiguous names.
+    """
     ours, theirs = _names(model), _imagenet("imagenet-1k")
     if len(ours) == len(theirs) and all(mine[0] in names for mine, names in zip(ours, theirs, strict=True)):
         return torch.arange(len(theirs))
@@ -81,7 +82,7 @@ def _plain(name: str) -> str:
 
 
 def _names(model: nn.Module) -> list[list[str]]:
-    """What each class of the model is called, the name that is most its own first; nothing if they have no names."""
+    """The names of each class of the model, the most specific first; empty if they have none."""
     own = hasattr(model, "label_names") or class_count(model) != model.num_classes  # another head has other classes
     subset = None if own else infer_imagenet_subset(model)
     if not subset:
@@ -90,14 +91,14 @@ def _names(model: nn.Module) -> list[list[str]]:
 
 
 def _imagenet(subset: str) -> list[list[str]]:
-    """The WordNet id of each class of ImageNet, or of a part of it, and the names that it goes by."""
+    """The WordNet id and then the names of each class of ImageNet, or of a subset of it."""
     info = ImageNetInfo(subset)
     texts = [(wnid, info.label_name_to_description(wnid)) for wnid in info.label_names()]
     return [[wnid, _plain(text), *map(_plain, text.split(","))] for wnid, text in texts]
 
 
 def _numbers(every: list[list[str]]) -> dict[str, int]:
-    """Numbers by name. Whole names come before their parts; a name that two classes share is none."""
+    """Class numbers by name, without names that two classes share; whole names come before their parts."""
     found: dict[str, int | None] = {}
     for part in (slice(0, 2), slice(2, None)):
         new: dict[str, int | None] = {}

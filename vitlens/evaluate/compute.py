@@ -20,18 +20,17 @@ __all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers are learned, those of the head among them; what is shared counts once."""
+    """Number of learned parameters, head included; shared ones count once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0) -> int:
-    """FLOPs of one forward of one image; a multiply-add is two.
+    """FLOPs of one forward pass of one image; a multiply-add is two.
 
     image_size: pixels, one number or (height, width); by default the model's own. patch_drop: share of the patches that
-    training leaves out behind their embedding; by default all of them count. Counted on the meta device, so that
-    nothing is computed and the model may be there itself; what counts are convolutions and products of matrices, in
-    fused attention too, while biases, norms, activations and the softmax are left out. Raises ValueError for a size
-    that the model does not take, and for patches dropped by a model that was built without it.
+    training drops after their embedding. Counted on the meta device, so nothing is computed. Convolutions and matrix
+    products count, also those in fused attention; biases, norms, activations and the softmax do not. Raises ValueError
+    for a size that the model does not take, and for `patch_drop` of a model that was built without it.
     """
     model = unwrap(model)
     size = image_size or _own_size(model)
@@ -47,13 +46,13 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"The FLOPs of {model_name(model)} could not be counted at {height} × {width} pixels "
-            f"({' '.join(str(error).split()).rstrip('.')}); give a size that it takes, or build it for this one."
+            f"({' '.join(str(error).split()).rstrip('.')}). Give a size that it takes, or build it for this one."
         ) from error
     return counter.get_total_flops()
 
 
 def cost(model: str | paper.Model) -> Cost:
-    """What a model of the paper costs at the size of its pre-training, counted on the meta device; ValueError."""
+    """The cost of a model of the paper at the size of its pre-training, counted anew. Raises ValueError."""
     model = paper.find(model) if isinstance(model, str) else model
     with torch.device("meta"):
         built = paper.build(model)
@@ -62,13 +61,13 @@ def cost(model: str | paper.Model) -> Cost:
 
 @contextmanager
 def _dropping(model: nn.Module, share: float) -> Iterator[None]:
-    """timm's patch dropout at work within a model that is otherwise evaluated."""
+    """Turn on timm's patch dropout in this block, in a model that is otherwise in eval mode."""
     layer = getattr(model, "patch_drop", None)
     if not share:
         yield
         return
     if not hasattr(layer, "prob"):
-        raise ValueError(f"{model_name(model)} drops no patches; build it with patch_drop_rate above 0.")
+        raise ValueError(f"{model_name(model)} drops no patches. Build it with patch_drop_rate above 0.")
     before = layer.prob, layer.training
     layer.prob, layer.training = share, True
     try:
@@ -80,5 +79,5 @@ def _dropping(model: nn.Module, share: float) -> Iterator[None]:
 def _own_size(model: nn.Module) -> int | tuple[int, int]:
     size = built_size(model) or ((getattr(model, "pretrained_cfg", None) or {}).get("input_size") or ())[-2:]
     if not size:
-        raise ValueError(f"{model_name(model)} does not say how large its images are; give image_size.")
+        raise ValueError(f"{model_name(model)} does not say how large its images are. Give image_size.")
     return tuple(size)

@@ -74,7 +74,7 @@ class Question:
                 raise ValueError(f"--{option} must be 1 or more; got {getattr(self, option)}.")
         if isinstance(self.model, nn.Module) and "recipe" in reads:
             raise ValueError(
-                f"The protocol {self.protocol} starts from a timm name or a folder; got a {type(self.model).__name__}. "
+                f"The protocol {self.protocol} starts from a timm name or a folder; got {type(self.model).__name__}. "
                 "Save it with timm.models.save_for_hf and give the folder."
             )
 
