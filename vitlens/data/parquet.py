@@ -176,9 +176,7 @@ def _holds_images(field: pa.Field) -> bool:
     return pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
 
 
-def _labels(
-    shards: Sequence[Path], image: str, label: str
-) -> tuple[list[int], list[int], tuple[str, ...] | None]:
+def _labels(shards: Sequence[Path], image: str, label: str) -> tuple[list[int], list[int], tuple[str, ...] | None]:
     """The labels in `shards`, how many each holds, and the names of the classes if the metadata has them."""
     labels, counts, class_names = [], [], None
     for shard in shards:

@@ -81,9 +81,8 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
 def check_pad(pad: int, h: int, w: int) -> None:
     """Raise `ValueError` if an image of h×w pixels is too small for a reflected border of `pad` pixels."""
     if pad >= min(h, w):
-        raise ValueError(
-            f"augment.pad {pad} is too wide: reflection reaches at most {min(h, w) - 1} pixels into images of {h}×{w}."
-        )
+        reach = min(h, w) - 1
+        raise ValueError(f"augment.pad is {pad}, but reflection reaches only {reach} pixels into an image of {h}×{w}.")
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:
