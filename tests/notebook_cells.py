@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -39,6 +40,7 @@ def run(path: Path) -> list[str]:
 
     A cell that fails raises its error.
     """
+    torch.set_num_threads(1)  # models are small, and several workers share the cores
     os.chdir(path.parent)
     os.environ["VITLENS_TINY"] = "1"
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]

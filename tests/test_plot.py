@@ -571,7 +571,7 @@ def test_patches_are_those_of_the_picture_in_the_order_of_the_sequence():
     flat = np.zeros((25, 32, 3), np.uint8)
     for row, col in itertools.product(range(3), range(4)):
         flat[8 * row : 8 * row + 8, 8 * col : 8 * col + 8] = 10 * row + col, 0, 100
-    whole, apart, *words = [ax.images[0].get_array() for ax in plot.patches(flat, grid=grid).axes]
+    whole, apart, *words = [im.get_array() for ax in plot.patches(flat, grid=grid).axes for im in ax.images]
     assert (whole == flat).all()
     reds = apart[..., 0][apart[..., 2] == 100]  # not the white between them
     assert set(reds.tolist()) == {10 * row + col for row in range(3) for col in range(4)}
@@ -582,9 +582,12 @@ def test_patches_are_those_of_the_picture_in_the_order_of_the_sequence():
 
 def test_patches_name_their_positions():
     figure = plot.patches(picture(518, 518), grid=TokenGrid(37, 37, (14, 14), prefix=5))
-    texts = [t.get_text() for t in figure.texts]
-    assert "Sequence: 1374 tokens, 5 of them before the first patch" in texts and "…" in texts
-    assert texts[-1] == "1373" and "Patches: 37 × 37 of 14 × 14 pixels" in texts
+    _, patches, sequence = figure.axes
+    assert patches.get_title("left") == "Patches: 37 × 37 of 14 × 14 pixels"
+    assert sequence.get_title("left") == "Sequence: 1374 tokens, 5 of them before the first patch"
+    first, *_, last = [label.get_text() for label in sequence.get_xticklabels()]
+    assert (first, last) == ("0", "1373") and [text.get_text() for text in sequence.texts] == ["…"]
+    assert [label.get_text() for label in patches.get_yticklabels()][:2] == ["5", f"{5 + 37 * 2}"]
 
 
 # Maps in a line
