@@ -87,7 +87,7 @@ def load(
             f"{'Streaming' if stream else 'Squashing'} needs the side of the images in pixels. Pass size=…."
         )
     if workers is not None and workers < 0:
-        raise ValueError(f"workers must be a number of processes from 0 up, got {workers}.")
+        raise ValueError(f"workers is a number of processes from 0 up, got {workers}.")
     device = torch.device(device or "cpu")
     request = Request(str(source), split, fold, allow_partial, Path(root) if root else None)
     listing = listed(request)

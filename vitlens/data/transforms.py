@@ -82,7 +82,7 @@ def check_pad(pad: int, h: int, w: int) -> None:
     """Raise `ValueError` if an image of h×w pixels is too small for a reflected border of `pad` pixels."""
     if pad >= min(h, w):
         reach = min(h, w) - 1
-        raise ValueError(f"augment.pad is {pad}, but reflection reaches only {reach} pixels into an image of {h}×{w}.")
+        raise ValueError(f"augment.pad is {pad}, but reflection reaches {reach} pixels into an image of {h}×{w}.")
 
 
 def _reflect(index: Tensor, n: int) -> Tensor:
