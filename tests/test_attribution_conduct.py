@@ -152,7 +152,7 @@ def test_refusals(vit):
         refuses("none .num_classes=0.: its output is features", method, headless, images(1, (64, 64)))
         refuses("No gradient of class 3 reaches", method, untrained, x, 3)
         for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
-            refuses("Images are a floating-point tensor", method, model, wrong)
+            refuses("images as a floating-point tensor", method, model, wrong)
         refuses("vitlens cannot show the attention of resnet18", method, timm.create_model("resnet18"), x)
     for method in (gradient_rollout, relevance, attention_gradient):
         refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))

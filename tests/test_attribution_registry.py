@@ -112,7 +112,7 @@ def test_help_lists_a_method_from_outside_without_importing_torch():
         "for name in ('torch', 'numpy', 'timm', 'matplotlib'): sys.modules[name] = None\n"
         "from vitlens.attribution import Method, register\n"
         "register(Method('mine', 'my method', 'gradients', 'one forward', 'my_package.my_module:mine'))\n"
-        "from vitlens.commands.cli import main\n"
+        "from vitlens.commands import main\n"
         "sys.argv = ['vitlens', 'explain', '--help']\n"
         "main()"
     )

@@ -208,7 +208,7 @@ def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
         port = other.getsockname()[1]
         message = vitlens("app", model_folder, "--port", port, expect=2).stderr
         assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
-    assert "A port is a number from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
+    assert "port from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
     monkeypatch.setattr("vitlens.widgets.app.find_spec", lambda name: None if name == "anywidget" else name)
     assert "needs anywidget, not installed here; run `pip install anyw" in vitlens("app", model_folder, expect=2).stderr
 

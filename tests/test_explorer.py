@@ -195,15 +195,15 @@ def test_mean_distance_follows_the_first_map(vit):
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("layer", 3, "'Layer' is a whole number from 0 to 2, but 3 came"),
-        ("layer", 1.5, "'Layer' is a whole number"),
-        ("head", True, "'Head' is one of 'mean', 'max', 0, 1, 2, but True came"),
-        ("head", 9, "'Head' is one of 'mean', 'max', 0, 1, 2, but 9 came"),
-        ("row", -1, "'Row' is a whole number from 0 to 3"),
-        ("view", "saliency", "'View' is one of"),
+        ("layer", 3, "'Layer' must be a whole number from 0 to 2, got 3"),
+        ("layer", 1.5, "'Layer' must be a whole number"),
+        ("head", True, "'Head' must be one of 'mean', 'max', 0, 1, 2, got True"),
+        ("head", 9, "'Head' must be one of 'mean', 'max', 0, 1, 2, got 9"),
+        ("row", -1, "'Row' must be a whole number from 0 to 3"),
+        ("view", "saliency", "'View' must be one of"),
         ("smooth", 1, "'Smooth' is True or False"),
         ("strength", float("nan"), "'Strength' is a number from 0 to 1"),
-        ("query", [0, 0], "'Query' is one of"),
+        ("query", [0, 0], "'Query' must be one of"),
         ("nonsense", 1, "There is no control 'nonsense' here; there are photograph"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_click_asks_from_the_patch(explorer):
     assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
     assert explorer.frame["answers"] == 7 and explorer.frame["panels"][0]["selected"] == (3, 1)
     assert {c["name"]: c["value"] for c in explorer.frame["controls"]}["query"] == "patch"
-    assert "'Row' is a whole number from 0 to 3, but 4 came" in browser(
+    assert "'Row' must be a whole number from 0 to 3, got 4" in browser(
         explorer, {"pick": "picture", "row": 4, "col": 1}
     )
     assert explorer.frame["panels"][0]["selected"] == (3, 1)
@@ -609,7 +609,7 @@ def test_a_picture_that_only_the_model_refuses_does_not_stay(explorer):
     """A strip is a picture, but no model can be shown it; the good upload before it is still there."""
     assert browser(explorer, {"upload": "cup.png"}, encoded(samples()["coffee"])) == ""
     before = values(explorer)
-    assert "a strip of 3000 × 20 pixels came" in browser(
+    assert "a strip of 3000 × 20 pixels" in browser(
         explorer, {"upload": "strip.png"}, encoded(Image.new("L", (3000, 20)))
     )
     assert explorer.state["photograph"] == "your picture" and np.array_equal(values(explorer), before)

@@ -116,14 +116,14 @@ def test_refusals(vit, score):
           for wrong in (m.mT, m[0], m[:1], m.repeat_interleave(16, 1), m[None, :, None], torch.tensor(1.0))],
         (shape + "ndarray", (model, x, m.numpy()), {}),
         *[("8 of 48 values that are not finite", (model, x, wrong), {}) for wrong in damaged.values()],
-        *[("Images are a floating-point tensor", (model, wrong, m), {})
+        *[("images as a floating-point tensor", (model, wrong, m), {})
           for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg")],
         ("none .num_classes=0.: its output is features", (headless, x, m), {}),
         (r"Identity gives outputs of shape \(2, 3, 64, 96\)", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("Twice gives tuple. Give a model that ends in a class", (Twice(), x, m), dict(grid=GRID)),
         ("does not know the patches of resnet18.*`grid=TokenGrid", (resnet, x, m), {}),
         (r"\(64, 96\) pixels.*\(96, 64\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
-        ("internal_batch_size is a whole number from 1 up, but 0", (model, x, m), dict(internal_batch_size=0)),
+        ("internal_batch_size must be a whole number of at least 1, got 0", (model, x, m), dict(internal_batch_size=0)),
     ):  # fmt: skip
         refuses(told, score, *arguments, **options)
 

@@ -137,6 +137,6 @@ def test_refusals(vit):
 def test_bad_input_is_one_sentence(vit):
     model, x = vit(), torch.randn(2, 3, 64, 64)
     for wrong in ("cat.jpg", x[0], x.byte()):
-        refuses("Images are a floating-point tensor", randomization, model, wrong, relevance)
+        refuses("images as a floating-point tensor", randomization, model, wrong, relevance)
     refuses("does not take this size", randomization, model, torch.randn(1, 3, 80, 80), relevance)
     refuses("internal_batch_size.* 0", randomization, model, x, relevance, internal_batch_size=0)

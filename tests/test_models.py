@@ -105,7 +105,7 @@ def test_a_folder_is_not_taken_for_its_neighbor(folder, tmp_path_factory):
 
 def test_bad_names(folder):
     for name in ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "timm/vit_tiny", ""):
-        with pytest.raises(ValueError, match="A model is a timm name"):
+        with pytest.raises(ValueError, match="Expected a timm name"):
             load_model(name)
     assert load_model(f"local-dir:{folder}").num_classes == 3
     with pytest.raises(ValueError, match="Did you mean .*vit_tiny_patch16_224"):
@@ -151,7 +151,7 @@ def test_names_go_with_the_head_that_had_them(folder):
     model.reset_classifier(2)
     assert label_names(model) is None
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
-    with pytest.raises(ValueError, match=r"\(B, classes\) were wanted, but the shape \(1, 5, 2\) came"):
+    with pytest.raises(ValueError, match=r"\(B, classes\), got \(1, 5, 2\)"):
         top_classes(model, torch.zeros(1, 5, 2))
 
 

@@ -53,7 +53,7 @@ def test_settings_from_a_shell_are_converted():
 
 @pytest.mark.parametrize("setting, message", [
     ("epochs", "no equals sign"), ("epoch=1", "no setting epoch.*epochs"), ("augment.flop=1", "no setting augment."),
-    ("epochs=1.5", "epochs is of type int; '1.5'"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
+    ("epochs=1.5", "epochs must be of type int, got '1.5'"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
     ("augment=0", "one by one"), ("epochs=0", "epochs 0 and steps 0"), ("steps=9", "epochs 150 and steps 9"),
     ("warmup_steps=9", "a share of the run or a number"), ("layer_decay=0.5", "Muon"), ("resize=32", "raise resize"),
     ("accumulate=3", "equal parts"), ("end_lr=1", "between 0 and lr"), ("width=0", "at least 1"),
@@ -90,7 +90,7 @@ def test_a_recipe_from_outside_is_one_registered_row(request, capsys):
     request.addfinalizer(lambda: RECIPES.pop("mine"))
     mine = register(replace(recipe("digits"), name="mine"))
     assert recipe("mine") is mine
-    training.train(list_recipes=True)
+    training.train(training.Options(list_recipes=True))
     assert "mine: patch 2, width 96" in capsys.readouterr().out
     with pytest.raises(ValueError, match="'mine' already"):
         register(mine)

@@ -123,7 +123,7 @@ def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_color():
         (lambda: plot.transfer({"a": (0, 90, 80)}), r"a has \(0, 90, 80\).*exaFLOPs above 0"),
         (lambda: plot.transfer({"a": (3, 90)}), r"a has \(3, 90\)"),
         (lambda: plot.vtab({"a": {"Natur": 3}}), "a has Natur; .*vitlens.paper.groups"),
-        (lambda: plot.pretraining_size({"a": [(3, 4, 5)]}), "Each point of a is .* came"),
+        (lambda: plot.pretraining_size({"a": [(3, 4, 5)]}), "points .* for a, got "),
         (lambda: plot.pretraining_size({"a": [3, 4]}), r"shape \(2,\). Give"),
         (lambda: plot.few_shot({"a": [(0, 50)]}), "images above 0"),
         (lambda: plot.few_shot({"a": [(9, np.nan)]}), "Each point of a"),

@@ -30,7 +30,7 @@ def test_the_schedule_is_dense_early_and_holds_both_ends():
     gaps = np.diff(steps)
     assert (gaps[1:] >= gaps[:-1]).mean() > 0.85 and len(steps) >= 18
     assert snapshots.schedule(1, 24) == [0, 1]
-    with pytest.raises(ValueError, match="two steps at least"):
+    with pytest.raises(ValueError, match="at least two snapshots"):
         snapshots.schedule(10, 1)
 
 

@@ -327,7 +327,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"mine\n"
         done = vitlens(*command, expect=2)
-        assert f"Another process is at work in {tmp_path}. Wait until it has ended" in done.stderr
+        assert f"Another process is at work in {tmp_path}. Wait for it" in done.stderr
         assert not (tmp_path / "cells").exists()
         other.kill()
     assert "Stopped in ViT" in vitlens(*command, expect=1).stdout
@@ -422,7 +422,7 @@ def test_data_that_is_too_small_is_refused(tmp_path):
 def test_contradictions_are_refused():
     with pytest.raises(ValueError, match="7 is no multiple"):
         replace(SMALL, sizes=(7,))
-    with pytest.raises(ValueError, match="give its recipe steps"):
+    with pytest.raises(ValueError, match="Give its recipe steps"):
         replace(SMALL, recipe=replace(SMALL.recipe, steps=0, epochs=3))
     same = replace(SMALL.networks[0], name=SMALL.networks[0].name.replace(",", "/"), width=48)
     with pytest.raises(ValueError, match="Two trainings .* ViT-patch-2_40_0"):  # one would be taken for the other

@@ -135,7 +135,7 @@ def test_results_of_one_system_stand_in_one_column(tmp_path):
     assert "(1) ViT-L/16 mine\n" in text and f"    {BASE['model']}: ViT-L/16 pre-trained on ImageNet-21k" in text
     assert "protocol finetune, lr=1; Oxford Flowers-102: 6,149 images" in text
     for wrong, sentence in ((f"x={BASE['model']},nowhere", "No result is of 'nowhere', which 'x' is to be made of."),
-                            ("nothing", "--as takes NAME=MODEL,MODEL")):  # fmt: skip
+                            ("nothing", "--as NAME=MODEL,MODEL")):  # fmt: skip
         assert sentence in vitlens("table", tmp_path / "r.json", "--as", wrong, expect=2).stderr
 
 

@@ -62,10 +62,10 @@ def test_maps_under_random_weights():
 @pytest.mark.parametrize(
     ("draw", "words"),
     [
-        (lambda: plot.insertion_deletion({}, CONTROL, shares=SHARES), "One to 8 maps fit into the figure, but 0 came"),
-        (lambda: plot.insertion_deletion(CURVES, CONTROL, shares=SHARES[1:]), "8 values were wanted, .* but 9 came"),
+        (lambda: plot.insertion_deletion({}, CONTROL, shares=SHARES), "1 to 8 maps .* got 0"),
+        (lambda: plot.insertion_deletion(CURVES, CONTROL, shares=SHARES[1:]), "8 values.* got 9"),
         (lambda: plot.insertion_deletion(CURVES, CONTROL[0], shares=SHARES), "Random orders of shape .orders, S."),
-        (lambda: plot.randomized({}), "One to 8 methods fit into the figure, but 0 came"),
+        (lambda: plot.randomized({}), "1 to 8 methods .* got 0"),
         (
             lambda: plot.randomized({"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}),
             "tried on one model, but its parts differ",

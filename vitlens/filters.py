@@ -48,7 +48,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     elif model_or_weight.dim() == 4:
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
     else:
-        raise ValueError(f"A kernel has the shape (D, C, p, q), but {tuple(model_or_weight.shape)} came.")
+        raise ValueError(f"Expected a kernel of shape (D, C, p, q), got {tuple(model_or_weight.shape)}.")
     if filters[0, :, :, 0].numel() == 1:
         raise ValueError(
             "These filters are 1 × 1 pixels large, as in hybrids, so their principal components are no pictures. Use a "
@@ -57,7 +57,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     if not filters.isfinite().all():
         raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
     if k < 1:
-        raise ValueError(f"At least one component was wanted, but k={k} came.")
+        raise ValueError(f"Expected at least one component, got k={k}.")
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)
@@ -74,7 +74,7 @@ def spectral_centroid(tiles: Tensor) -> Tensor:
     0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
     """
     if tiles.dim() < 3:
-        raise ValueError(f"Tiles come as (…, p, q, C), but a tensor of shape {tuple(tiles.shape)} came.")
+        raise ValueError(f"Expected tiles of shape (…, p, q, C), got {tuple(tiles.shape)}.")
     power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
     rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
     return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))

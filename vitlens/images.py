@@ -28,7 +28,7 @@ class ImageError(ValueError):
 
     @classmethod
     def about(cls, name: str, problem: str) -> ImageError:
-        return cls(f"An image was wanted, but {name} {problem}.")
+        return cls(f"Expected an image, but {name} {problem}.")
 
 
 _ROUNDING = 1e-4  # floats may leave [0, 1] by this much, as they do after a bicubic resize

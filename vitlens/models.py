@@ -42,7 +42,7 @@ def load_model(name_or_path: str | os.PathLike, *, pretrained: bool = True, **kw
     name = str(name_or_path).removeprefix("local-dir:")
     if not name or name.startswith(("hf-hub:", "hf_hub:", "timm/")):
         raise ValueError(
-            f"A model is a timm name such as vit_tiny_patch16_224.augreg_in21k_ft_in1k or a folder, but {name!r} came. "
+            f"Expected a timm name such as vit_tiny_patch16_224.augreg_in21k_ft_in1k, or a folder, got {name!r}. "
             "For a model of the hub give its timm name, or download its folder."
         )
     path = Path(name)
@@ -190,7 +190,7 @@ def require_classes(model: nn.Module) -> None:
     if class_count(model) == 0:
         why = "its head is none" if getattr(unwrap(model), "num_classes", 0) else "num_classes=0"
         raise ValueError(
-            f"A model with classes was wanted, but {model_name(unwrap(model))} has none ({why}): its output is "
+            f"Expected a model with classes, but {model_name(unwrap(model))} has none ({why}): its output is "
             "features. Open it with its classifier, or create it with num_classes=… and train one."
         )
 
@@ -223,7 +223,7 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
     """
     require_classes(model)
     if logits.dim() != 2:
-        raise ValueError(f"Logits of shape (B, classes) were wanted, but the shape {tuple(logits.shape)} came.")
+        raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     probabilities, classes = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
     return [
@@ -264,10 +264,10 @@ def preprocess(
     sources = images if isinstance(images, (list, tuple)) else [images]
     pictures = [load_image(source, on_note=on_note) for source in sources]
     if not pictures:
-        raise ImageError("At least one image was wanted, but the list is empty; give one or more.")
+        raise ImageError("Expected at least one image, got an empty list.")
     for width, height in (picture.size for picture in pictures):
         if max(width, height) > MAX_ELONGATION * min(width, height):
-            raise ImageError(f"A picture was wanted, but a strip of {width} × {height} pixels came; crop it first.")
+            raise ImageError(f"Expected a picture, got a strip of {width} × {height} pixels. Crop it first.")
     return torch.stack([transform(picture.convert(mode)) for picture in pictures])
 
 
@@ -307,8 +307,9 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     config = _data_config(model)
     channels = config["input_size"][0]
     if batch.ndim != 4 or batch.shape[1] != channels:
-        wanted, came = f"A batch of shape (B, {channels}, H, W) was wanted", f"one of shape {tuple(batch.shape)} came"
-        raise ImageError(f"{wanted}, but {came}; give what preprocess returns for this model.")
+        raise ImageError(
+            f"Expected a batch of shape (B, {channels}, H, W), got {tuple(batch.shape)}. Give what `preprocess` makes."
+        )
     mean, std = (torch.tensor(config[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
     levels = ((batch.detach().cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
     return levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
@@ -322,10 +323,10 @@ def _data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     channels, height, width = config["input_size"]
     channels = getattr(model, "in_chans", channels)
     if channels not in (1, 3):
-        raise ImageError(f"A model of 1 or 3 input channels was wanted, but this one has {channels}; use another.")
+        raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
     if size is not None:
         if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
-            raise ImageError(f"A size (height, width) was wanted, but {size!r} came; give two positive integers.")
+            raise ImageError(f"Expected a size (height, width) of two positive integers, got {size!r}.")
         height, width = size
     if channels == 1:
         config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})

@@ -43,7 +43,7 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     """
     positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
     if positions.dim() != 3:
-        raise ValueError(f"Positions are a (rows, cols, D) table, but the shape {tuple(positions.shape)} came.")
+        raise ValueError(f"Expected positions of shape (rows, cols, D), got {tuple(positions.shape)}.")
     unit = F.normalize(float64(positions), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
@@ -61,7 +61,7 @@ def resize(
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
         raise ValueError(
             f"A table for {prefix} prefix tokens and a grid of {rows} × {cols} has the shape "
-            f"(1, {prefix + rows * cols}, D), but {tuple(pos_embed.shape)} came."
+            f"(1, {prefix + rows * cols}, D), got {tuple(pos_embed.shape)}."
         )
     if min(size) < 1:
         raise ValueError(f"The new grid needs at least one row and one column, but got {tuple(size)}.")

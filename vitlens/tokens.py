@@ -31,7 +31,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
-            f"{expected} tokens were wanted after each layer of {type(model).__name__}, but {layers[0].shape[1]} came: "
+            f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
             "it leaves patches out or merges them."
         )
     return layers, model.forward_head(last)
@@ -55,7 +55,7 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     """
     if tokens.dim() != 2 or not 1 <= k <= min(tokens.shape):
         raise ValueError(
-            f"Patch features of shape (P, D) with P and D of at least {k} were wanted, but {tuple(tokens.shape)} came. "
+            f"Expected patch features of shape (P, D) with P and D of at least {k}, got {tuple(tokens.shape)}. "
             "Give the patches of one picture, or ask for fewer components."
         )
     if not tokens.isfinite().all():

@@ -126,7 +126,7 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             "the class as a number, or all names in order (`names=[…]`)."
         )
     if len(names) != total:
-        raise ValueError(f"{model_name(model)} has {total} classes, but {len(names)} names came. Give one for each.")
+        raise ValueError(f"{model_name(model)} has {total} classes, got {len(names)} names. Give one for each class.")
     wanted = target.strip().lower()
     synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names]
     found = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]

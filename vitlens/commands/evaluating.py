@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from vitlens.commands import options
 from vitlens.data.sources import source_names
+from vitlens.evaluate.registry import PROTOCOLS
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Options:
 
     model: Annotated[str, Argument(help="A timm name, or a folder with config.json and model.safetensors.")] = ""
     data: Annotated[str, Option(help=f"A task (see --list), a folder or tar file, or {source_names()}.")] = ""
-    protocol: Annotated[str, Option(help="top1, fewshot, knn, probe, finetune or vtab.")] = "top1"
+    protocol: Annotated[str, Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "top1"
     out: Annotated[Path | None, Option(help="A JSON file to add the records to.")] = None
     shots: Annotated[str, Option(help="For fewshot: images per class; by default 1,5,10,25.")] = ""
     seeds: Annotated[int | None, Option(help="Number of seeds; by default 3 for fewshot, 1 for fine-tuning.")] = None

@@ -56,7 +56,7 @@ def table(
         name, equals, models = (part.strip() for part in each.partition("="))
         parts = [model.strip() for model in models.split(",") if model.strip()]
         if not (name and equals and parts):
-            raise ValueError(f"--as takes NAME=MODEL,MODEL, as in --as mine=small,small-384, but {each!r} came.")
+            raise ValueError(f"Expected --as NAME=MODEL,MODEL, such as --as mine=small,small-384, got {each!r}.")
         named.setdefault(name, []).extend(parts)
     tables = [paper.table_2, paper.table_5]
     if any((paper.row_of(record) or "").startswith("VTAB") for record in found):

@@ -125,7 +125,7 @@ class ImageStream:
         """
         if augment.scale[1] > 1:
             raise ValueError(
-                f"A stream cuts its crops out of the images, so augment.scale reaches 1 at most; {augment.scale} came. "
+                f"A stream cuts its crops out of the images, so augment.scale must not exceed 1, got {augment.scale}. "
                 "Lower it, or hold the images in memory (--hold, in Python stream=False)."
             )
         return replace(augment, scale=(1.0, 1.0), ratio=(1.0, 1.0))

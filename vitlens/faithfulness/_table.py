@@ -44,7 +44,7 @@ def table(
     import pandas as pd
 
     if whole(orders) is None or orders < 2:
-        raise ValueError(f"The spread needs at least 2 random orders, but orders={orders} came.")
+        raise ValueError(f"Expected at least 2 random orders, because their spread is reported, got orders={orders}.")
     if not isinstance(maps, Mapping) or not maps:
         came = "none" if isinstance(maps, Mapping) else type(maps).__name__
         raise ValueError(f"Expected at least one map, by the name of its method, got {came}.")

@@ -121,7 +121,7 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     def checked(part, ndim: int, wanted: str) -> np.ndarray:
         values = array(part, ndim, wanted, "Give as many values as shares")
         if values.shape[-1] != len(shares):
-            raise ValueError(f"{len(shares)} values were wanted, as many as shares, but {values.shape[-1]} came.")
+            raise ValueError(f"Expected {len(shares)} values, one for each share, got {values.shape[-1]}.")
         return values
 
     curves = {name: [checked(part, 1, "Curves of shape (S,)") for part in both] for name, both in curves.items()}
@@ -174,4 +174,4 @@ def randomized(
 
 def _check_count(given: Mapping, what: str) -> None:
     if not 0 < len(given) <= len(SERIES):
-        raise ValueError(f"One to {len(SERIES)} {what} fit into the figure, but {len(given)} came.")
+        raise ValueError(f"Expected 1 to {len(SERIES)} {what} for one figure, got {len(given)}.")

@@ -249,7 +249,7 @@ def _note(figure: plt.Figure, text: str) -> None:
 
 def _check_count(maps: Mapping[str, object], most: int) -> None:
     if not 1 <= len(maps) <= most:
-        raise ValueError(f"Between 1 and {most} maps fit in a line, but {len(maps)} came. Draw several figures.")
+        raise ValueError(f"Expected 1 to {most} maps for one row, got {len(maps)}. Draw several figures.")
 
 
 def _end(values: np.ndarray) -> str:

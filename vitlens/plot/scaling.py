@@ -169,7 +169,7 @@ def few_shot(
 def _series(name: str, rows, columns) -> np.ndarray:
     found = array(rows, 2, f"Rows of {name}", "Give (images, accuracy) for each point")
     if found.shape[1] not in np.atleast_1d(columns) or not (found[:, 0] > 0).all() or not np.isfinite(found).all():
-        raise ValueError(f"Each point of {name} is (images above 0, accuracy in per cent), but {found.tolist()} came.")
+        raise ValueError(f"Expected points (number of images, accuracy in percent) for {name}, got {found.tolist()}.")
     return found[found[:, 0].argsort()]
 
 

@@ -20,7 +20,7 @@ def require_count(**each: object) -> None:
     """Raise ValueError unless every keyword is a whole number from 1 up."""
     for name, value in each.items():
         if (number := whole(value)) is None or number < 1:
-            raise ValueError(f"{name} is a whole number from 1 up, but {value!r} came.")
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 
 def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,11 @@ def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor
     blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None
     if blank is None or not blank.isfinite().all():
         came = repr(baseline) if blank is None else "one that is not finite"
-        raise ValueError(f"A baseline is a finite number or tensor in the images' normalized units, but {came} came.")
+        raise ValueError(f"Expected a finite number or tensor in normalized units as the baseline, got {came}.")
     try:
         return blank.to(images).expand_as(images)
     except RuntimeError:
         raise ValueError(
-            f"A baseline that is a tensor fits images of shape {tuple(images.shape)}, but one of shape "
-            f"{tuple(blank.shape)} came."
+            f"Expected a baseline that fits images of shape {tuple(images.shape)}, got a tensor of shape "
+            f"{tuple(blank.shape)}."
         ) from None

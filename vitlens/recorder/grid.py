@@ -75,7 +75,7 @@ class TokenGrid:
         pair = isinstance(query, tuple | list)
         numbers = [whole(number) for number in (query if pair else [query])]
         if None in numbers or len(numbers) != 1 + pair:
-            raise ValueError(f"A query is a patch, (row, column), or the position of a token, but {query!r} came.")
+            raise ValueError(f"Expected a patch (row, column) or the position of a token as the query, got {query!r}.")
         if pair:
             return self.index(*numbers)
         if not 0 <= query < self.tokens:

@@ -22,11 +22,11 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
     if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
         came = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
         raise ValueError(
-            f"Images are a floating-point tensor (B, C, height, width), but {came} came. "
+            f"Expected images as a floating-point tensor of shape (B, C, height, width), got {came}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
     if model is not None and qualified_name(model) in MODELS and shape[1] != (wanted := channels(model)):
-        raise ValueError(f"{model_name(model)} takes images of {wanted} channels, but the shape {shape} came.")
+        raise ValueError(f"{model_name(model)} takes images with {wanted} channels, got the shape {shape}.")
     embed = getattr(model, "embeds", None)
     whole_patches = getattr(embed, "is_linear", False) and not embed.dynamic_img_pad  # NaFlex's cuts no pixels off
     if whole_patches and any(side % patch for side, patch in zip(shape[-2:], embed.patch_size, strict=True)):

@@ -49,22 +49,22 @@ def check(settings: object, ranges: dict, choices: dict) -> None:
     for rule, (fits, names) in ranges.items():
         for name in names.split():
             if not all(map(fits, numbers[name])):
-                raise ValueError(f"{name} {rule}; {getattr(settings, name)} came.")
+                raise ValueError(f"{name} {rule}, got {getattr(settings, name)}.")
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} is one of {', '.join(allowed)}; {getattr(settings, name)!r} came.")
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}.")
 
 
 def from_json(owner: type, values: dict, prefix: str = "") -> dict:
     """The values of a JSON object, once every name and type is known to fit the dataclass."""
     if not isinstance(values, dict):
-        raise ValueError(f"{prefix.rstrip('.') or 'A recipe'} is a table of settings; {values!r} came.")
+        raise ValueError(f"{prefix.rstrip('.') or 'A recipe'} must be a table of settings, got {values!r}.")
     check_names(owner, values, prefix)
     kinds = typing.get_type_hints(owner)
     for name, value in values.items():
         if not _fits(value, kinds[name]):
             kind = getattr(kinds[name], "__name__", kinds[name])
-            raise ValueError(f"{prefix}{name} is of type {kind}; {value!r} came.")
+            raise ValueError(f"{prefix}{name} must be of type {kind}, got {value!r}.")
     return dict(values)
 
 

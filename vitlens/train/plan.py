@@ -22,7 +22,7 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
         raise ValueError("The device is cuda, but PyTorch finds none on this machine. Train on the cpu.")
     for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
         if minutes is not None and not 0 < minutes < math.inf:
-            raise ValueError(f"--{name} is a positive number of minutes; {minutes} came.")
+            raise ValueError(f"--{name} must be a positive number of minutes, got {minutes}.")
     if watch:
         schedule(1, watch)  # which refuses too few
     if not resume and checkpoint.newest_first(out / "checkpoints"):

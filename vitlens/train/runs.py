@@ -97,7 +97,7 @@ def run(
     )
     wanted = [o for o in overrides if o.startswith("num_classes=") and plan.num_classes != len(train.class_names)]
     if wanted:
-        raise ValueError(f"{data} has {len(train.class_names)} classes, and --set {wanted[0]} came. Leave it out.")
+        raise ValueError(f"{data} has {len(train.class_names)} classes, but got --set {wanted[0]}. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
     if resume and fresh and (done := finished_before(out, plan, train)):  # its checkpoints are not needed
         say(f"The run in {out} is finished.")

@@ -322,18 +322,18 @@ def _check_run(r: Recipe) -> None:
     if r.warmup == 1:
         raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
     if r.seed >= 2**63:
-        raise ValueError(f"seed is a number below 2⁶³; {r.seed} came.")
+        raise ValueError(f"seed must be below 2⁶³, got {r.seed}.")
     if bool(r.patch_drop) != bool(r.patch_drop_until):
         given = f"patch_drop {r.patch_drop} and patch_drop_until {r.patch_drop_until}"
         raise ValueError(f"{given} only work together; set both, or neither.")
     if bool(r.epochs) == bool(r.steps):
         given = f"epochs {r.epochs} and steps {r.steps}"
-        raise ValueError(f"The length of a run is given in epochs or in steps; {given} came. Set one of them to 0.")
+        raise ValueError(f"Expected the length of a run in epochs or in steps, got {given}. Set one of them to 0.")
     if r.warmup and r.warmup_steps:
         given = f"warmup {r.warmup} and warmup_steps {r.warmup_steps}"
-        raise ValueError(f"The warm-up is a share of the run or a number of steps; {given} came. Set one of them to 0.")
+        raise ValueError(f"Expected the warm-up in steps or as a share of the run, got {given}. Set one of them to 0.")
     if not 0 <= r.end_lr <= r.lr:
-        raise ValueError(f"end_lr lies between 0 and lr {r.lr}; {r.end_lr} came.")
+        raise ValueError(f"end_lr must be between 0 and lr {r.lr}, got {r.end_lr}.")
     if r.layer_decay < 1 and r.optimizer == "muon":
         raise ValueError(f"layer_decay {r.layer_decay} goes with adamw and sgd: Muon's steps have one size.")
     if r.batch_size % r.accumulate:

@@ -28,7 +28,7 @@ COMPONENTS = 28  # filters in the paper's figure 7
 def schedule(steps: int, count: int = 24) -> list[int]:
     """At most `count` steps out of 0…`steps`, both included, evenly spaced on a logarithmic scale."""
     if count < 2:
-        raise ValueError(f"Snapshots are taken at two steps at least, the first and the last; {count} came.")
+        raise ValueError(f"Expected at least two snapshots, the first and the last, got {count}.")
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 

@@ -39,7 +39,7 @@ def serve(
             f"The page needs {', '.join(missing)}, not installed here; run `pip install {' '.join(missing)}`."
         )
     if not 0 <= port <= 65535:
-        raise ValueError(f"A port is a number from 1 to 65535, or 0 for a free one, but {port} came.")
+        raise ValueError(f"Expected a port from 1 to 65535, or 0 for a free one, got {port}.")
     if sessions < 1:
         raise ValueError(f"sessions is the number of pages that may be open: 1 or more, got {sessions}.")
     with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:

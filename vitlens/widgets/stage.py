@@ -57,7 +57,7 @@ class Control:
             fits = isinstance(value, types) and not isinstance(value, bool) and 0 <= value <= self.high
             expected = f"a {'whole ' * (self.step == 1)}number from 0 to {self.high:g}"
         if not fits:
-            raise ValueError(f"{self.label!r} is {expected}, but {value!r} came.")
+            raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.")
 
 
 @dataclass(frozen=True)

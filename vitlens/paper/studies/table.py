@@ -25,7 +25,18 @@ def write_table(path: Path | str, records: Sequence[dict]) -> None:
 
 def read_table(path: Path | str) -> list[dict]:
     """The lines of a table, numbers as numbers."""
-    return pd.read_csv(path, keep_default_na=False, float_precision="round_trip").to_dict("records")
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    return [{name: _number(text) for name, text in row.items()} for row in rows]
+
+
+def _number(text: str) -> int | float | str:
+    """An int or a float if the text is one, exactly as it was written; else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def curves(
