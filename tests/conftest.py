@@ -14,11 +14,6 @@ import torch
 REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
 
 
-def pytest_xdist_auto_num_workers(config):
-    """One more worker than there are cores, because the browser tests mostly wait."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_report_header(config):
     if REAL_DATA:
         return f"real data: {REAL_DATA}"
