@@ -330,7 +330,7 @@ def test_mean_over_a_loader(vit):
         torch.testing.assert_close(getattr(got, name), getattr(whole, name).double().mean(0), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="no images"):
         attention.mean_over(model, [])
-    with pytest.raises(ValueError, match="tensor .* dict came"):
+    with pytest.raises(ValueError, match="tensor .* got dict"):
         attention.mean_over(model, [{"image": x}])
     with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
         attention.mean_over(model, [torch.zeros(1, 3, 80, 80)])

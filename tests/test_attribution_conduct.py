@@ -139,7 +139,7 @@ def test_targets(vit):
     for target, told in ((10, "0 to 9, but class 10"), (-1, "class -1"), (True, "class True"), ([1, 2, 3], "2 .* 3")):
         refuses(told, relevance, model, x, target)
     refuses(r"got 1.5 \(float\)", relevance, model, x, 1.5, error=TypeError)
-    refuses("10 classes, but 3 names", relevance, model, x, "a", names=["a", "b", "c"])
+    refuses("10 classes, got 3 names", relevance, model, x, "a", names=["a", "b", "c"])
     model.label_names = names[:8] + ["crane", "crane"]
     refuses(r"2 classes .* are called 'crane': 8 \(crane\), 9", relevance, model, x, "crane")
 
@@ -172,8 +172,8 @@ def test_numpys_numbers_are_taken(vit):
 
 @pytest.mark.parametrize("method, option, value, told", [
     (relevance, "query", 5, r"patch, \(row, column\).*5"),
-    (relevance, "query", (1, 2, 3), r"patch, \(row, column\).*\(1, 2, 3\)"),
-    (relevance, "query", (1, 2.5), r"patch, \(row, column\).*\(1, 2.5\)"),
+    (relevance, "query", (1, 2, 3), r"patch \(row, column\).*\(1, 2, 3\)"),
+    (relevance, "query", (1, 2.5), r"patch \(row, column\).*\(1, 2.5\)"),
     (gradient_rollout, "head_fusion", "max", '"mean" or "positive".*max'),
     (grad_cam, "layer", 1.5, "whole number.* 1.5"),
     (integrated_gradients, "n_steps", 0, "n_steps.* 0"),

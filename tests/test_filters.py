@@ -63,7 +63,7 @@ def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
         (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), 28, "hybrid"),
         (torch.nn.Linear(3, 3), 28, "no linear patch embedding"),
         (torch.randn(32, 64, 1, 1), 28, "1 × 1 pixels"),
-        (torch.randn(3, 4), 28, r"\(D, C, p, q\), but \(3, 4\)"),
+        (torch.randn(3, 4), 28, r"\(D, C, p, q\), got \(3, 4\)"),
         (torch.randn(16, 3, 2, 2), 0, "k=0"),
         (torch.full((8, 3, 4, 4), torch.nan), 28, "finite"),
     ],

@@ -55,7 +55,7 @@ def test_settings_from_a_shell_are_converted():
     ("epochs", "no equals sign"), ("epoch=1", "no setting epoch.*epochs"), ("augment.flop=1", "no setting augment."),
     ("epochs=1.5", "epochs must be of type int, got '1.5'"), ("tf32=maybe", "of type bool"), ("betas=0.9", "2 numbers"),
     ("augment=0", "one by one"), ("epochs=0", "epochs 0 and steps 0"), ("steps=9", "epochs 150 and steps 9"),
-    ("warmup_steps=9", "a share of the run or a number"), ("layer_decay=0.5", "Muon"), ("resize=32", "raise resize"),
+    ("warmup_steps=9", "in steps or as a share of the run"), ("layer_decay=0.5", "Muon"), ("resize=32", "raise resize"),
     ("accumulate=3", "equal parts"), ("end_lr=1", "between 0 and lr"), ("width=0", "at least 1"),
     ("clip=-1", "from 0 up"), ("clip=nan", "finite"), ("augment.rotate=nan", "finite"), ("std=0,0,0", "above 0"),
     ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("muon_lr=inf", "finite"), ("mlp_ratio=-1", "above 0"),

@@ -93,7 +93,7 @@ def from_text(owner: type, name: str, text: str, prefix: str = "") -> object:
         return kind(text)
     except (ValueError, KeyError):
         shape = f"{len(inner)} numbers separated by commas" if inner else kind.__name__
-        raise ValueError(f"{prefix}{name} is of type {shape}; {text!r} cannot be read as that.") from None
+        raise ValueError(f"{prefix}{name} must be of type {shape}, got {text!r}.") from None
 
 
 def from_free_text(text: str) -> object:
