@@ -76,7 +76,7 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options, message", [
     ({"max_minutes": 0}, "--max-minutes must be a positive number"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
     ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
-    ({"overrides": ["epochs=x"]}, "of type int"), ({"fit_minutes": math.inf}, "--fit-minutes must be a positive number"),
+    ({"overrides": ["epochs=x"]}, "of type int"), ({"fit_minutes": math.inf}, "--fit-minutes must be a positive"),
     ({"workers": -1}, "workers .* got -1"), ({"overrides": ["num_classes=5"]}, "has 10 classes"),
     ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
     ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),
