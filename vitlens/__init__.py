@@ -7,6 +7,7 @@ Names are imported when they are first used: PyTorch and timm take seconds, whic
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -19,14 +20,27 @@ NAMES = {
 __all__ = [*NAMES, *MODULES]
 
 
+def lazily(package: str, places: dict[str, str]):
+    """The `__getattr__` and `__dir__` of a package whose names are imported when they are first used.
+
+    places: for each name the module of the package that has it, or "module:name" with the full name of any module.
+    """
+
+    def find(name: str):
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, other = places[name].partition(":")
+        return getattr(importlib.import_module(module if other else f"{package}.{module}"), other or name)
+
+    return find, lambda: sorted({*vars(sys.modules[package]), *places})
+
+
+_find, _names = lazily(__name__, NAMES)
+
+
 def __getattr__(name: str):
-    if name in MODULES:
-        return importlib.import_module(f"vitlens.{name}")
-    if name not in NAMES:
-        raise AttributeError(f"module 'vitlens' has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f"vitlens.{NAMES[name]}"), name)
-    return found
+    return importlib.import_module(f"vitlens.{name}") if name in MODULES else _find(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*_names(), *MODULES})

@@ -56,7 +56,7 @@ class Statistic:
         return True
 
     def begin(self, attn: Attention, images: slice) -> None:
-        """Start over, with some images of the batch."""
+        """Reset the sums for the next part of the batch."""
         self.grid, self.layers, self.sums = attn.grid, [], []
 
     def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
@@ -132,7 +132,7 @@ def rollout(
 
 
 def register(statistic: Statistic) -> None:
-    """Add a statistic to `STATISTICS`, and so to every `summary`. Raises ValueError if its name is taken."""
+    """Add a statistic to `STATISTICS`; `summary` then computes it, too. Raises ValueError if its name is taken."""
     if statistic.name in STATISTICS:
         raise ValueError(f"There is a statistic called {statistic.name!r} already. Give this one another name.")
     STATISTICS[statistic.name] = statistic
@@ -211,7 +211,7 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
 
 
 def _add_layer(layer: Layer, grid: TokenGrid, statistics: Sequence[Statistic], rows: int) -> None:
-    """Add one layer: what fused kernels know from their sums, the rest from blocks of rows."""
+    """Add one layer: from the sums of fused kernels where a statistic has them, else from blocks of rows."""
     fusable = [statistic for statistic in statistics if statistic.fusable]
     pulled = [statistic.row for statistic in fusable if statistic.row is not None]
     sums, by_rows = None, statistics

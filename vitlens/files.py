@@ -1,4 +1,4 @@
-"""Atomic writes, folders of one process alone, and what is fetched from the Hugging Face hub."""
+"""Atomic writes, folder locks, and downloads from the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vitlens.recorder.grid import TokenGrid
 
 
 def captum():
-    """The module captum.attr. Raises ModuleNotFoundError where captum is not installed."""
+    """Import captum.attr. Raises ModuleNotFoundError if captum is not installed."""
     try:
         import captum.attr
     except ImportError as error:

@@ -87,7 +87,7 @@ def kernel_shap(
 
 
 def _patches(case: OneImage) -> Tensor:
-    """(1, 1, H, W) the patch of each pixel."""
+    """The number of the patch that each pixel belongs to, (1, 1, H, W)."""
     return case.grid.pixel_patches(case.images.device)[None, None]
 
 

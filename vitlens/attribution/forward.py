@@ -228,7 +228,7 @@ def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
 
 
 class _Constants(TorchFunctionMode):
-    """Every function sees the parameters detached. Enter this before a capture, which must see the parameters."""
+    """Detach the parameters in this block. Enter it before a capture, which names layers by the parameters."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

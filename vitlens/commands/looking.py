@@ -32,9 +32,10 @@ def inspect(
 
     from vitlens.models import load_model
     from vitlens.reports import inspection
+    from vitlens.reports.pictures import image_files
 
     failures, complain = options.complaints()
-    more = inspection.image_files(dataset) if dataset else []
+    more = image_files(dataset) if dataset else []
     shown = options.named_images(images)
     writable(out, "--out")
     vit = load_model(model).to(options.checked_device(device))

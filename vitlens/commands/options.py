@@ -73,7 +73,7 @@ def named_images(paths: list[Path] | None) -> list[tuple[str, object]]:
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """The names in "a, b, c"."""
+    """Split a text such as "a, b, c" into its names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

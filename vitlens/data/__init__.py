@@ -7,7 +7,7 @@
 Names are imported when they are first used, so that help texts can be made of `SOURCES` without PyTorch.
 """
 
-import importlib
+from vitlens import lazily
 
 NAMES = {
     "SOURCES": "sources", "DataSource": "sources", "Request": "sources", "register": "sources",
@@ -16,14 +16,4 @@ NAMES = {
 }  # fmt: skip
 
 __all__ = list(NAMES)
-
-
-def __getattr__(name: str):
-    if name not in NAMES:
-        raise AttributeError(f"module 'vitlens.data' has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f"vitlens.data.{NAMES[name]}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, NAMES)

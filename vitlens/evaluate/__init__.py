@@ -7,7 +7,7 @@ the parts: outputs of a model for every image (`features`, `read`), classifiers 
 Names are imported when they are first used, so that `vitlens evaluate --help` does not wait for PyTorch.
 """
 
-import importlib
+from vitlens import lazily
 
 MODULES = {
     "classes": ("class_numbers", "matched"),
@@ -20,20 +20,11 @@ MODULES = {
                "rematched", "student", "top_k", "validation_numbers"),
     "tuning": ("fine_tuned", "group_means", "recipe_of"),
 }  # fmt: skip
-RECORDS = {"Record": "Record", "read_results": "read", "table": "table", "write": "write"}
-"""From `vitlens.paper.records`, by their names here."""
+RECORDS = {
+    name: f"vitlens.paper.records:{there}"
+    for name, there in {"Record": "Record", "read_results": "read", "table": "table", "write": "write"}.items()
+}
+NAMES = RECORDS | {name: module for module, names in MODULES.items() for name in names}
 
-__all__ = [*RECORDS, *(name for names in MODULES.values() for name in names)]
-
-
-def __getattr__(name: str):
-    if name in RECORDS:
-        return getattr(importlib.import_module("vitlens.paper.records"), RECORDS[name])
-    for module, names in MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"vitlens.evaluate.{module}"), name)
-    raise AttributeError(f"module 'vitlens.evaluate' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__ = list(NAMES)
+__getattr__, __dir__ = lazily(__name__, NAMES)

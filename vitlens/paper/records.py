@@ -40,7 +40,7 @@ class Record:
     """For data in a folder, the first digits of the SHA-256 of its path: it may share its name with others."""
     shots: int | None = None
     seeds: int | None = None
-    """Number of seeds (0, 1, 2 …), where the value is a mean over them."""
+    """Number of seeds (0, 1, 2 …) that the value is a mean over."""
     neighbors: int | None = None
     """For knn."""
     recipe: str | None = None

@@ -1,4 +1,4 @@
-"""What all figures share: the look, pages, color scales, and the check of what comes in."""
+"""What all figures share: style, page sizes, color scales and input checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def styled(ax: plt.Axes | None = None):
 
 
 def page(width: float, height: float, layout: str | None = None) -> plt.Figure:
-    """An empty figure of that many pixels. pyplot makes it, so that notebooks can show it, but does not keep it."""
+    """An empty figure of `width` × `height` pixels. pyplot creates it, so notebooks show it, but does not keep it."""
     figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
     plt.close(figure)
     if layout:
@@ -87,7 +87,7 @@ def charts(titles: Sequence[str], width: float, height: float, **options) -> tup
 
 
 def rule(ax: plt.Axes, axis: str = "y") -> None:
-    """Faint lines across the axes, behind everything else."""
+    """Draw faint grid lines behind everything else."""
     ax.grid(axis=axis, color="0.92", linewidth=0.8)
     ax.set_axisbelow(True)
 
@@ -123,7 +123,7 @@ def scale_bar(shown, size: float = 8.5, **where) -> None:
 
 
 def color_map(name: str) -> mpl.colors.Colormap:
-    """Matplotlib's color map of that name, with gray for NaN."""
+    """Matplotlib's color map `name`, with NaN in gray."""
     return mpl.colormaps[name].with_extremes(bad="0.65")
 
 

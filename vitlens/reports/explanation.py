@@ -87,11 +87,11 @@ def explanations(
     """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
-    for what is predicted. against: another class, to ask why the target rather than that one. names: of the methods, by
-    default `QUICK`, of a wrapped model without legrad. on_error: called with a sentence for a picture that cannot be
-    read, or whose predicted class is `against`, which is left out; without it that error is raised. on_note: called
-    with a sentence for a picture to which `load_image` has done something. on_part: called with what was just done,
-    once for each method and once for the scores of a picture. baseline, step, score, options: those of
+    for what is predicted. against: another class, to ask why the target rather than that one. names: the methods, by
+    default the quick ones (without legrad for a wrapped model). on_error: called with a sentence for a picture that
+    cannot be read, or whose predicted class is `against`, which is left out; without it that error is raised. on_note:
+    called with a sentence for a picture to which `load_image` has done something. on_part: called with what was just
+    done, once for each method and once for the scores of a picture. baseline, step, score, options: those of
     `faithfulness.table` (orders, seed), which scores by insertion and deletion.
 
     A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants

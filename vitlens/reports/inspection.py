@@ -20,7 +20,6 @@ from vitlens.recorder.families import attention_modules, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
 from vitlens.recorder.running import float64
-from vitlens.reports.pictures import image_files as image_files
 from vitlens.reports.pictures import prepared
 
 SHOWN = 12  # pictures in rollout.png

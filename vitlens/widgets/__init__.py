@@ -9,7 +9,7 @@ training(snapshots)            a slider over the snapshots of a run
 Each is imported when it is first used: the server of `vitlens app` needs none of them, and no PyTorch.
 """
 
-import importlib
+from vitlens import lazily
 
 MODULES = {
     "compare": "comparison", "explore": "explorer", "heads": "thumbnails", "positions": "similarity",
@@ -17,9 +17,4 @@ MODULES = {
 }  # fmt: skip
 
 __all__ = [*MODULES]
-
-
-def __getattr__(name: str):
-    if name not in MODULES:
-        raise AttributeError(f"module 'vitlens.widgets' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"vitlens.widgets.{MODULES[name]}"), name)
+__getattr__, __dir__ = lazily(__name__, MODULES)

@@ -95,7 +95,7 @@ _busy: dict[int, int] = {}  # id of an object → the thread that works on it
 
 
 class Superseded(Exception):
-    """Raised when what is being computed is no longer wanted."""
+    """Raised in a computation whose result is no longer needed."""
 
 
 def ask(method: Callable[[], None], *, later: bool = False) -> None:
