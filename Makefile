@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is missing or pyproject.toml has changed.
 PYTHON ?= python3
 BIN := .venv/bin
-MODEL ?= data/checkpoints/vit_tiny_patch8_64
+MODEL ?= data/checkpoints/vit_tiny_patch16_224
 READY := .venv/.ready
 COLAB := .venv/colab
 # What Colab's runtime has: the widgets must work with it too.
@@ -43,7 +43,7 @@ lint: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable ".[notebooks,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[notebooks,transformers,openclip,dev]"
 	touch $@
 
 $(COLAB)/.ready: $(READY) Makefile

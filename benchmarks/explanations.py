@@ -10,7 +10,10 @@ rank; and the share of photographs in which it lies above the random orders by m
 deviations. Then the cost, in a process of its own for each method: seconds for one map, the best of three, the same in
 forwards of the model, and the memory that the map took at its peak, beyond what a forward leaves (Linux only).
 
-What was scored goes to --rows at once, photograph by photograph; the same command continues there.
+What was scored goes to --rows at once, photograph by photograph; the same command continues there. --only scores
+single methods, with the same step and baseline, beside gradient rollout of the same photographs: without ranks, random
+orders and cost, and with the distance above gradient rollout. Its table is one of its own, since other photographs have
+other means.
 """
 
 import argparse
@@ -37,16 +40,26 @@ STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}}
 NAMES = tuple(METHODS)
+OTHER = "gradient_rollout"
+"""What single methods are compared with."""
 
 
-def scored(model, encoded: bytes, number: int) -> pd.DataFrame:
-    """One row for each method and two for chance, of one photograph."""
+def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
+    """One row for each method and two for chance, of one photograph; of single methods alone, and of `OTHER`."""
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
     maps = {
-        name: method(model, x, target, **SETTINGS.get(name, {})) for name, method in METHODS.items()
+        name: method(model, x, target, **SETTINGS.get(name, {}))
+        for name, method in METHODS.items()
+        if not only or name in (*only, OTHER)
     }
+    if only:
+        found = faithfulness.curves(model, x, torch.stack([*maps.values()]), target, step=STEP, baseline=BASELINE)
+        areas = {"deletion": found.deletion_area[:, 0], "insertion": found.insertion_area[:, 0]}
+        rows = pd.DataFrame({"method": list(maps), **{name: area.double().numpy() for name, area in areas.items()}})
+        rows["difference"] = rows.insertion - rows.deletion
+        return rows.assign(image=number, target=target, probability=probability)
     found = faithfulness.table(model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number)
     return found.assign(image=number, target=target, probability=probability)
 
@@ -68,6 +81,20 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                     (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip
         found.append(row)
     return pd.DataFrame(found).sort_values("difference", ascending=False)
+
+
+def summary_of_single(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each method, with its distance above `OTHER` on the same photographs."""
+    by_image = rows.pivot(index="image", columns="method")
+    found = []
+    for name in by_image["difference"]:
+        scores = {score: by_image[score][name] for score in ("deletion", "insertion", "difference")}
+        scores[f"above_{OTHER}"] = scores["difference"] - by_image["difference"][OTHER]
+        row = {"method": name}
+        for score, values in scores.items():
+            row |= {score: values.mean(), f"{score}_95": student(values)}
+        found.append(row)
+    return pd.DataFrame(found)
 
 
 def measured(model_name: str, data: Path, name: str) -> None:
@@ -120,6 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue")
     parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to score")
     parser.add_argument("--cost", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cost:
@@ -130,17 +158,19 @@ def main() -> None:
         parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
     done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
-        rows = scored(model, sources[number], number).assign(covers=COVERS)
+        rows = scored(model, sources[number], number, options.only).assign(covers=COVERS)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
-    table = summary(pd.read_csv(options.rows))
-    how = {"images": len(sources), "step": STEP, "orders": ORDERS, "baseline": BASELINE}
-    how |= about("python benchmarks/explanations.py")
+    rows = pd.read_csv(options.rows)
+    table = summary_of_single(rows) if options.only else summary(rows)
+    how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
+    how |= about(f"python benchmarks/explanations.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
     records = []
     for row in table.to_dict("records"):
-        if row["method"] in NAMES:
+        if row["method"] in NAMES and not options.only:
             row |= cost(row["method"]) | {"covers": f"{COVERS} in pairs" if row["method"] == "kernel_shap" else ""}
         records.append(rounded(row, lambda v: round(v, 4)) | how)
         print(records[-1])
+    records.sort(key=lambda row: -float(row["difference"]))
     write(options.out, records)
 
 

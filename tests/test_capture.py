@@ -10,7 +10,6 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-import torchvision
 from capture_support import captured
 from torch.overrides import TorchFunctionMode
 
@@ -410,7 +409,7 @@ class Pair(torch.nn.Module):
 
 def test_refused_models(vit):
     for model, match in [
-        (torchvision.models.VisionTransformer(32, 16, 1, 2, 32, 32), "MultiheadAttention"),
+        (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
         (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\[1\]\)"),
         (torch.nn.ModuleDict({"body": vit()}), r'capture\(model\["body"\]\)'),
         (Pair(vit(), vit()), r"holds 2 Vision Transformers \(`model\.teacher`, `model\.student\[1\]`\); take the one"),

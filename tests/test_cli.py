@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -19,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, commands, filters, load_model, positions
+from vitlens import attention, attribution, capture, commands, filters, load_model, positions, stream
 from vitlens.commands import looking
 from vitlens.data.augment import Augment
 from vitlens.images import samples
@@ -93,9 +95,35 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     np.testing.assert_allclose(summary["explained_variance"], filters.components(model)[1], rtol=1e-5)
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
+    assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
+    distance = expected.mean_distance.mean(0)
+    layer, head = summary["nearest_head_at"]
+    assert distance[layer, head] == distance.min()
+    assert summary["nearest_head"] == pytest.approx(distance.min().item() / attn.grid.uniform_distance(), rel=1e-4)
+    top = expected.rollout.flatten(1).sort(descending=True).values  # a tenth of 16 patches: 1.6 of them
+    top = (top[:, 0] + 0.6 * top[:, 1]) / top.sum(1)
+    assert summary["rollout_contrast"] == pytest.approx(10 * top.mean().item(), rel=1e-4)
+    for words in (f"{rank:.2f}".replace("-", "−"), f"(layer {layer}, head {head})", f"holds {top.mean():.1%}"):
+        assert words in done.stdout
     for i, entry in enumerate(summary["images"]):
         np.testing.assert_allclose(entry["rollout"], expected.rollout[i], rtol=1e-4)
         assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
+
+
+def test_inspect_says_what_heads_write(model_folder, photographs, tmp_path):
+    paths = [photographs / "coffee.png", photographs / "chelsea.png"]
+    done = vitlens("inspect", model_folder, *paths, "--heads", "--out", tmp_path / "out")
+    assert str(tmp_path / "out" / "heads.png") in done.stdout
+    table = pd.read_csv(tmp_path / "out" / "heads.csv")
+    model = load_model(model_folder)
+    x = preprocess(model, [str(p) for p in paths])
+    found = stream.contributions(model, x)
+    assert table["part"].tolist() == found.names * 2
+    np.testing.assert_allclose(table["added"], found.parts.flatten(), rtol=1e-3, atol=1e-5)
+    sums = table.groupby("image", sort=False).agg({"added": "sum", "logit": "first"})
+    np.testing.assert_allclose(sums["added"], sums["logit"], rtol=1e-3)
+    np.testing.assert_allclose(sums["logit"], model(x).amax(1).detach(), rtol=1e-4)
+    assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
 
 
 def test_samples_and_a_data_set(model_folder, photographs, tmp_path):
@@ -104,6 +132,23 @@ def test_samples_and_a_data_set(model_folder, photographs, tmp_path):
     vitlens("inspect", model_folder, photographs / "coffee.png", "--dataset", photographs, "--out", tmp_path / "b")
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert len(summary["images"]) == 1 and summary["images_in_mean_distance"] == 4
+
+
+def test_two_models_beside_each_other(model_folder, photographs, tmp_path):
+    (tmp_path / "broken.jpg").write_text("nonsense")
+    paths = [photographs / "coffee.png", tmp_path / "broken.jpg"]
+    other = saved(tmp_path / "other", "vit_relpos_small_patch16_224")
+    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--out", tmp_path / "out", expect=1)
+    assert done.stderr.count("broken.jpg") == 1
+    both = json.loads((tmp_path / "out" / "beside.json").read_text())
+    assert both["vit_tiny_patch16_224, patch 8, 32 px"] == json.loads((tmp_path / "out" / "summary.json").read_text())
+    vitlens("inspect", other, photographs / "coffee.png", "--out", tmp_path / "alone")
+    assert both[list(both)[1]] == json.loads((tmp_path / "alone" / "summary.json").read_text())
+    assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
+    assert np.asarray(Image.open(tmp_path / "out" / "beside.png")).std() > 5
+    again = saved(tmp_path / "again")
+    vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
+    assert list(json.loads((tmp_path / "out" / "beside.json").read_text())) == [str(model_folder), str(again)]
 
 
 def test_one_bad_file_among_several(model_folder, photographs, tmp_path):
@@ -160,6 +205,8 @@ def test_a_model_whose_outputs_are_no_numbers_and_a_folder_that_is_a_file(photog
         (["{model}", "--dataset", "{model}"], "holds no image files"),
         (["{model}", "--device", "abacus"], "no device called 'abacus'"),
         (["{model}/.."], "has no config.json"),
+        (["{model}", "--beside", "{model}/"], "Name another one after --beside"),
+        (["{model}", "--beside", "nonsense_model"], "has no model called nonsense_model"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(model_folder, tmp_path, arguments, sentence):
@@ -268,6 +315,7 @@ def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error,
 @pytest.mark.parametrize("arguments, said", [
     (("train", "--max-minutes", "soon"), "--max-minutes"), (("train", "--epoch", "3"), "No such option: --epoch"),
     (("trian",), "No such command 'trian'"), (("inspect",), "argument 'model'"),
+    (("ablate",), "argument 'model'"),
     (("models", "L/16", "more"), "more"),
 ])  # fmt: skip
 def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
@@ -278,6 +326,11 @@ def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
 def test_without_a_command_the_commands_are_shown():
     assert "train" in vitlens().stdout
     assert "--max-minutes" in vitlens("train", "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain", "ablate", "evaluate", "study", "train", "app"])
+def test_help_shows_values_and_no_objects_of_python(command):
+    assert not re.search(r"object at|MISSING|<class|dataclass", vitlens(command, "--help").stdout)
 
 
 def test_help_names_every_method_and_which_are_the_default():

@@ -451,7 +451,7 @@ def test_what_was_measured_is_printed_though_it_cannot_be_written(tmp_path, smal
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlens.files.write", full)
+    monkeypatch.setattr("vitlens.data.files.write", full)
     done = evaluate(small, colored, "knn", tmp_path / "results.json", expect=2)
     assert "No space left" in done.stderr and "colors  knn, 20 neighbors  top1" in done.stdout
 

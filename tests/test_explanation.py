@@ -59,11 +59,11 @@ def test_maps_and_scores_are_those_of_the_methods(model):
     x = preprocess(model, CUP)
     for name, method in methods(["relevance", "legrad"]).items():
         torch.testing.assert_close(second.maps[name], method(model, x, 3)[0])
-    assert second.target == "3" and second.probability == pytest.approx(model(x).softmax(-1)[0, 3].item())
+    assert second.target == "3" and second.value == pytest.approx(model(x).softmax(-1)[0, 3].item())
     assert list(first.scores["method"]) == ["relevance", "legrad", "random mean", "random std"]
     assert sorted(first.scores["rank"].dropna()) in ([1, 2], [1, 1])
     # Deletion of the best map by hand: the class's probability with the patches covered one after the other.
-    covered, scores = x.clone(), [second.probability]
+    covered, scores = x.clone(), [second.value]
     for patch in second.maps["legrad"].flatten().argsort(descending=True).tolist():
         row, col = 8 * (patch // 4), 8 * (patch % 4)
         covered[0, :, row : row + 8, col : col + 8] = x.mean((2, 3))[0, :, None, None]
@@ -125,8 +125,8 @@ def test_a_class_rather_than_another(folder, model, cup, tmp_path):
     ("logit", 1, "the logit of the class less that of the other while"),
 ])  # fmt: skip
 def test_what_the_areas_are_under_is_kept_and_told(model, tmp_path, monkeypatch, score, against, words):
-    draw, figures = plot.explained, []
-    monkeypatch.setattr(plot, "explained", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[0])
+    draw, figures = plot.attributions, []
+    monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[0])
     found = explained(model, CUP, 3, against=against, score=score, baseline="zero")
     explanation.write([found], model, tmp_path)
     assert_tidy(figures[0])

@@ -23,9 +23,10 @@ from vitlens import TokenGrid, UnsupportedModelError, capture, widgets
 from vitlens.attention import rollout
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.recorder.grid import prefix_names
+from vitlens.recorder.families import family
 from vitlens.widgets import subjects, worker
 from vitlens.widgets.comparison import moved
+from vitlens.widgets.saving import captioned
 
 PICTURE = samples()["chelsea"]
 MODELS = {
@@ -89,7 +90,7 @@ def test_attention_is_that_of_timms_unfused_path(vit, kind):
     explorer = widgets.explore(model, PICTURE)
     maps, _, _ = reference(model)
     prefix, row = model.num_prefix_tokens, readout(model, maps.shape[-1])
-    tokens = {token: name for token, name in enumerate(prefix_names(model)) if row[token] != 1}  # 1 is the read-out
+    tokens = {token: name for token, name in enumerate(family(model).prefix) if row[token] != 1}  # 1 is the read-out
     for controls, weights in [
         ({"layer": 1, "head": 2}, row @ maps[1, 2]),
         ({"layer": 0, "head": "max", "row": 1, "column": 3}, maps[0].max(0)[prefix + 7]),
@@ -172,11 +173,16 @@ def test_words_say_what_is_shown(explorer):
 def test_colors(explorer):
     scale = lambda: explorer.frame["panels"][0]["scale"]  # noqa: E731
     assert scale()["low"] == 0 and scale()["high"] == pytest.approx(values(explorer).max())
-    assert scale()["colors"][:3] == bytes([68, 1, 84])  # viridis
+    shown = np.frombuffer(scale()["colors"], np.uint8).reshape(256, 4)
+    assert shown[[0, -1]].tolist() == [[68, 1, 84, 0], [253, 231, 37, 191]]  # viridis, from clear to 0.75
+    np.testing.assert_allclose(shown[:, 3], np.linspace(0, 191.25, 256), atol=0.5)
+    explorer.set(opacity="even", strength=0.5)
+    assert set(scale()["colors"][3::4]) == {128}
     explorer.set(stretch=True, colors="gray")
-    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colors"][-3:] == b"\xff\xff\xff"
-    explorer.set(stretch=False, colors="", view="similarity")
+    assert scale()["low"] == pytest.approx(values(explorer).min()) and scale()["colors"][-4:-1] == b"\xff\xff\xff"
+    explorer.set(stretch=False, colors="", view="similarity", opacity="value")
     assert (scale()["low"], scale()["high"]) == (-1, 1)
+    np.testing.assert_allclose(list(scale()["colors"][3::4]), 127.5 * np.abs(np.linspace(-1, 1, 256)), atol=0.5)
 
 
 def test_mean_distance_follows_the_first_map(vit):
@@ -680,11 +686,11 @@ def test_wrapped_models(vit):
 
 PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
 SET = {
-    "attention": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
-    "rollout": PAINTED | {"colors", "stretch", "layer", "head", "query", "row", "column"},
-    "norms": PAINTED | {"colors", "stretch", "layer"},
+    "attention": PAINTED | {"opacity", "colors", "stretch", "layer", "head", "query", "row", "column"},
+    "rollout": PAINTED | {"opacity", "colors", "stretch", "layer", "head", "query", "row", "column"},
+    "norms": PAINTED | {"opacity", "colors", "stretch", "layer"},
     "components": PAINTED | {"layer"},  # colors of their own
-    "relevance": PAINTED | {"colors", "stretch", "target", "against"},
+    "relevance": PAINTED | {"opacity", "colors", "stretch", "target", "against"},
 }
 
 
@@ -716,6 +722,17 @@ def test_what_is_saved_is_what_was_shown(explorer, save, view):
     assert about.items() >= {name: value for name, value in wanted.items() if name in SET[view]}.items()
     if view == "rollout":
         assert explorer.frame["dots"] is None or explorer.frame["dots"]["head"] is None
+
+
+def test_the_saved_figure_is_as_clear_as_the_page(explorer):
+    explorer.set(stretch=True, smooth=False)
+    row, col = divmod(int(values(explorer).argmin()), 4)
+    place = int((0.35 + 5.1 * (row + 0.5) / 4) * 150), int((0.1 + 5.1 * (col + 0.5) / 4) * 150)
+    for opacity, gray in (("value", True), ("even", False)):
+        explorer.set(opacity=opacity)
+        figure = captioned(explorer.subject, explorer._panel(explorer.view()))
+        red, green, blue = Image.open(io.BytesIO(figure)).convert("RGB").getpixel(place[::-1])
+        assert (red == green == blue) == gray
 
 
 def test_pixels_that_no_patch_covers_are_named(vit):

@@ -10,7 +10,7 @@ import torch
 from maps_support import GRID, gains, images, left_as_found, linear, maps, refuses
 
 from vitlens import TokenGrid
-from vitlens.attribution.target import Target
+from vitlens.attribution.target import ClassTarget
 from vitlens.faithfulness import confidence, curves, random_maps, table
 
 SCORES = (curves, confidence)
@@ -89,11 +89,11 @@ def test_the_target_is_a_class_or_the_predicted_one(vit):
     """Or what is known of it from before; `test_attribution_conduct` has all that a target may be."""
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6)
     predicted = model(x).argmax(-1)
-    for given in (predicted, predicted.tolist(), predicted.numpy(), Target(predicted)):
+    for given in (predicted, predicted.tolist(), predicted.numpy(), ClassTarget(predicted)):
         assert torch.equal(curves(model, x, m).deletion, curves(model, x, m, given).deletion)
     for given in (np.int64(3), [3, 3, 3], torch.tensor([3, 3, 3], dtype=torch.uint8)):
         assert torch.equal(curves(model, x, m, given).deletion, curves(model, x, m, 3).deletion)
-    against = Target(predicted, (predicted + 1) % 10)
+    against = ClassTarget(predicted, (predicted + 1) % 10)
     known = curves(model, x, m, against)
     assert torch.equal(known.deletion, curves(model, x, m, predicted, against=against.against).deletion)
     for score in SCORES:

@@ -23,7 +23,8 @@ def points(line):
 @pytest.mark.parametrize("kind", [lambda step: step, asdict])
 def test_curves_are_the_readings_of_the_run(kind):
     steps = list(history(90))
-    loss, accuracy, rate = plot.training(map(kind, steps)).axes
+    loss, accuracy, rate = plot.training(map(kind, steps), marks={"mixing off": 81}).axes
+    assert [text.get_text() for text in loss.texts] == ["mixing off "] and loss.lines[1].get_xdata() == [81, 81]
     assert points(loss.lines[0]) == [(s.step, s.loss) for s in steps if s.step % 10 == 0]
     assert points(rate.lines[0]) == [(s.step, s.rate) for s in steps]
     for line, key in zip(accuracy.lines, ("top1", "top1_average"), strict=True):
@@ -61,7 +62,7 @@ def test_a_snapshot_shows_the_arrays_of_its_step(index):
     scaled = 0.5 + 0.5 * kernels / np.abs(kernels).max((1, 2, 3), keepdims=True)
     assert np.allclose(pictures(filters), scaled)
     assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
-    assert np.allclose([dots[:, 1] for dots in heads_of(distances).values()], run["distances"][index].T)
+    assert np.allclose(heads_of(distances)[..., 1], run["distances"][index])
     assert np.array_equal(pictures(rollouts), run["rollout"][index])
     step = run["steps"][index]
     assert figure.texts[0].get_text() == f"Step {step}", "how long the run is to be, snapshots do not say"
@@ -105,13 +106,11 @@ def test_heads_that_look_everywhere_alike_lie_on_the_dashed_line(vit, kind):
     for renormalize in (False, True):
         distance = attention.mean_distance(attn, renormalize)
         ax = plot.attention_distance(distance, uniform=attn.grid.uniform_distance(renormalize))
-        dots = np.concatenate([head[:, 1] for head in heads_of(ax).values()])
-        np.testing.assert_allclose(dots, ax.lines[-1].get_ydata()[0], rtol=1e-5)
+        np.testing.assert_allclose(heads_of(ax)[..., 1], ax.lines[-1].get_ydata()[0], rtol=1e-5)
         plt.close(ax.figure)
     moment = {name: array[None] for name, array in record(model, images).items()}
     drawn = plot.snapshot({"steps": [0], **moment}).axes[3]
-    for dots in heads_of(drawn).values():
-        np.testing.assert_allclose(dots[:, 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
+    np.testing.assert_allclose(heads_of(drawn)[..., 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
     page = widgets.explore(model)
     page.subject.mean_distance()
     page.set(layer=0)
@@ -133,7 +132,7 @@ def test_a_film_strip_is_one_column_a_snapshot():
     for index, (filters, positions, distances, rollouts) in zip((0, 4, 8), columns, strict=True):
         assert len(filters.images) == 9
         assert np.array_equal(pictures(positions), run["positions"][index].reshape(64, 8, 8))
-        assert np.allclose([dots[:, 1] for dots in heads_of(distances).values()], run["distances"][index].T)
+        assert np.allclose(heads_of(distances)[..., 1], run["distances"][index])
         assert np.array_equal(pictures(rollouts), run["rollout"][index, :4])
         assert {im.get_clim() for im in rollouts.images} == {(0, run["rollout"][:, :4].max())}
     lefts = [[round(ax.get_position().x0, 4) for ax in column] for column in columns]

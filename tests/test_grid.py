@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid
-from vitlens.recorder.grid import prefix_names, token_grid
+from vitlens.recorder.families import family, token_grid
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_positions_of_tokens_and_of_patches():
 )
 def test_names_of_prefix_tokens(name, kwargs, names):
     model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
-    assert prefix_names(model)[: len(names)] == names and len(prefix_names(model)) == model.num_prefix_tokens
+    assert family(model).prefix[: len(names)] == names and len(family(model).prefix) == model.num_prefix_tokens
 
 
 def test_borders():

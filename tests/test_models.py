@@ -38,6 +38,14 @@ def test_opens_timms_layout(folder):
     assert load_model(str(folder / "config.json")).num_classes == 3
 
 
+def test_without_a_name_it_is_the_bundled_model(folder, monkeypatch):
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder)
+    assert load_model().label_names == ["cat", "dog", "owl"]
+    monkeypatch.setattr("vitlens.models.opening.SPECIMEN", folder / "none")
+    with pytest.raises(ValueError, match="lies in the data folder of a clone.*timm model or a folder"):
+        load_model()
+
+
 def test_arguments_reach_the_constructor(folder):
     model = load_model(folder, img_size=(32, 48))
     assert model.patch_embed.grid_size == (4, 6)
@@ -196,7 +204,7 @@ def test_weights_that_are_fetched_are_said_with_their_place(monkeypatch, capsys)
     from huggingface_hub import constants
 
     create, cached = timm.create_model, []
-    monkeypatch.setattr("vitlens.models.reach", lambda: None)
+    monkeypatch.setattr("vitlens.models.opening.reach", lambda: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: cached[0] if cached else None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **more: create("test_vit", **more))
     load_model("vit_tiny_patch16_224")

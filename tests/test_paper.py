@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from vitlens import UnsupportedModelError, attention, capture, paper
-from vitlens.paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_9
+from vitlens.paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_8, TABLE_9
+from vitlens.train.choices import SETTINGS
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
 
@@ -183,3 +184,12 @@ def test_tables_name_models_that_exist():
     assert [len(rows) for rows in paper.results("ViT-L/16").values()] == [2, 3, 2, 2]
     with pytest.raises(ValueError, match="average of EfficientNet-L2 .* CIFAR-10, "):
         _ = TABLE_2[-1].average
+
+
+def test_table_8_says_that_some_positions_are_needed_and_hardly_which():
+    """D.4: 0.61382 without, 0.64206 with the default; places and kinds are those of a recipe."""
+    assert (TABLE_8["none"], TABLE_8["learned-1d"]["stem"]) == ({"stem": 61.382}, 64.206)
+    rest = [value for kind, row in TABLE_8.items() if kind != "none" for value in row.values()]
+    assert len(rest) == 7 and max(rest) - min(rest) < 0.4 < 2.5 < min(rest) - TABLE_8["none"]["stem"]
+    for kind, row in TABLE_8.items():
+        assert kind in SETTINGS["positions"] and row.keys() <= SETTINGS["positions_at"].keys()

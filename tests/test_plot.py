@@ -19,6 +19,7 @@ from PIL import Image, ImageFilter
 
 from vitlens import plot
 from vitlens.recorder.grid import TokenGrid
+from vitlens.reports.inspection import Inspection, Picture
 from vitlens.train import Step
 
 RNG = np.random.default_rng(0)
@@ -57,6 +58,38 @@ def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):
         "distances": rng.uniform(0, grid * patch / 2, (count, layers, heads)),
         "rollout": rng.uniform(0, 2 / grid**2, (count, images, grid, grid)),
     }
+
+
+def fillings(count, grid=8, cells=1, images=4):
+    """Snapshots of a run without labels; every second patch is corrupted: hidden, or in the first image another's."""
+    rng = np.random.default_rng(3)
+    source = np.tile(np.arange(grid**2), (count, images, 1))
+    corrupted = source % 2 == 1
+    source[corrupted] = -1
+    source[:, 0, 1] = 2
+    return {
+        "steps": 10 * np.arange(count) ** 2,
+        "corrupted": corrupted.reshape(count, images, grid, grid).astype(np.float16),
+        "source": source.reshape(count, images, grid, grid).astype(np.float16),
+        "predicted": rng.uniform(size=(count, images, grid * cells, grid * cells, 3)),
+    }
+
+
+def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
+    """Of random numbers; lacks: why there are no filters, positions or rollout."""
+    height, width = grid.image
+    maps = torch.from_numpy(RNG.dirichlet(np.full(grid.patches, 5.0), pictures)).unflatten(1, (grid.rows, -1))
+    maps = [None] * pictures if "rollout" in lacks else maps
+    shown = [Picture("", picture(height, width), [(f"class number {k}, or so", 0.5)], m) for k, m in enumerate(maps)]
+    return Inspection(
+        "vit", grid, torch.from_numpy(RNG.uniform(10, 30, (layers, heads))), pictures, shown,
+        None if "filters" in lacks else torch.from_numpy(RNG.normal(size=(28, 8, 8, 3))), torch.full((28,), 0.02),
+        None if "positions" in lacks else torch.from_numpy(cosines(grid.rows, grid.cols)), [], lacks,
+    )  # fmt: skip
+
+
+WHY = "VisionTransformerRelPos has no table of learned position embeddings. Use a model that adds one vector per patch."
+SQUARE, SMALL = TokenGrid(14, 14, (16, 16)), TokenGrid(8, 8, (8, 8))
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +144,15 @@ PAGES = {
     "rollouts, extreme shapes": lambda: plot.rollouts(
         [picture(30, 600), picture(600, 30), picture(64, 64)], attention(3, 4, 4), titles=["$5 and $", "b", "c"]
     ),
+    "contributions": lambda: plot.contributions({"cat.jpg: tabby, 9.1": RNG.normal(size=(12, 4))}),
+    "contributions, many": lambda: plot.contributions({f"{k}.jpg: a class": RNG.normal(size=(6, 7)) for k in range(5)}),
+    "contributions, large": lambda: plot.contributions({k: RNG.normal(size=(24, 17)) for k in "ab"}),
+    "correspondences": lambda: plot.correspondences(
+        [picture(), picture(64, 64)], [[i, 63 - i] for i in range(24)], grids=[CUT, TokenGrid(8, 8, (8, 8))], note="All"
+    ),
+    "correspondences, one": lambda: plot.correspondences(
+        [picture(64, 64)] * 2, [[0, 63]], grids=[TokenGrid(8, 8, (8, 8))] * 2, titles=("$5 and $", "b")
+    ),
     "heads 3": lambda: plot.heads(attention(3, 14, 14), image=picture(224, 224), query=(0, 13)),
     "heads 6": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0), scale="each"),
     "heads 16": lambda: plot.heads(attention(16, 14, 14) * 1e-4, image=picture(224, 224)),
@@ -125,7 +167,7 @@ PAGES = {
 }
 NAMES = ("relevance", "gradient_rollout", "legrad", "attention_gradient", "grad_cam", "rollout")
 PAGES |= {
-    f"explained {count}": lambda count=count: plot.explained(
+    f"attributions {count}": lambda count=count: plot.attributions(
         picture(),
         dict(zip(NAMES, attention(count, 14, 20), strict=False)),
         grid=CUT,
@@ -147,7 +189,10 @@ PAGES |= {
 }
 PAGES |= {
     "training, empty": lambda: plot.training([]),
-    "training": lambda: plot.training(history(90)),
+    "training": lambda: plot.training(history(90), marks={"mixing off": 81}),
+    "training, without labels": lambda: plot.training(
+        [{**vars(r), "metrics": {f"valid_loss{k[4:]}": v / 50 for k, v in r.metrics.items()}} for r in history(90)]
+    ),
     "snapshot": lambda: plot.snapshot(snapshots(3)),
     "snapshot, digits": lambda: plot.snapshot(snapshots(2, grid=4, patch=2, layers=6, heads=3), 0),
     "snapshot, large": lambda: plot.snapshot(snapshots(2, grid=16, patch=16, layers=24, heads=16)),
@@ -156,6 +201,20 @@ PAGES |= {
     "film strip 2": lambda: plot.film_strip(snapshots(9), [0, -1], labels=["before", "after"]),
     "film strip 7": lambda: plot.film_strip(snapshots(24)),
     "film strip 9, large": lambda: plot.film_strip(snapshots(9, grid=16, patch=16, layers=24, heads=16), range(9)),
+}
+PAGES |= {
+    "filled in": lambda: plot.filled_in(RNG.uniform(size=(4, 32, 32, 3)), fillings(12)),
+    "filled in, pixels": lambda: plot.filled_in(RNG.uniform(size=(4, 32, 32, 3)), fillings(6, cells=4), range(6)),
+    "filled in, one": lambda: plot.filled_in(RNG.uniform(size=(1, 8, 8, 3)), fillings(1, 4, 2), [0]),
+}
+PAGES |= {
+    "inspected": lambda: plot.inspected({"deit_tiny_patch16_224": inspection(SQUARE)}),
+    "inspected, one picture": lambda: plot.inspected({"a": inspection(pictures=1)}),
+    "inspected, little": lambda: plot.inspected({"a": inspection(filters=WHY, positions=WHY, rollout=WHY)}),
+    "inspected, two": lambda: plot.inspected({"one": inspection(SQUARE), "other": inspection(SMALL, 6, 6)}),
+    "inspected, two, little": lambda: plot.inspected(
+        {"one": inspection(filters=WHY, positions=WHY), "other": inspection(heads=16, rollout=WHY)}
+    ),
 }
 CURVES = pd.DataFrame({"one": np.arange(1, 7), "two": np.arange(6) ** 2 + 1}, [1, 4, 9, 100, 1000, 10_000])
 PANELS = {
@@ -185,6 +244,18 @@ ALONE = {
 }
 """Pages of one Axes, which may be given."""
 PAGES |= ALONE | {
+    "variants": lambda: plot.variants(
+        {
+            "none": {"filters": RNG.normal(size=(28, 4, 4, 3)), "distances": RNG.uniform(0, 9, (3, 3))},
+            "a long name, of two lines": {
+                "positions": cosines(5, 5),
+                "rollout": attention(2, 5, 5),
+                "distances": RNG.uniform(0, 9, (4, 2)),
+            },
+        },
+        picture=picture(20, 20),
+        uniform=8.0,
+    ),
     "distances": lambda: plot.attention_distances({"Trained": np.ones((6, 3)), "Untrained": np.eye(6)}, uniform=1.5),
     "gallery": lambda: plot.gallery({"": list(attention(6, 8, 8))}, titles=[f"last {k} of 6" for k in range(6)]),
     "gallery, three rows": lambda: plot.gallery(
@@ -201,6 +272,27 @@ def test_pages_are_tidy_fit_a_notebook_and_are_not_held(name):
     width, height = figure.get_size_inches() * figure.dpi
     assert figure.dpi == 100 and width <= 901 and height <= 1400
     assert_tidy(figure)
+
+
+def test_patches_are_filled_in_where_they_were_corrupted():
+    """Columns: picture, what the model sees, snapshots, target."""
+    pictures, snapshots = RNG.uniform(size=(2, 32, 32, 3)), fillings(3, cells=2)
+    axes = plot.filled_in(pictures, snapshots, [2]).axes
+    shown = [[np.asarray(ax.images[0].get_array()) for ax in axes[k : k + 2]] for k in range(0, 8, 2)]
+    picture, seen, said, target = shown
+    assert np.array_equal(picture, pictures) and (seen[1][:4, 4:8] == 0.5).all()
+    assert np.array_equal(seen[0][:4, 4:8], pictures[0, :4, 8:12])  # the second patch shows the third
+    assert np.array_equal(seen[1][:4, 8:12], pictures[1, :4, 8:12])
+    np.testing.assert_allclose(target[1][0, 0], pictures[1, :2, :2].mean((0, 1)))
+    large = snapshots["predicted"][2, 1, :2, 2:4].repeat(8, 0).repeat(8, 1)  # two cells of 8 pixels a patch
+    assert np.array_equal(said[1][:16, 16:32], large)
+    np.testing.assert_allclose(said[1][4:12, 4:12], target[1][:2, :2].repeat(8, 0).repeat(8, 1)[4:12, 4:12])
+    assert (said[1][:4, :16] == 1).all() and (said[1][:16, 12:16] == 1).all()
+    for wrong in ({"steps": [0]}, snapshots | {"predicted": snapshots["predicted"][:, :, :15]}):
+        with pytest.raises(ValueError, match="lack|fit neither"):
+            plot.filled_in(pictures, wrong, [0])
+    with pytest.raises(ValueError, match="one to six"):
+        plot.filled_in(pictures, fillings(9), range(9))
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -310,46 +402,32 @@ def test_position_similarity_every_and_nan():
 
 
 def heads_of(ax):
-    """The dots (L, 2) of each head, by its color."""
-    found = {}
-    for layer in ax.collections:
-        colors = np.broadcast_to(layer.get_facecolors(), (len(layer.get_offsets()), 4))
-        for color, dot in zip(colors, layer.get_offsets(), strict=True):
-            found.setdefault(tuple(color), []).append(dot)
-    return {color: np.array(dots) for color, dots in found.items()}
+    """The dots (L, H, 2) of the heads."""
+    dots = ax.lines[0].get_xydata()
+    return dots.reshape(len(np.unique(dots[:, 0].round())), -1, 2)
 
 
 def test_attention_distance_draws_every_head_of_every_layer():
     values = RNG.uniform(5, 100, (4, 12, 3))
     ax = plot.attention_distance(torch.tensor(values).bfloat16().double(), uniform=116.492, image_size=224, title="A")
-    mean = torch.tensor(values).bfloat16().double().mean(0).numpy()
     line, drawn = ax.lines[-1], heads_of(ax)
-    assert len(drawn) == 3
-    for head in range(3):
-        assert np.allclose(drawn[to_rgba(plot.style.SERIES[head])], np.c_[range(12), mean[:, head]])
+    assert np.allclose(drawn[..., 1], torch.tensor(values).bfloat16().double().mean(0))
+    assert (np.diff(drawn[..., 0]) > 0.1).all() and np.allclose(drawn[..., 0].mean(1), range(12)), "side by side"
     assert list(line.get_ydata()) == [116.492] * 2 and line.get_linestyle() == "--"
+    (local,) = ax.patches
+    assert local.get_y() == 0 and local.get_height() == pytest.approx(116.492 / 3)
     assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] > 116.5 and ax.get_xlim()[0] < 0 and ax.get_xlim()[1] > 11
     assert list(ax.get_xticks()) == list(range(12))
     assert ax.get_xlabel() == "Network depth (layer)" and ax.get_title() == "A"
     assert ax.get_ylabel() == "Mean attention distance (pixels of 224 × 224)"
-    legend = [t.get_text() for t in ax.get_legend().get_texts()]
-    assert legend == ["Head 0", "Head 1", "Head 2", "uniform attention"]
+    assert [t.get_text() for t in ax.texts] == ["uniform\nattention", "local: under a third of it"]
 
 
 @pytest.mark.parametrize("layers, heads", [(24, 16), (32, 9), (1, 1), (6, 8)])
-def test_attention_distance_legend_stays_small_and_inside(layers, heads):
+def test_attention_distance_of_any_number_of_heads(layers, heads):
     ax = plot.attention_distance(RNG.uniform(10, 100, (layers, heads)))
-    ax.figure.draw_without_rendering()
-    box, inside = ax.get_legend().get_window_extent(), ax.get_window_extent()
-    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-    assert box.height < inside.height / 2
-    legend = [t.get_text() for t in ax.get_legend().get_texts()]
-    if heads <= 8:
-        assert legend == [f"Head {head}" for head in range(heads)]
-    else:
-        assert ax.get_legend().get_title().get_text() == "Head" and {*map(int, legend)} <= {*range(heads)}
-    assert ax.get_ylabel() == "Mean attention distance (pixels)"
-    assert len(ax.get_xticks()) <= 16 and len(heads_of(ax)) == heads
+    assert heads_of(ax).shape == (layers, heads, 2) and len(ax.get_xticks()) <= 16
+    assert ax.get_legend() is None and ax.get_ylabel() == "Mean attention distance (pixels)"
 
 
 def test_attention_distance_of_identity_is_at_zero():
@@ -465,7 +543,7 @@ def test_heat_shows_the_values_themselves_where_the_patches_lie():
     below, heat = ax.images
     assert np.asarray(below.get_array()).shape == (230, 330)  # in gray
     assert np.allclose(heat.get_array(), np.kron(values, np.ones((16, 16)))) and heat.get_extent() == [0, 320, 224, 0]
-    assert heat.get_alpha() == 0.4 and heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
+    assert heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
     bar = ax.figure.axes[1]
     assert bar.get_ylim() == pytest.approx((0, values.max()))
     limited = plot.overlay(picture(), values, grid=CUT, mode="heat", limits=(-1, 3)).images[1]
@@ -485,9 +563,64 @@ def test_heat_of_signed_values_diverges_about_zero_and_nan_is_gray():
     assert heat.cmap.name == "RdBu_r" and heat.get_clim() == pytest.approx((-high, high))
     missing = np.ma.getmaskarray(heat.get_array())
     assert missing[32:48, 48:64].all() and missing.sum() == 256
-    assert heat.cmap(np.ma.masked_invalid([np.nan]))[0] == pytest.approx(to_rgba("0.65"))
     smooth = plot.overlay(picture(), np.nan_to_num(values), grid=CUT, mode="heat").images[1]
     assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the color scale
+
+
+SIGNED = RNG.normal(size=(14, 20))
+OVER = {  # values, options, and the share of the largest opacity that each value has
+    "positive": (SIGNED**2, {}, lambda v: v / v.max()),
+    "signed": (SIGNED, {}, lambda v: np.abs(v) / np.abs(v).max()),
+    "negative": (-(SIGNED**2), {"cmap": "viridis"}, lambda v: np.abs(v) / np.abs(v).max()),
+    "limits about 0": (SIGNED, {"limits": (-1, 3)}, lambda v: np.abs(v.clip(-1, 3)) / 3),
+    "limits above 0": (SIGNED, {"limits": (1, 2)}, lambda v: v.clip(1, 2) - 1),
+    "limits below 0": (SIGNED, {"limits": (-2, -1)}, lambda v: -1 - v.clip(-2, -1)),
+    "faint": (SIGNED**2, {"alpha": 0.2}, lambda v: v / v.max()),
+    "even": (SIGNED, {"opacity": "even"}, np.ones_like),
+    "constant": (np.full((14, 20), 0.005), {}, np.ones_like),
+    "nothing": (np.zeros((14, 20)), {}, np.zeros_like),
+    "one peak": (np.eye(14, 20, 19), {}, lambda v: v),
+    "colors": (RNG.uniform(size=(14, 20, 3)), {}, lambda v: np.ones((14, 20))),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_heat_is_the_picture_and_the_color_each_by_its_share(name):
+    """picture · (1 − a) + color · a, in the pixels of the drawn figure; the picture alone where no patch is."""
+    values, options, share = OVER[name]
+    image = picture()
+    figure = plt.figure(figsize=(3.3, 2.3), dpi=100)
+    how = {"grid": CUT, "ax": figure.add_axes((0, 0, 1, 1)), "mode": "heat", "smooth": False, "colorbar": False}
+    heat = plot.overlay(image, values, **how, **options).images[1]
+    color = values if name == "colors" else mpl.colormaps[heat.cmap.name](heat.norm(values))[..., :3]
+    figure.canvas.draw()
+    found = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    wanted = np.asarray(Image.fromarray(image).convert("L"), float)[..., None].repeat(3, -1)
+    a = options.get("alpha", 0.75) * share(values)[..., None]
+    a, color = (each.repeat(16, 0).repeat(16, 1) for each in (a, color))
+    wanted[:224, :320] = wanted[:224, :320] * (1 - a) + 255 * color * a
+    assert np.abs(found - wanted).max() <= 3  # of 255: colors and opacities come from a table of 256
+
+
+def test_nan_hides_the_picture_and_is_gray():
+    values = np.where(np.eye(14, 20), np.nan, SIGNED)
+    for options in ({}, {"opacity": "even", "alpha": 0.3}):
+        heat = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, **options).images[1]
+        assert np.allclose(heat.cmap(heat.norm(heat.get_array()))[5, 5], to_rgba("0.65"))
+    nowhere = plot.overlay(picture(), np.full((14, 20), np.nan), grid=CUT, mode="heat", smooth=False).images[1]
+    assert np.allclose(nowhere.cmap(nowhere.norm(nowhere.get_array())), to_rgba("0.65"))
+
+
+def test_a_color_bar_lies_on_a_checker_where_something_shines_through():
+    bars = {}
+    for name, how in {"clear": {}, "dense": {"alpha": 1, "opacity": "even"}}.items():
+        ax = plot.overlay(picture(), SIGNED**2, grid=CUT, mode="heat", **how)
+        ax.figure.canvas.draw()
+        box = ax.figure.axes[1].get_window_extent()
+        pixels = np.asarray(ax.figure.canvas.buffer_rgba())[::-1, :, :3].astype(int)
+        bars[name] = pixels[int(box.y0) + 2 : int(box.y1) - 2, int(box.x0) + 2 : int(box.x1) - 2]
+    clear, dense = (np.ptp(bar, axis=1).max(-1) for bar in bars.values())  # within a line of equal value
+    assert clear[:20].max() > 30 and clear[-20:].max() < clear[:20].max() / 2 and dense.max() <= 1
 
 
 def test_rollouts_pairs_each_picture_with_its_own_map():
@@ -609,6 +742,12 @@ def test_tiles_have_scales_of_their_own():
     assert plot.tiles({"large": large}, signed=True).axes[0].images[0].get_clim() == (-7, 7)
 
 
+def opacities(figure):
+    """Those of the maps over a picture."""
+    maps = [ax.images[1] for ax in figure.axes if len(ax.images) > 1 and ax.images[1].get_array().ndim == 2]
+    return {opacity for heat in maps for opacity in heat.cmap(np.arange(256))[:, 3]}
+
+
 def test_overlays_are_the_maps_over_one_picture():
     maps = {"one": attention(1, 14, 20)[0], "two": RNG.normal(size=(14, 20)), "paint": RNG.uniform(size=(14, 20, 3))}
     figure = plot.overlays(picture(), maps, grid=CUT, query=(3, 17), limits={"two": (-9, 9)}, smooth=False)
@@ -616,14 +755,15 @@ def test_overlays_are_the_maps_over_one_picture():
     assert np.array_equal(beside.images[0].get_array(), picture())
     for ax, values in zip((one, two, paint), maps.values(), strict=True):
         heat = ax.images[1]
-        assert np.allclose(heat.get_array(), values.repeat(16, 0).repeat(16, 1)) and heat.get_alpha() == 0.65
+        assert np.allclose(heat.get_array(), values.repeat(16, 0).repeat(16, 1))
         assert heat.get_extent() == [0, 320, 224, 0]
     assert one.images[1].get_clim() == (0, maps["one"].max()) and two.images[1].get_clim() == (-9, 9)
     assert [ax.get_title() for ax in (beside, one, two, paint)] == ["Input", *maps]
     bars = [ax for ax in figure.axes if not ax.images and ax.get_visible()]
     labels = [[tick.get_text() for tick in ax.get_xticklabels()] for ax in bars]
     assert labels == [["0", f"{maps['one'].max():.2g}"], ["−9", "0", "9"]], "colors have no bar"
-    figure = plot.overlays(picture(), maps, grid=CUT, limits={"one": (0.25, 0.5)})
+    figure = plot.overlays(picture(), maps, grid=CUT, limits={"one": (0.25, 0.5)}, opacity="even")
+    assert opacities(figure) == {0.75}
     bar = next(ax for ax in figure.axes if not ax.images and ax.get_visible())
     assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0.25", "0.5"], "no zero outside"
     for ax in (beside, one, two, paint):
@@ -692,14 +832,35 @@ def test_distances_beside_each_other_share_one_scale():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_gallery_is_a_row_for_each_name(shared):
-    rows = {"picture": [picture(8, 8), picture(8, 8)], "map": [np.eye(4), 3 * np.eye(4)]}
-    axes = plot.gallery(rows, titles=["left", "right"], shared=shared).axes
+    rows = {"picture": [picture(8, 8), picture(8, 8)], "map": [np.eye(4), 120 * np.eye(4)]}
+    rows |= {"difference": [np.eye(4), -2 * np.eye(4)]}
+    axes = plot.gallery(rows, titles=["left", "right"], captions={"map": ["1", "120"]}, shared=shared).axes
     for ax, image in zip(axes, sum(rows.values(), []), strict=False):
         assert np.array_equal(ax.images[0].get_array(), image)
-    assert [ax.get_title() for ax in axes[:4]] == ["left", "right", "", ""]
-    assert [ax.get_ylabel() for ax in axes[:4]] == ["picture", "", "map", ""]
-    assert [ax.images[0].get_clim()[1] for ax in axes[2:4]] == ([3, 3] if shared else [1, 3])
-    assert len(axes) == 4 + shared
+    assert [ax.get_title() for ax in axes[:6]] == ["left", "right", "", "", "", ""]
+    assert [ax.get_ylabel() for ax in axes[:6]] == ["picture", "", "map", "", "difference", ""]
+    assert [[text.get_text() for text in ax.texts] for ax in axes[:6]] == [[], [], ["1"], ["120"], [], []]
+    limits = [(0, 120), (0, 120), (-2, 2), (-2, 2)] if shared else [(0, 1), (0, 120), (0, 1), (-2, 2)]
+    assert [ax.images[0].get_clim() for ax in axes[2:6]] == limits
+    bars = [[tick.get_text() for tick in ax.get_yticklabels()] for ax in axes[6:]]
+    assert bars == ([["0", "120"], ["−2", "0", "2"]] if shared else [])
+
+
+def test_two_models_beside_each_other():
+    found = {"one": inspection(SQUARE, positions=WHY), "other": inspection(SMALL, 6, 6)}
+    figure = plot.inspected(found)
+    texts = [" ".join(text.get_text().split()) for text in figure.findobj(Text)]
+    for heading, each in found.items():
+        assert {heading, *each.sentences.values(), "class number 3 50%"} <= set(texts)
+    assert WHY in texts and "class number 4 50%" not in texts
+    assert {"14 × 14 patches, 12 layers of 3 heads", "8 × 8 patches, 6 layers of 6 heads"} <= set(texts)
+    pictures = [ax.images[0].get_array() for ax in figure.axes if len(ax.images) == 1]
+    for k, name in itertools.product(range(4), found):
+        assert any(np.array_equal(found[name].pictures[k].pixels, each) for each in pictures)
+    lines = [ax for ax in figure.axes if ax.get_ylabel().startswith("Mean attention distance")]
+    heights = [ax.lines[-1].get_ydata()[0] / ax.get_ylim()[1] for ax in lines]
+    assert len(lines) == 2 and heights[0] == pytest.approx(heights[1])
+    assert all(each.mean_distance.max() < ax.get_ylim()[1] for ax, each in zip(lines, found.values(), strict=True))
 
 
 # What is refused
@@ -725,6 +886,7 @@ def test_a_gallery_is_a_row_for_each_name(shared):
         (lambda: plot.mask(np.full((14, 20), np.nan), CUT), "finite"),
         (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
         (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="jet"), "jet"),
+        (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="heat", opacity="odd"), "Unknown opacity 'odd'"),
         (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), mode="heat"), "smooth=False"),
         (lambda: plot.overlay(picture(), np.ones((14, 20, 3))), r"\(rows, cols\) .* \(14, 20, 3\)"),
         (lambda: plot.overlay(picture(), np.ones((14, 20, 4)), mode="heat"), r"\(14, 20, 4\)"),
@@ -736,7 +898,9 @@ def test_a_gallery_is_a_row_for_each_name(shared):
         (lambda: plot.heads(np.ones((14, 14))), r"\(14, 14\)"),
         (lambda: plot.heads(np.ones((3, 14, 14)), scale="log"), "log"),
         (lambda: plot.gallery({}), "at least one"),
+        (lambda: plot.inspected({}), "one or two models .* got 0"),
         (lambda: plot.gallery({"a": [np.eye(2)], "b": [np.eye(2)] * 2}), "same number"),
+        (lambda: plot.gallery({"a": [np.eye(2)]}, captions={"a": ["one", "two"]}), "same number"),
         (lambda: plot.tiles({}), "1 to 6 maps .* got 0"),
         (lambda: plot.tiles({"a": np.ones((3, 8, 8))}), r"\(3, 8, 8\)"),
         (lambda: plot.overlays(picture(), {}, grid=CUT), "1 to 5 maps .* got 0"),
@@ -761,23 +925,35 @@ def test_a_query_outside_the_grid_is_refused():
         plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0))
 
 
-def test_explained_shows_every_map_with_its_caption():
+def test_attributions_show_every_map_with_its_caption():
     maps = {"first": RNG.uniform(size=(14, 20)), "second": RNG.normal(size=(14, 20)), "third": np.zeros((14, 20))}
     maps["first"][3, 4], maps["second"][5, 6] = 12.34, -50_000
     captions = {"first": "rank 1\ndeletion 0.1", "third": "rank 3"}
-    figure = plot.explained(
-        picture(), maps, grid=CUT, title="Why?", captions=captions, note="What\nit means", smooth=False
+    figure = plot.attributions(
+        picture(), maps, grid=CUT, title="Why?", captions=captions, note="What\nit means", smooth=False, cols=3
     )
-    scale = "Colors: each map has its own scale, from 0 (violet) to its max (yellow)"
+    assert [ax.get_subplotspec().rowspan.start for ax in figure.axes] == [0, 0, 0, 1]
+    scale = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
     signed = ", or from −max (blue) to max (red) where some values are negative."
     assert [ax.get_title("left") for ax in figure.axes] == ["Input", *maps]
     below = [text.get_text() for ax in figure.axes for text in ax.texts]
     assert below == ["max 12.3\nrank 1\ndeletion 0.1", "±5e+04", "max 0\nrank 3"]
     assert [text.get_text() for text in figure.texts] == ["Why?", f"What\nit means\n{scale}{signed}"]
-    alone = plot.explained(picture(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
+    alone = plot.attributions(picture(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
     assert alone.axes[1].texts[0].get_text() == "max 0.000123" and alone.texts[-1].get_text() == f"{scale}."
     shown = [ax.images[-1] for ax in figure.axes]
+    even = plot.attributions(picture(), maps, grid=CUT, title="Why?", opacity="even")
+    assert opacities(even) == {0.75} and even.texts[-1].get_text() == f"{scale}{signed}".replace("clear", "violet")
     assert len(shown) == 4 and shown[2].get_clim() == (-np.abs(maps["second"]).max(), np.abs(maps["second"]).max())
     assert np.allclose(shown[1].get_array(), np.kron(maps["first"], np.ones((16, 16))))
     with pytest.raises(ValueError, match="No maps"):
-        plot.explained(picture(), {}, grid=CUT, title="Why?")
+        plot.attributions(picture(), {}, grid=CUT, title="Why?")
+
+
+def test_lines_of_correspondences_join_the_centers_of_patches():
+    grids = [TokenGrid(2, 4, (10, 20)), TokenGrid(3, 3, (8, 8))]
+    figure = plot.correspondences([picture(20, 80), picture(24, 24)], [[5, 8], [0, 1]], grids=grids)
+    ends = [(line.xy1, line.xy2) for line in figure.artists]
+    assert ends == [((30, 15), (20, 20)), ((10, 5), (12, 4))]
+    with pytest.raises(ValueError, match="patches below 8 and 9"):
+        plot.correspondences([picture(20, 80), picture(24, 24)], [[8, 0]], grids=grids)

@@ -5,6 +5,7 @@ import pytest
 import scipy.ndimage
 import timm
 import torch
+from scipy.stats import spearmanr
 from timm.layers import resample_abs_pos_embed
 
 from vitlens import positions
@@ -54,6 +55,19 @@ def test_planted_structure_and_random_control():
     assert abs(positions.rank_correlation(similarity)) < 0.05
     off = similarity.reshape(196, 196)[~torch.eye(196, dtype=torch.bool)]
     assert off.abs().mean().item() == pytest.approx((2 / np.pi / 192) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("rows, cols, step", [(3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)])
+def test_rank_correlation_is_spearmans_with_ties_and_without(rows, cols, step):
+    cells = rows * cols
+    similarity = torch.randn(cells, cells, dtype=torch.float64, generator=torch.Generator().manual_seed(cells))
+    similarity = (similarity / step).round() * step if step else similarity
+    row, col = np.divmod(np.arange(cells), cols)
+    distance = np.hypot(row[:, None] - row, col[:, None] - col)
+    different = ~np.eye(cells, dtype=bool)
+    expected = spearmanr(similarity.numpy()[different], distance[different]).statistic
+    got = positions.rank_correlation(similarity.view(rows, cols, rows, cols))
+    assert got == pytest.approx(expected, abs=1e-12)
 
 
 def test_models_without_a_table():
@@ -106,3 +120,14 @@ def test_no_number_and_no_distance_give_no_correlation():
     table[0, 1, 2, 2] = float("nan")
     with pytest.raises(ValueError, match="finite numbers, but some are not"):
         positions.rank_correlation(table)
+
+
+def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():
+    rows, cols = torch.meshgrid(torch.arange(4), torch.arange(3), indexing="ij")
+    down, across = ((each[..., None, None] - each).abs() for each in (rows, cols))
+    found = positions.by_direction((10 * down + across).float())
+    # (1, 1) is near 1, (1, 2) and (2, 1) near 2; (2, 2) is near 3, which no row has
+    assert torch.equal(found, torch.tensor([[1.0, 2.0], [10.0, 20.0], [11.0, 16.5]]))
+    noisy = torch.rand(4, 3, 4, 3, generator=torch.Generator().manual_seed(0))
+    pairs = [noisy[r, c, r, d] for r in range(4) for c in range(3) for d in range(3) if abs(c - d) == 1]
+    assert positions.by_direction(noisy)[0, 0] == pytest.approx(torch.stack(pairs).mean().item())

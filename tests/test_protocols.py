@@ -397,5 +397,5 @@ def test_a_module_is_measured_as_its_folder_is(vit, tmp_path):
     assert {**one, "when": ""} == {**other, "when": ""} and one["images"] == 360 and one["value"] > 50
     with pytest.raises(ValueError, match="finetune starts from a timm name or a folder; got VisionTransformer"):
         evaluate(model, "digits", "finetune")
-    with pytest.raises(ValueError, match="models of timm, .* Linear has none"):
+    with pytest.raises(ValueError, match="tell how images are normalized.*Linear does not"):
         next(evaluate(torch.nn.Linear(2, 2), "digits", "knn"))

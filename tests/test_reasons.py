@@ -67,7 +67,7 @@ def test_a_method_that_was_registered_is_a_view(vit, monkeypatch):
     explorer.set(view="mine")
     assert (values(explorer) == 1).all() and "My method for “" in words(explorer)
     options = next(control["options"] for control in explorer.frame["controls"] if control["name"] == "view")
-    assert {("Why this class: my method", "mine"), ("Plain one", "plain")} <= set(options)
+    assert {("My method", "mine"), ("Plain one", "plain")} <= set(options)
     explorer.set(view="plain")
     assert "for “" not in words(explorer)
 

@@ -38,7 +38,7 @@ def test_the_tiny_mode_is_small_and_switches_nothing_off(name):
         "log_every",
     }  # fmt: skip
     images = torch.zeros(1, 3, tiny.image_size, tiny.image_size)
-    assert model.eval()(images).shape == (1, tiny.num_classes)
+    assert model.eval()(images).shape == (1, tiny.num_classes if tiny.objective == "labels" else tiny.width)
 
 
 def test_settings_from_a_shell_are_converted():

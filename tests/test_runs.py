@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitlens.data import ImageSet, load
-from vitlens.files import locked
+from vitlens.data.files import locked
 from vitlens.train import Recipe, Step, World, accuracy, recipe, runs, timing
 from vitlens.train.account import command_of, finish, seconds_before
 from vitlens.train.sources import Source
@@ -64,7 +64,7 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     r = replace(recipe("digits").tiny(), patch_drop=0.5, patch_drop_until=0.75, evaluate_every=2)
     now = iter(range(0, 1000, 3))  # each look at the clock takes three seconds
     monkeypatch.setattr(timing, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
-    monkeypatch.setattr(timing, "accuracy", lambda *_, **__: 10.0)
+    monkeypatch.setattr(timing, "validate", lambda *_: {"top1": 10.0})
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
     data = load("digits", "train").subset(280), load("digits", "valid").subset(100)
     found = timing.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)

@@ -91,7 +91,10 @@ def test_no_article_stands_before_what_is_only_known_later(path):
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")
 
 
-@pytest.mark.parametrize("words", [(), ("models",), *((c, "--help") for c in ("inspect", "app", "train", "evaluate"))])
+HELPED = ("inspect", "app", "train", "evaluate", "ablate")
+
+
+@pytest.mark.parametrize("words", [(), ("models",), *((command, "--help") for command in HELPED)])
 def test_help_and_the_papers_models_need_nothing_heavy(words):
     """PyTorch and timm take seconds to import."""
     code = (

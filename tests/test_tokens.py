@@ -7,7 +7,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 
-from vitlens import UnsupportedModelError, capture, tokens
+from vitlens import TokenGrid, UnsupportedModelError, capture, tokens
 
 FAMILIES = {
     "vit_tiny_patch16_224": {},
@@ -97,3 +97,50 @@ def test_colors_stretch_every_component_on_its_own():
 
 def test_norms():
     assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]
+
+
+def test_several_pictures_share_one_basis_and_one_sign():
+    x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
+    found = tokens.colored(x)
+    scores, variance = tokens.components(x.flatten(0, 1))
+    torch.testing.assert_close(found.colors, tokens.colors(scores).unflatten(0, (3, 12)))
+    assert found.foreground.all() and torch.equal(found.variance, variance)
+    same = tokens.colored(x[[0, 0, 1]])
+    assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_foreground_is_the_part_away_from_the_border(sign):
+    grid = TokenGrid(5, 5, (16, 16))
+    inside = torch.zeros(2, 5, 5, dtype=torch.bool)
+    inside[0, 1:4, 1:4] = inside[1, 2:5, 2:4] = True
+    x = torch.randn(2, 25, 8, generator=torch.Generator().manual_seed(4))
+    x[..., 0] += sign * 40 * inside.flatten(1)
+    found = tokens.colored(x, grid)
+    assert torch.equal(found.foreground, inside.flatten(1))
+    assert torch.equal(found.colors.isnan().any(-1), ~inside.flatten(1))
+    torch.testing.assert_close(
+        found.colors[found.foreground], tokens.colors(tokens.components(x[inside.flatten(1)])[0])
+    )
+
+
+def test_correspondences_equal_scikit_learn():
+    rng = torch.Generator().manual_seed(5)
+    a, b = torch.randn(9, 4, generator=rng), torch.randn(7, 4, generator=rng)
+    found = tokens.correspondences(a, b)
+    cosines = cosine_similarity(a, b)
+    assert found.nearest.tolist() == cosines.argmax(1).tolist()
+    np.testing.assert_allclose(found.similarity, cosines.max(1), rtol=1e-5)
+    assert found.mutual.tolist() == [cosines.argmax(0)[j] == i for i, j in enumerate(cosines.argmax(1))]
+    assert 0 < found.mutual.sum() < 9
+    moved = tokens.correspondences(a, 3 * a.flip(0))
+    assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()
+
+
+def test_patches_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"of one width, got \(9, 4\) and \(7, 5\)"):
+        tokens.correspondences(torch.zeros(9, 4), torch.zeros(7, 5))
+    with pytest.raises(ValueError, match="finite"):
+        tokens.correspondences(torch.full((9, 4), torch.nan), torch.zeros(7, 4))
+    with pytest.raises(ValueError, match=r"\(B, 25, D\), without prefix tokens, got \(2, 26, 8\)"):
+        tokens.colored(torch.zeros(2, 26, 8), TokenGrid(5, 5, (16, 16)))

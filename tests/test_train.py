@@ -165,6 +165,18 @@ def test_the_schedule_equals_its_formula(schedule, warmup):
         assert r.rate(step, steps) == pytest.approx(expected, abs=1e-12)
 
 
+def test_stairs_are_those_of_bit():
+    """40 epochs of 50 steps; the rate of a step is that at its end."""
+    r = replace(
+        recipe("digits"), schedule="stairs", optimizer="sgd", momentum=0.9, lr=0.48, warmup=0.0, warmup_steps=100
+    )
+    rates = [r.rate(step, 1999) for step in range(1999)]
+    epochs = [(step + 1) / 50 for step in range(1999)]
+    for epoch, rate in zip(epochs, rates, strict=True):
+        falls = (epoch >= 10) + (epoch >= 23) + (epoch >= 30) + (epoch >= 37)
+        assert rate == pytest.approx(epoch / 2 if epoch < 2 else 10.0**-falls)
+
+
 def averaged_by_hand(model: nn.Module, data, r: Recipe) -> tuple[list, dict, dict]:
     """The steps of a run, its moving average, and the average of everything in the model's state by its formula."""
     steps, average = [], {}

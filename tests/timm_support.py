@@ -14,13 +14,17 @@ import torch
 
 from vitlens.recorder.families import UnsupportedModelError, attention_modules
 from vitlens.recorder.recording import capture
+from vitlens.stream import require_pre_norm
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"
-COLUMNS = ["model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "reason"]
+COLUMNS = [
+    "model", "captured", "class", "layers", "heads", "prefix", "rows", "cols", "patch", "readout", "stream", "reason",
+]  # fmt: skip
 
 
 def survey(name: str) -> dict:
-    """One row of the table: what a capture of one forward says, or why it is refused."""
+    """One row of the table: what a capture of one forward says, or why it is refused; and whether `vitlens.stream`
+    takes the model apart, or why not."""
     with torch.device("meta"):
         model = timm.create_model(name).eval()
     row = dict.fromkeys(COLUMNS, "") | {"model": name, "class": type(model).__name__}
@@ -31,7 +35,11 @@ def survey(name: str) -> dict:
             model(images)
     except UnsupportedModelError as error:
         return row | {"captured": "no", "reason": str(error)}
-    grid = attn.grid
+    grid, row = attn.grid, row | {"stream": "yes"}
+    try:
+        require_pre_norm(model)
+    except UnsupportedModelError as error:
+        row |= {"stream": "no", "reason": str(error)}
     return row | {
         "captured": "yes", "layers": str(len(attn)), "heads": str(attn[0].q.shape[1]), "prefix": str(grid.prefix),
         "rows": str(grid.rows), "cols": str(grid.cols), "patch": str(grid.patch[0]), "readout": kind(attn),
@@ -77,5 +85,5 @@ if __name__ == "__main__":
         file.write(f"# python tests/timm_support.py, timm {timm.__version__}\n")
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(survey(name) for name in timm.list_models())
+        writer.writerows(survey(name) for name in timm.list_models(exclude_filters="vitlens_*"))
     print(f"Wrote {path}.")

@@ -11,10 +11,15 @@ import sys
 
 __version__ = "0.1.0"
 
-MODULES = ("attention", "attribution", "faithfulness", "filters", "plot", "positions", "tokens")
+MODULES = {
+    name: name
+    for name in ("attention", "attribution", "faithfulness", "filters", "plot", "positions", "stream", "tokens")
+}
+MODULES["ablation"] = "evaluate.ablation"
 NAMES = {
     "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.families",
-    "capture": "recorder.recording", "load_image": "images", "load_model": "models",
+    "capture": "recorder.recording", "intervene": "recorder.intervention", "load_image": "images",
+    "load_model": "models",
 }  # fmt: skip
 
 __all__ = [*NAMES, *MODULES]
@@ -39,7 +44,7 @@ _find, _names = lazily(__name__, NAMES)
 
 
 def __getattr__(name: str):
-    return importlib.import_module(f"vitlens.{name}") if name in MODULES else _find(name)
+    return importlib.import_module(f"vitlens.{MODULES[name]}") if name in MODULES else _find(name)
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,7 @@ from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
-from vitlens.recorder.running import evaluating, float64, full_precision, require_images, taking
+from vitlens.recorder.running import evaluating, float64, full_precision, require_images, run, taking
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
@@ -164,7 +164,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
             with torch.no_grad(), capture(model) as attn, taking(bare):
-                model(images.to(like))
+                run(model, images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(f"All images must have one size, got {grid.image} and {attn.grid.image}. Resize them.")

@@ -5,34 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.families import unwrap
-from vitlens.recorder.grid import patch_embedding
+from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.running import float64
 
 
 def kernels(model: nn.Module) -> Tensor:
     """(D, p, q, C) the filters that turn a patch into a token, one per output channel.
 
-    Raises ValueError for hybrids, whose patches come from a feature map, and for models without a patch embedding.
+    Raises ValueError for hybrids, whose patches come from a feature map, for shifted patches, which are normalized
+    before the filters, and for models without a patch embedding.
     """
-    try:
-        model = unwrap(model)
-        embed = patch_embedding(model)
-        weight = embed.proj.weight
-    except AttributeError:
-        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
-    if hasattr(embed, "backbone"):
-        raise ValueError(
-            f"{type(model).__name__} is a hybrid: its patch embedding reads a feature map, not pixels, so its filters "
-            "are no pictures. Use a model that embeds patches of pixels."
-        )
-    weight = weight.detach()
-    if weight.dim() == 4:
-        return weight.permute(0, 2, 3, 1)
-    (p, q), channels = embed.patch_size, model.in_chans  # NaFlex: a linear layer over flattened patches
-    if getattr(embed, "channels_last", True):
-        return weight.unflatten(1, (p, q, channels))
-    return weight.unflatten(1, (channels, p, q)).permute(0, 2, 3, 1)
+    return family(unwrap(model)).filters()
 
 
 def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:

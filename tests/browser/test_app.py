@@ -81,7 +81,7 @@ def explored(model, browser, tmp_path_factory):
 
 
 def test_kernels_end_with_their_pages(start, visitor):
-    app = start(sessions=4, linger=20)  # a busy machine may take as long to connect
+    app = start(sessions=10, linger=20)  # a busy machine may take as long to connect
     first = visitor.new_page()
     first.goto(app.opening)
     for _ in range(10):
@@ -90,22 +90,22 @@ def test_kernels_end_with_their_pages(start, visitor):
     first.wait_for_selector(SHOWN)
     app.wait(1)
     kept = app.kernels()
-    others = [visitor.new_page() for _ in range(3)]
+    others = [visitor.new_page() for _ in range(9)]
     for page in others:
         page.goto(app.address, wait_until="commit")
-    app.wait(4)
-    fifth = visitor.new_page()
-    assert fifth.goto(app.address).status == 503
-    assert "As many pages are open as are allowed (4)" in fifth.locator("[role=alert]").inner_text()
+    app.wait(10)
+    one_more = visitor.new_page()
+    assert one_more.goto(app.address).status == 503
+    assert "As many pages are open as are allowed (10)" in one_more.locator("[role=alert]").inner_text()
     for page in others:  # while their cells still run, too
         page.close()
     app.wait(1)
     assert app.kernels() == kept
-    fifth.reload()
-    fifth.wait_for_selector(SHOWN)
+    one_more.reload()
+    one_more.wait_for_selector(SHOWN)
     app.wait(2)
     first.close()
-    fifth.close()
+    one_more.close()
     app.wait(0)
 
 
@@ -141,7 +141,7 @@ def test_kernels_of_browsers_that_vanish_end_even_at_work(explored, playwright):
     page = chromium(playwright).new_page()
     started = [each for each in psutil.Process().children(recursive=True) if each not in before]
     app.open(page)
-    page.locator("[data-control=view] select").select_option(label="Why this class: KernelSHAP")
+    page.locator("[data-control=view] select").select_option(label="KernelSHAP")
     page.wait_for_timeout(500)
     for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once, or one says goodbye for another
         for each in started:
@@ -152,11 +152,12 @@ def test_kernels_of_browsers_that_vanish_end_even_at_work(explored, playwright):
 
 
 def test_a_converted_notebook_asks_nothing_of_other_machines_if_told_so(model, visitor, tmp_path):
-    """With the options that the README names; without them nbconvert alone asks, and nothing of ours."""
+    """With the options that notebooks/README.md names; without them nbconvert alone asks, and nothing of ours."""
     book = nbformat.read(model.parent / "explorer.ipynb", 4)
     NotebookClient(book, resources={"metadata": {"path": str(model.parent)}}).execute()
     assert "widgets" in book.metadata  # the widget's state is in the file
-    options = re.findall(r"--HTMLExporter\.(\w+)=(\S*)", (Path(__file__).parents[2] / "README.md").read_text())
+    readme = (Path(__file__).parents[2] / "notebooks/README.md").read_text()
+    options = re.findall(r"--HTMLExporter\.(\w+)=(\S*)", readme)
     assert len(options) == 3
     asked = {}
     for name, told in {"stock": {}, "told": dict(options)}.items():

@@ -16,12 +16,13 @@ import time
 import matplotlib as mpl
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 from test_capture import unfused_maps
 from test_profiles import WIDE
 
 from browser.fronts import MARKS, Front, assert_gone_and_back, chromium, move
-from vitlens import load_image, load_model
+from vitlens import intervene, load_image, load_model, stream
 from vitlens.attribution import relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
@@ -42,7 +43,7 @@ def front(request, model):
 
 START_VALUES = {
     "photograph": "astronaut", "view": "Attention from the query", "query": "read-out: class token", "layer": 3,
-    "head": 0, "strength": 0.65,
+    "head": 0, "strength": 0.75, "opacity": "by value",
 }  # fmt: skip
 
 
@@ -136,18 +137,18 @@ def page(opened):
     return opened
 
 
-def expected(folder, picture, layer, head, query, strength=0.65, smooth=True):
+def expected(folder, picture, layer, head, query, strength=0.75, smooth=True, even=False):
     """The overlay as it has to be: attention by timm's unfused path over the gray picture, in viridis from 0."""
     model = opened_model(folder)
     x = preprocess(model, picture)
     maps = unfused_maps(model, x)[layer][0].numpy()
     row = 0 if query is None else 1 + query[0] * 8 + query[1]
     weights = (maps.mean(0) if head == "mean" else maps[head])[row, 1:].reshape(8, 8).astype(np.float32)
-    return painted(model, x, weights, strength, smooth)
+    return painted(model, x, weights, strength, smooth, even)
 
 
-def painted(model, x, weights, strength=0.65, smooth=True):
-    """The overlay of a map from 0 to its largest value."""
+def painted(model, x, weights, strength=0.75, smooth=True, even=False):
+    """The overlay of a map from 0 to its largest value: picture · (1 − a) + color · a."""
     config = model.pretrained_cfg
     seen = x[0].permute(1, 2, 0).numpy() * config["std"] + config["mean"]
     side = 128 * 3
@@ -162,8 +163,10 @@ def painted(model, x, weights, strength=0.65, smooth=True):
     else:
         large = np.kron(weights.astype(np.float64), np.ones((side // 8, side // 8)))
     table = mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255  # between its colors, in proportion
-    color = np.stack([np.interp(large / weights.max() * 255, np.arange(256), channel) for channel in table.T], -1)
-    return np.rint(gray * (1 - strength) + color * strength).astype(int)
+    share = large / weights.max()
+    color = np.stack([np.interp(share * 255, np.arange(256), channel) for channel in table.T], -1)
+    a = strength * (1 if even else share[..., None])
+    return np.rint(gray * (1 - a) + color * a).astype(int)
 
 
 def assert_shows(page, wanted):
@@ -195,6 +198,8 @@ def test_run_click_keys_and_sliders(page, model):
     assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4), smooth=False))
     page.slide("strength", 0.3)
     assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4), strength=0.3, smooth=False))
+    page.choose("opacity", "even")
+    assert_shows(page, expected(model, PICTURE, 1, 1, (6, 4), strength=0.3, smooth=False, even=True))
     page.act(lambda: page.page.get_by_label("Smooth", exact=True).click())
 
 
@@ -284,6 +289,62 @@ def test_why_a_class(page, model):
             page.act(lambda: page.page.locator(".vitlens .bars button").nth(0).click())
             assert typed.input_value() == ""
     assert_shows(page, painted(vit, x, relevance(vit, x, order[-1], against=order[2])[0].numpy()))
+
+
+def test_bars_and_switches(page, model):
+    vit = opened_model(model)
+    x = preprocess(vit, PICTURE)
+    first = page.text(".bars .share")
+    page.choose("view", "Contributions of heads")
+    page.act(lambda: page.page.locator(".vitlens .bars button").nth(0).click())
+    if page.page.locator("[data-control=against] select").input_value() != "0":  # of another test
+        page.choose("against", "–")
+    page.act(lambda: page.page.locator(".vitlens .parts .goes").nth(3 * 2 + 1).click())
+    assert page.text("figcaption").startswith("Head 1 of layer 2:")
+    target = int(vit(x).argmax())
+    written = stream.direct(vit, x, target)[0]
+
+    def told(layer, head):
+        box = page.page.locator("[data-panel=picture] .picture canvas").bounding_box()
+        page.page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 0.01 * box["height"])
+        found = re.fullmatch(r"row 0, column 7: (.*) logits", page.text(".under"))
+        assert float(found[1]) == pytest.approx(written[layer, head, 0, 7].item(), rel=0.052)  # two digits at least
+
+    told(2, 1)
+    assert page.page.locator(".vitlens .part.head.now").count() == 1
+    page.page.locator(".vitlens .parts .plot").focus()
+    page.act(lambda: page.page.keyboard.press("ArrowRight"))
+    told(3, 1)
+    page.choose("view", "Attention from the query")
+    page.act(lambda: page.page.locator(".vitlens .heads summary").click())
+    page.act(lambda: page.page.locator(".vitlens .switch").nth(2).click())  # head 0 of layer 2
+    page.act(lambda: page.page.keyboard.press("ArrowDown") or page.page.keyboard.press("Space"))
+    reference = torch.cat([preprocess(vit, each) for each in samples().values()])
+    with intervene(vit, heads={(2, 0): "mean", (2, 1): "mean"}, reference=reference), torch.no_grad():
+        shares = vit(x)[0].softmax(-1)
+    name, share, before = (page.text(f".bars .{part}") for part in ("name", "share", "before"))
+    assert (name, share) == (str(shares.argmax().item()), f"{100 * shares.max():.1f} %") and before.startswith("was ")
+    assert page.page.locator(".vitlens .switch[aria-checked=false]").count() == 2
+    assert "head 1 of layer 2; each gives its mean over 6 sample photographs" in page.text("figcaption")
+    page.choose("way", "zero")
+    with intervene(vit, heads={(2, 0): "zero", (2, 1): "zero"}), torch.no_grad():
+        assert page.text(".bars .share") == f"{100 * vit(x)[0].softmax(-1).max():.1f} %"
+    page.act(lambda: page.page.get_by_role("button", name="All on").click())
+    assert page.text(".bars .share") == first and page.page.locator(".vitlens .bars .before").count() == 0
+
+
+def test_classes_by_layer(page, model):
+    vit = opened_model(model)
+    page.choose("view", "Classes by layer (raw lens)")
+    page.click(2, 5)
+    for layer in (3, 1):
+        _, each = stream.lens(vit, preprocess(vit, PICTURE), layer)
+        share, number = each[0, 1 + 2 * 8 + 5].softmax(-1).max(0)
+        line = page.page.locator(".vitlens .layers button").nth(layer)
+        assert line.locator(".name").inner_text() == str(number.item())
+        assert line.locator(".share").inner_text() == f"{100 * share:.1f} %"
+    page.act(lambda: page.page.locator(".vitlens .layers button").nth(1).click())
+    assert "Raw lens after layer 1" in page.text("figcaption")
 
 
 def phone(path, width, height, **options):
@@ -445,8 +506,8 @@ def test_many_interactions(page, front):
     """No error output and an answer to the end. Of 200, memory grows by 5 % at most after the first 50."""
     rng, memory = np.random.default_rng(0), []
     views = page.page.locator("[data-control=view] option").all_inner_texts()
-    assert len(views) == 17
-    views = views[:11]  # those of captum take seconds
+    assert len(views) == 21
+    views = views[:15]  # those of captum take seconds
     measured = front.kind == "voila"
     for count in range(200 if measured else 40):
         if measured and 50 <= count < 100:
@@ -467,9 +528,9 @@ def test_many_interactions(page, front):
 @pytest.mark.parametrize("front", ["lab"], indirect=True)
 def test_nothing_is_said_of_a_kernel_that_runs_a_cell_for_long(page, front):
     page.page.evaluate("""() => {
-        window.said = [];
+        window.alerts = [];
         const node = document.querySelector(".vitlens .alert");
-        new MutationObserver(() => said.push(node.textContent)).observe(node, { childList: true });
+        new MutationObserver(() => alerts.push(node.textContent)).observe(node, { childList: true });
         void window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({
             code: "import time; time.sleep(4)"
         });
@@ -479,7 +540,7 @@ def test_nothing_is_said_of_a_kernel_that_runs_a_cell_for_long(page, front):
         move(page.page, "layer", 1)
         page.page.wait_for_timeout(900)
     page.page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 1')")
-    assert not any(page.page.evaluate("said"))
+    assert not any(page.page.evaluate("alerts"))
 
 
 @pytest.mark.parametrize("front", ["lab", "notebook"], indirect=True)

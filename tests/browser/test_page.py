@@ -16,11 +16,12 @@ PYTHON = """
     window.addEventListener("unhandledrejection", (event) => errors.push(String(event.reason)));
     window.told = [];  // what the page sends
     const view = (typed) => new DataView(typed.buffer);
+    const table = new Uint8Array(1024).map((_, i) => (i % 4 === 3 ? i >> 2 : 0));  // black, from clear to opaque
     const panel = (rows, cols) => ({
         name: "picture", title: "Attention", picture: "picture", rows, cols, cell: [1 / rows, 1 / cols],
         words: `${rows} by ${cols}`, axes: ["row", "column"], selected: null, picks: "the patch",
         values: view(new Float32Array(rows * cols).map((_, i) => i)), strength: 0.5, smooth: true, lines: false,
-        scale: { low: 0, high: rows * cols, colors: view(new Uint8Array(768)) }, ends: ["0", "1"],
+        scale: { low: 0, high: rows * cols, colors: view(table) }, ends: ["0", "1"],
     });
     const handlers = {};
     const state = { pictures: { picture: view(Uint8Array.from(atob("PNG"), (c) => c.charCodeAt(0))) } };
@@ -70,6 +71,17 @@ def at(page, row: float, column: float) -> tuple[float, float]:
     """Where on the screen a share of the picture lies."""
     box = page.locator(".picture canvas").bounding_box()
     return box["x"] + column * box["width"], box["y"] + row * box["height"]
+
+
+def test_the_picture_stands_where_the_map_is_clear(page):
+    show(page, rows=1, cols=2)  # values 0 and 1 of at most 2
+    read = """([name, x]) => {
+        const canvas = document.querySelector(`${name} canvas`);
+        return [...canvas.getContext("2d").getImageData(x, 0, 1, 1).data];
+    }"""
+    assert page.evaluate(read, [".picture", 0]) == [128, 128, 128, 255]
+    assert page.evaluate(read, [".picture", 447]) == [64, 64, 64, 255]  # half of it
+    assert [page.evaluate(read, [".legend", x])[3] for x in (0, 128, 255)] == [0, 128, 255]
 
 
 def test_the_grid_may_shrink_under_a_resting_pointer(page):

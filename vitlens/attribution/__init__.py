@@ -1,11 +1,13 @@
-"""Attribution maps: which patches speak for a class, by many methods with one signature.
+"""Attribution maps: which patches speak for a class, or for another score, by many methods with one signature.
 
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
-model: a supported timm Vision Transformer (`recorder.families`) with a classifier, in any mode, frozen or not. images:
-(B, C, H, W), normalized as the model wants them. target: a class number, a class name, a sequence with one for each
-image, or None for the predicted class; names: the class names in order, by default the model's own. The map explains
-the target's logit, or, with `against` another class, the difference of the two logits: why this class and not that one.
+model: a supported Vision Transformer (`recorder.families`), in any mode, frozen or not. images: (B, C, H, W),
+normalized as the model wants them. target: a class number, a class name, a sequence with one for each image, or None
+for the predicted class; names: the class names in order, by default the model's own. The map explains the target's
+logit, or, with `against` another class, the difference of the two logits: why this class and not that one. A target
+need not be a class: `like(picture)`, `centroid(pictures)`, `text("a cat")`, `direction(vector)` and `norm()` are about
+the features, which models without classes have, too (`vitlens.attribution.features`).
 The model runs in eval mode and is left as it was, including flags and every `.grad`. Maps are not rescaled. Methods
 that start from a row of attention take `query=(row, column)` to start from a patch instead of the read-out.
 
@@ -26,7 +28,8 @@ model that vitlens refuses.
 
 from vitlens.attribution.registry import METHODS, Method, methods, register
 
-__all__ = ["METHODS", "Method", "explained", "methods", "register", *METHODS]
+_FEATURES = ("centroid", "direction", "like", "norm", "text")
+__all__ = ["METHODS", "Method", "explained", "methods", "register", *_FEATURES, *METHODS]
 
 
 def __getattr__(name: str):
@@ -34,6 +37,10 @@ def __getattr__(name: str):
         from vitlens.attribution.forward import explained
 
         return explained
+    if name in _FEATURES:
+        from vitlens.attribution import features
+
+        return getattr(features, name)
     if name not in METHODS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     METHODS[name].loaded  # noqa: B018  its docstring and signature are those of the function

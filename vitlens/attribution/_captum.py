@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import captured, checked, explaining
-from vitlens.attribution.target import asked
+from vitlens.attribution.forward import answered, captured, checked, explaining
+from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.recorder.arguments import fitted
 from vitlens.recorder.grid import TokenGrid
 
@@ -30,11 +31,11 @@ def captum():
 
 @dataclass(frozen=True)
 class OneImage:
-    """Image number `index` of a batch, its class, and the model, as captum's methods take them.
+    """Image number `index` of a batch, and the model, as captum's methods take them.
 
-    image: (1, C, H, W), of `images`. forward: images → (B, classes) logits, minus that of the class in `against`, if
-    any. Images, logits and gradients are in float32 or wider, because captum adds them up; the model itself runs in its
-    own precision.
+    image: (1, C, H, W), of `images`. forward: images → (B, n) scores, of which number `number` is explained. Images,
+    scores and gradients are in float32 or wider, because captum adds them up; the model itself runs in its own
+    precision. require_slope: raises where the score has no gradient at the image.
     """
 
     forward: Callable[[Tensor], Tensor]
@@ -42,6 +43,7 @@ class OneImage:
     index: int
     number: int
     grid: TokenGrid
+    require_slope: Callable[[], None] = lambda: None
 
     @property
     def image(self) -> Tensor:
@@ -67,27 +69,30 @@ def per_image(
     Images are taken one at a time: so a batch gives what its images give alone, and `internal_batch_size` alone bounds
     how many images are in one forward.
     """
-    model, images = checked(model, images, gradients=gradients)
+    model, images = checked(model, images, target, gradients=gradients)
+    target, against = bound(model, target, against)
+    features = of_features(target)
     captum()
     with explaining(model):
         with torch.no_grad():
             one, *others = images.split(1)
-            attn, logits = captured(model, one)
-            logits = torch.cat([logits, *map(model, others)])
-        chosen = asked(model, logits, target, against, names)
+            attn, output = captured(model, one, features)
+            output = torch.cat([output, *(answered(model, each, features) for each in others)])
+        chosen = asked(model, output, target, against, names)
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
         maps = []
-        for index, number in enumerate(chosen.numbers.tolist()):
-            other = None if chosen.against is None else chosen.against[index].item()
-            forward = _forward(model, images.dtype, other)
-            maps.append(function(OneImage(forward, wide, index, number, attn.grid)).detach())
+        for index in range(len(images)):
+            forward = _forward(model, images.dtype, chosen, index)
+            slope = partial(chosen.require_slope, output[index : index + 1])
+            maps.append(function(OneImage(forward, wide, index, 0, attn.grid, slope)).detach())
     return torch.cat(maps).to(wide).unflatten(-1, (attn.grid.rows, attn.grid.cols))
 
 
-def _forward(model: nn.Module, dtype: torch.dtype, other: int | None) -> Callable[[Tensor], Tensor]:
+def _forward(model: nn.Module, dtype: torch.dtype, chosen: Target, index: int) -> Callable[[Tensor], Tensor]:
     def forward(images: Tensor) -> Tensor:
-        logits = model(images.to(dtype)).to(images.dtype)
-        return logits if other is None else logits - logits[:, other, None]
+        output = answered(model, images.to(dtype), chosen.of_features).to(images.dtype)
+        same = torch.full((len(images),), index, device=images.device)
+        return chosen.of(same).score(output)[:, None]
 
     return forward
 

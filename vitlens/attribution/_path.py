@@ -63,5 +63,6 @@ def gradient_shap(
 
 def input_x_gradient(case: OneImage) -> Tensor:
     """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalized units, summed over each patch."""
+    case.require_slope()
     image = case.image.clone().requires_grad_()
     return patch_sums(captum().InputXGradient(case.forward).attribute(image, case.number), case.grid)

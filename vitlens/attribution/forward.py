@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens.attribution.rows import layer_number
-from vitlens.attribution.target import Target, asked
+from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.models import require_classes
-from vitlens.recorder.families import attention_modules, model_name, transformer, unwrap
+from vitlens.recorder.families import attention_modules, family, found_in, known, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
-from vitlens.recorder.grid import TokenGrid, patch_embedding
+from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import Attention, capture
-from vitlens.recorder.running import evaluating, require_images, switched_off, taking
+from vitlens.recorder.running import evaluating, require_images, run, switched_off, taking
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Explained:
-    """What one forward and one backward say of a class, enough for every method that does not need the model.
+    """The results of one forward and one backward pass, for all methods that need nothing more of the model.
 
-    logits: (B, classes). captures: for each of `registry.NEEDS` that was asked for, what the functions take first.
+    said: (B, classes) logits, or (B, D) features where the target is about these. captures: for each of
+    `registry.NEEDS` that was asked for, what the functions take first.
     """
 
-    logits: Tensor
+    said: Tensor
     target: Target
     grid: TokenGrid
     captures: dict[str, Attention | Inputs]
@@ -66,7 +67,9 @@ def explained(
     """
     needs = set(needs)
     differentiable = needs & {"gradients", "readings", "inputs"}
-    model, images = checked(model, images, gradients=bool(differentiable))
+    model, images = checked(model, images, target, gradients=bool(differentiable))
+    target, against = bound(model, target, against)
+    features = of_features(target)
     inner = transformer(model)
     modules = attention_modules(inner)
     layer = layer_number(len(modules), layer)
@@ -75,36 +78,37 @@ def explained(
     with explaining(model, gradients=bool(differentiable)):
         with contextlib.ExitStack() as hooks:
             if "inputs" in needs:
-                hooks.enter_context(_inputs(inner.blocks[layer], modules[layer], keep_given))
-            for block in inner.blocks if "readings" in needs else []:
+                hooks.enter_context(_inputs(family(inner).blocks[layer], modules[layer], keep_given))
+            for block in family(inner).blocks if "readings" in needs else []:
                 hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep_tokens(output)))
-            attn, logits = captured(model, images, gradients=bool(needs & {"gradients", "readings"}))
-        chosen = asked(model, logits, target, against, names)
+            attn, output = captured(model, images, features, gradients=bool(needs & {"gradients", "readings"}))
+        chosen = asked(model, output, target, against, names)
         captures = {"capture": attn}
         if "readings" in needs:
             more = bool(needs & {"gradients", "inputs"})
-            captures["readings"] = _read(model, attn, tokens, logits, chosen, keep_graph=more)
+            captures["readings"] = _read(model, attn, tokens, output, chosen, keep_graph=more)
         if "gradients" in needs:
             captures["gradients"] = attn
-            by_inputs = attn.differentiate(score(logits, chosen), also=given)
+            by_inputs = attn.differentiate(score(output, chosen), also=given)
             require_gradient(model, chosen, [each.gradient for each in attn])
         elif given:
-            by_inputs = torch.autograd.grad(score(logits, chosen), given)
+            by_inputs = torch.autograd.grad(score(output, chosen), given)
         if given:
             require_gradient(model, chosen, by_inputs)
             parts = torch.cat([each.detach() for each in given], -1), torch.cat(by_inputs, -1)
             captures["inputs"] = Inputs(attn.grid, len(modules), layer, *parts)
-    return Explained(logits.detach(), chosen, attn.grid, captures)
+    return Explained(output.detach(), chosen, attn.grid, captures)
 
 
 def _read(
-    model: nn.Module, attn: Attention, tokens: list[Tensor], logits: Tensor, chosen: Target, *, keep_graph: bool
+    model: nn.Module, attn: Attention, tokens: list[Tensor], output: Tensor, chosen: Target, *, keep_graph: bool
 ) -> Attention:
     """A twin of the capture whose layers know the gradient of the score that is read right after each of them: by the
     model's own final norm, pooling and head."""
     inner, readings = transformer(model), attn.twin()
-    read = [inner.forward_head(inner.norm(each)) for each in tokens]
-    if inner is not model and not torch.equal(read[-1], logits):
+    about = family(inner)
+    read = [about.pooling(each) if chosen.of_features else about.head(each) for each in tokens]
+    if inner is not model and not torch.equal(read[-1], output):
         raise ValueError(
             f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} gives other "
             "logits than the one in it. Use another method, such as relevance or grad_cam."
@@ -114,12 +118,14 @@ def _read(
     return readings
 
 
-def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tuple[nn.Module, Tensor]:
+def checked(
+    model: nn.Module, images: Tensor, target: object = None, *, gradients: bool = True
+) -> tuple[nn.Module, Tensor]:
     """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
-    explained. gradients: also for a model that gradients do not pass."""
+    explained, or that has not what the target is about. gradients: also for a model that gradients do not pass."""
     model = unwrap(model)
     attention_modules(transformer(model))
-    require_classes(model)
+    require_said(model, target)
     require_images(images, model)
     if gradients:
         require_gradients(model)
@@ -133,20 +139,40 @@ def checked(model: nn.Module, images: Tensor, *, gradients: bool = True) -> tupl
         return model, images.to(next(model.parameters()))
 
 
-def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Tensor]:
-    """A capture of the Vision Transformer that `model` is or wraps, and the (B, classes) logits of `model`.
+def require_said(model: nn.Module, target: object) -> None:
+    """Raise ValueError unless a model has classes, or features where the target is about these."""
+    if not of_features(target):
+        require_classes(model)
+    elif not known(model):
+        inside = ", ".join(f"`{path}`" for path in found_in(model)) or "a model that vitlens knows"
+        raise ValueError(
+            f"Features are those of a Vision Transformer itself, and {model_name(model)} is none that vitlens knows. "
+            f"Explain {inside} instead."
+        )
+
+
+def answered(model: nn.Module, images: Tensor, features: bool) -> Tensor:
+    """(B, classes) logits, or (B, D) features: what the classifier is given, all that a model without one returns."""
+    return family(unwrap(model)).pooled(images) if features else run(model, images)
+
+
+def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
+    """A capture of the Vision Transformer that `model` is or wraps, and the (B, classes) logits of `model`, or its
+    features.
 
     options: those of `capture`. Where a wrapper pools the tokens itself, it is unknown what it reads, so the grid has
     no read-out. Raises ValueError where a wrapper resizes the images, because their patches would be others.
     """
     inner, (said, keep) = transformer(model), _keeper()
     with inner.register_forward_hook(lambda _, args, output: keep(output)), capture(inner, **options) as attn:
-        logits = model(images)
+        output = answered(model, images, features)
     if inner is model:
-        return attn, logits
-    if said and said[-1] is logits:
+        return attn, output
+    alone = said and isinstance(said[-1], Tensor)  # what a wrapper can read of it
+    whole = said and getattr(said[-1], "logits", said[-1]) is output
+    if whole:
         require_classes(inner)
-    if not said:
+    if not alone and not whole:
         attn.grid = replace(attn.grid, readout=None)
     if attn.grid.image != tuple(images.shape[-2:]):
         came, shown = (" × ".join(map(str, size)) for size in (images.shape[-2:], attn.grid.image))
@@ -154,7 +180,7 @@ def captured(model: nn.Module, images: Tensor, **options) -> tuple[Attention, Te
             f"{model_name(model)} makes images of {shown} pixels out of {came} for the Vision Transformer in it, so "
             f"the map would not lie on the images. Give images of {shown} pixels, or explain the inner model."
         )
-    return attn, logits
+    return attn, output
 
 
 @contextlib.contextmanager
@@ -163,8 +189,7 @@ def explaining(model: nn.Module, *, gradients: bool = True) -> Iterator[None]:
     with taking(model), evaluating(model), contextlib.ExitStack() as modes:
         if gradients:
             # Checkpointing would run the blocks again, in the threads of the backward pass.
-            inner = transformer(model)
-            modules = [inner] if hasattr(inner, "grad_checkpointing") else []
+            modules = family(transformer(model)).recomputing
             for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
                 modes.enter_context(mode)
             modes.enter_context(_Constants(model))
@@ -173,24 +198,30 @@ def explaining(model: nn.Module, *, gradients: bool = True) -> Iterator[None]:
         yield
 
 
-def score(logits: Tensor, chosen: Target) -> Tensor:
-    """The sum of the images' scores. Images do not meet, so its gradient by an image is that of the image's score."""
-    if not logits.requires_grad:
+def score(output: Tensor, chosen: Target, *, linear: bool = False) -> Tensor:
+    """The sum of the images' scores. Images do not meet, so its gradient by an image is that of the image's score.
+
+    linear: as a linear function of the output.
+    """
+    if not output.requires_grad:
         raise ValueError(
             "The logits have no gradients, because the model's head cuts them off (by no_grad or detach). Let autograd "
             "see the whole forward, or use a method without gradients, such as occlusion."
         )
-    return chosen.logits(logits).sum()
+    if linear:
+        return chosen.linear(output).sum()
+    chosen.require_slope(output.detach())
+    return chosen.score(output).sum()
 
 
 def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) -> None:
     """Raise ValueError if all gradients of an image are zero: an all-zero map would look like a finding."""
     reached = torch.stack([g.flatten(1).any(1) for g in gradients]).any(0)
     if not reached.all():
-        number = chosen.numbers[~reached][0].item()
+        first = (~reached).nonzero()[0].item()
         raise ValueError(
-            f"No gradient of class {number} reaches the attention of {model_name(model)}, so there is nothing to show. "
-            "The weights of its head are zero, as before training, or a layer on the way passes nothing on."
+            f"No gradient of {chosen.called(first)} reaches the attention of {model_name(model)}, so there is nothing "
+            "to show. The weights of its head are zero, as before training, or a layer on the way passes nothing on."
         )
 
 
@@ -204,6 +235,9 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callab
             return args
         return (args[0].detach().requires_grad_(), *args[1:])
 
+    def given(_, args: tuple, named: dict) -> None:  # some pass it by name
+        keep(args[0] if args else named["hidden_states"])
+
     with contextlib.ExitStack() as hooks:
         hooks.enter_context(block.register_forward_pre_hook(begin))
         for _, module in modules:
@@ -211,7 +245,7 @@ def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callab
                 # A ParallelScalingBlock is its own attention, which does not read what the block is given.
                 hook = module.in_norm.register_forward_hook(lambda _, args, output: keep(output))
             else:
-                hook = module.register_forward_pre_hook(lambda _, args: keep(args[0]))
+                hook = module.register_forward_pre_hook(given, with_kwargs=True)
             hooks.enter_context(hook)
         yield
 
@@ -232,7 +266,7 @@ class _Constants(TorchFunctionMode):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.graph = Graph(model, patch_embedding(transformer(model)))
+        self.graph = Graph(model, family(transformer(model)).enters)
         self.parameters = self.graph.names  # by their ids: captum fits models of its own, whose parameters change
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

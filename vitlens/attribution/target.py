@@ -1,10 +1,14 @@
-"""The class that is explained: given by number or name, or predicted; and the class that it is contrasted with."""
+"""What is explained: a score of each image. Here the protocol of all targets, and a class as one of them.
+
+Targets made of a model's features (a likeness, a direction, a length, a text) are in `vitlens.attribution.features`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,51 +18,143 @@ from vitlens.models import label_names
 from vitlens.recorder.families import model_name
 
 
-class SameClass(ValueError):
-    """A class was to be contrasted with itself."""
+class NothingToAsk(ValueError):
+    """This image cannot be asked: a class was to be contrasted with itself, or a picture compared with itself."""
+
+
+class Target(ABC):
+    """What is explained: one score per image, (B,), computed from the model's output or features.
+
+    of_features: whether that is its features, (B, D), or its logits, (B, classes). measures: what insertion and
+    deletion may measure, by name, and in words; the first is the usual one.
+    """
+
+    of_features: bool
+    measures: Mapping[str, str]
+
+    @abstractmethod
+    def score(self, said: Tensor) -> Tensor:
+        """(B,) the score that is explained and differentiated."""
+
+    @abstractmethod
+    def linear(self, said: Tensor) -> Tensor:
+        """(B,) the same values, as a linear function of `said` in autograd's eyes."""
+
+    @abstractmethod
+    def measured(self, said: Tensor, measure: str) -> Tensor:
+        """(B,) values of one of the `measures`."""
+
+    @abstractmethod
+    def of(self, images: Tensor) -> Target:
+        """The target of some of the images, by their (N,) numbers."""
+
+    @abstractmethod
+    def called(self, image: int) -> str:
+        """What is explained of an image, in a sentence: "class 3"."""
+
+    def require_slope(self, said: Tensor) -> None:  # noqa: B027  most scores have no maximum
+        """Raise NothingToAsk if the score of an image is at its maximum, where every gradient is rounding error."""
+
+    @property
+    def arguments(self) -> tuple[object, object]:
+        """target and against, as any method takes them."""
+        return self, None
+
+
+class Question(ABC):
+    """What to explain, before the model is known that gives it a meaning: what `like`, `text` and others return."""
+
+    @abstractmethod
+    def bound(self, model: nn.Module, against: Question | None = None) -> Target:
+        """The `Target` that this means for a model, or its contrast with another question."""
 
 
 @dataclass(frozen=True)
-class Target:
+class ClassTarget(Target):
     """The class of each image, (B,) numbers, and the class that it is contrasted with, (B,) against or None."""
 
     numbers: Tensor
     against: Tensor | None = None
 
-    def logits(self, logits: Tensor) -> Tensor:
-        """(B,) logit of the class, minus that of the class in `against`, if any. logits: (B, classes)."""
-        found = logits.gather(-1, self.numbers[:, None])[:, 0]
-        return found if self.against is None else found - logits.gather(-1, self.against[:, None])[:, 0]
+    of_features = False
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(B,) probability of the class among all classes, or among the two of a contrast. logits: (B, classes)."""
+    @property
+    def measures(self) -> Mapping[str, str]:
+        """Of a contrast, the probability is that among the two."""
+        if self.against is None:
+            return {"probability": "the probability of the class", "logit": "the logit of the class"}
+        return {
+            "probability": "the probability of the class among the two",
+            "logit": "the logit of the class less that of the other",
+        }
+
+    def score(self, said: Tensor) -> Tensor:
+        """(B,) logit of the class; with `against`, minus the logit of that class."""
+        found = said.gather(-1, self.numbers[:, None])[:, 0]
+        return found if self.against is None else found - said.gather(-1, self.against[:, None])[:, 0]
+
+    def linear(self, said: Tensor) -> Tensor:
+        return self.score(said)
+
+    def measured(self, said: Tensor, measure: str) -> Tensor:
+        """(B,) the score, or the probability of the class among all classes, or among the two of a contrast."""
+        if measure == "logit":
+            return self.score(said)
         if self.against is not None:
-            return self.logits(logits).sigmoid()
-        return logits.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
+            return self.score(said).sigmoid()
+        return said.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
 
-    def of(self, images: Tensor) -> Target:
-        """The target of some of the images, by their (N,) numbers."""
-        return Target(self.numbers[images], None if self.against is None else self.against[images])
+    def of(self, images: Tensor) -> ClassTarget:
+        return ClassTarget(self.numbers[images], None if self.against is None else self.against[images])
+
+    def called(self, image: int) -> str:
+        return f"class {self.numbers[image].item()}"
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor | None]:
+        return self.numbers, self.against
 
 
-def asked(model: nn.Module, logits: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
-    """The `Target` that target and against mean for (B, classes) logits; a `Target` is returned as it is.
+def of_features(target: object) -> bool:
+    """Whether a target, or what is to become one, is about features, so that it needs no classes."""
+    return isinstance(target, Question) or (isinstance(target, Target) and target.of_features)
 
-    Both are read as in `classes`, but against=None is no class. Raises SameClass, a ValueError, for a class that is
-    contrasted with itself.
+
+def bound(model: nn.Module, target: object = None, against: object = None) -> tuple[object, object]:
+    """target and against, in which a `Question` has become the `Target` that it means for the model.
+
+    Raises ValueError for a question that is contrasted with something else, and what asking the model raises.
     """
-    if isinstance(target, Target) and against is None:
+    if against is not None and of_features(target) != of_features(against):
+        raise ValueError(
+            "A contrast is between two classes or between two questions about features, such as "
+            f'`text("a cat")` against `text("a dog")`, got {target!r:.60} against {against!r:.60}.'
+        )
+    if isinstance(against, Target) or (against is not None and isinstance(target, Target)):
+        raise ValueError("A `Target` has its contrast inside. Give the two questions, or the target alone.")
+    return (target.bound(model, against), None) if isinstance(target, Question) else (target, against)
+
+
+def asked(model: nn.Module, said: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
+    """The `Target` that target and against, both `bound`, mean for what a model said; a `Target` is returned as it is.
+
+    Classes are read as in `classes`, but against=None is no class. Raises NothingToAsk, a ValueError, for a class that
+    is contrasted with itself, and ValueError for features that are none.
+    """
+    if isinstance(target, Target):
+        if target.of_features:
+            target.require(model, said)
         return target
-    numbers = classes(model, logits, target, names)
+    numbers = classes(model, said, target, names)
     if against is None:
-        return Target(numbers)
-    others = classes(model, logits, against, names)
+        return ClassTarget(numbers)
+    others = classes(model, said, against, names)
     if (same := numbers == others).any():
-        raise SameClass(
+        raise NothingToAsk(
             f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
             "itself. Give another class to `against`."
         )
-    return Target(numbers, others)
+    return ClassTarget(numbers, others)
 
 
 def class_logits(model: nn.Module, output: object) -> Tensor:
@@ -105,8 +201,9 @@ def _by_number(model: nn.Module, target, total: int) -> int:
         number = operator.index(target)
     except TypeError:
         raise TypeError(
-            "A target is a class number, a class name, a sequence with one for each image, or None for the predicted "
-            f"class, got {target!r} ({type(target).__name__})."
+            "A target is a class number, a class name, a sequence with one for each image, None for the predicted "
+            "class, or a question such as `vitlens.attribution.like(picture)`, got "
+            f"{target!r:.80} ({type(target).__name__})."
         ) from None
     if isinstance(target, bool) or not 0 <= number < total:
         raise ValueError(

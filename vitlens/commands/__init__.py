@@ -1,4 +1,5 @@
-"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `models` and `table`.
+"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `ablate`, `models`
+and `table`.
 
 A wrong option, path or file ends the command with one line on stderr and exit code 2. If only some of several images
 cannot be read, the command does the rest and exits with 1.
@@ -10,6 +11,7 @@ import sys
 
 import typer
 
+from vitlens.commands.ablating import ablate
 from vitlens.commands.evaluating import evaluate
 from vitlens.commands.looking import explain, explorer, inspect
 from vitlens.commands.options import grouped
@@ -19,7 +21,7 @@ from vitlens.commands.training import train
 
 COMMANDS = {
     "inspect": inspect, "explain": explain, "app": explorer, "train": train, "study": study, "evaluate": evaluate,
-    "models": models, "table": table,
+    "ablate": ablate, "models": models, "table": table,
 }  # fmt: skip
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="A microscope for Vision Transformers.")

@@ -12,9 +12,11 @@ from typing import Annotated, TextIO, get_type_hints
 
 import typer
 
-from vitlens.files import writable
+from vitlens.data.files import writable
 
-Model = Annotated[str, typer.Argument(help="A timm name, or a folder with config.json and model.safetensors.")]
+Model = Annotated[
+    str, typer.Argument(help="A name of timm, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder.")
+]
 Images = Annotated[list[Path] | None, typer.Argument(help="Photographs; without any, bundled samples.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 AnyDevice = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default a GPU if there is one.")]
@@ -36,10 +38,12 @@ def grouped(command: Callable) -> Callable:
     def flat(**options) -> None:
         command(group(**options))
 
-    types = get_type_hints(group, include_extras=True)
+    types, required = get_type_hints(group, include_extras=True), inspect.Parameter.empty
+    defaults = {each.name: each.default for each in dataclasses.fields(group)}
     flat.__signature__ = inspect.Signature([
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
-        for each in dataclasses.fields(group)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=types[name],
+                          default=required if default is dataclasses.MISSING else default)
+        for name, default in defaults.items()
     ])  # fmt: skip
     return flat
 
@@ -60,6 +64,7 @@ def echo(message: str, file: TextIO | None = None) -> None:
     from tqdm import tqdm
 
     tqdm.write(message, file=file or sys.stderr)
+    (file or sys.stderr).flush()
 
 
 def named_images(paths: list[Path] | None) -> list[tuple[str, object]]:

@@ -16,6 +16,11 @@ def study(
     data: Annotated[str, Option(help="As for `vitlens train`: a folder, digits, torch/NAME …")] = "",
     out: Annotated[Path | None, Option(help="Folder for its results, from which it continues.")] = None,
     table: Annotated[Path | None, Option(help="CSV file to write, one line per training.")] = None,
+    figure: Annotated[Path | None, Option(help="Picture of the results to write, such as study.png.")] = None,
+    inside: Annotated[
+        Path | None, Option(help="NPZ file to write: filters, positions, attention of each model.")
+    ] = None,
+    processes: Annotated[int, Option(help="Trainings at a time; one for each core serves best.")] = 1,
     root: options.Root = None,
     skip_damaged: options.SkipDamaged = False,
     device: options.AnyDevice = None,
@@ -23,7 +28,10 @@ def study(
     tiny: Annotated[bool, Option("--tiny", help="Run the same path in seconds.")] = False,
     list_studies: Annotated[bool, Option("--list", help="List the studies and stop.")] = False,
 ) -> None:
-    """Train several kinds of models on more and more images; if it is stopped, the same command continues."""
+    """Train the models of a study, seed by seed; if it is stopped, the same command continues.
+
+    Before the first training it says how long all of them take here.
+    """
     from vitlens.evaluate import command_of
     from vitlens.paper import studies
 
@@ -40,16 +48,23 @@ def study(
     options.require("A study", name=name, data=data, out=out)
     if max_minutes is not None and not max_minutes > 0:
         raise ValueError(f"--max-minutes must be a positive number of minutes, got {max_minutes}.")
+    if processes < 1:
+        raise ValueError(f"--processes must be 1 or more, got {processes}.")
     options.checked_device(device)
-    if table is not None:
-        options.require_file(table, "--table")
+    for path, option in ((table, "--table"), (figure, "--figure"), (inside, "--inside")):
+        if path is not None:
+            options.require_file(path, option)
     chosen = chosen.tiny() if tiny else chosen
     records = studies.run_study(
-        chosen, data, out, root=root, device=device, max_minutes=max_minutes,
+        chosen, data, out, root=root, device=device, max_minutes=max_minutes, processes=processes,
         on_damaged="skip" if skip_damaged else "raise", command=command_of(sys.argv[1:]),
         say=lambda text: options.echo(text, sys.stdout), progress=True,
     )  # fmt: skip
     if table is not None and records:
         studies.write_table(table, records)
+    if figure is not None and records:
+        studies.figure(chosen, records).savefig(figure)
     if len(records) < len(list(chosen.cells())):
         raise SystemExit(1)
+    if inside is not None:
+        studies.write_insides(inside, *studies.insides(chosen, out))

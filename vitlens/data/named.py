@@ -12,12 +12,12 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
+from vitlens.data.files import announce, quiet, reach
 from vitlens.data.folders import has_imagenet, in_folder
 from vitlens.data.imageset import drawn
 from vitlens.data.samples import SPLITS, Chosen, Listing, Numbered, first_of, numbers_as_names
 from vitlens.data.sources import Request, listed
 from vitlens.data.tasks import TASKS, VTAB
-from vitlens.files import announce, quiet, reach
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
 # test where that is another.

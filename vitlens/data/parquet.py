@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vitlens.data.files import announce
 from vitlens.data.samples import SPLITS, Listing, first_of, names_beside, numbers_as_names
-from vitlens.files import announce
 
 OPEN = 2  # shards held while they are read in order: the current one, and the one before for threads behind
 IMAGES, LABELS = "encoded images, {bytes, path}", "a whole number for the class of each image"

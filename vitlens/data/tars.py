@@ -20,6 +20,7 @@ from posixpath import dirname, join, normpath
 
 import numpy as np
 
+from vitlens.data.files import announce, quiet
 from vitlens.data.samples import (
     EVERY_SPLIT,
     SPLITS,
@@ -37,7 +38,6 @@ from vitlens.data.samples import (
     parsed,
 )
 from vitlens.data.sources import Request
-from vitlens.files import announce, quiet
 
 
 @dataclass(frozen=True)

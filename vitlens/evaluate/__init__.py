@@ -2,7 +2,8 @@
 
 `evaluate` measures a model by a protocol of `PROTOCOLS` and yields `Record`s, as `vitlens evaluate` does. Below it lie
 the parts: outputs of a model for every image (`features`, `read`), classifiers on features (`few_shot`, `nearest`,
-`linear_probe`), counts (`top_k`, `real`) and their confidence intervals.
+`linear_probe`), counts (`top_k`, `real`) and their confidence intervals. `vitlens.ablation`, a module
+here, says what single heads do.
 
 Names are imported when they are first used, so that `vitlens evaluate --help` does not wait for PyTorch.
 """
@@ -18,6 +19,7 @@ MODULES = {
     "registry": ("PROTOCOLS", "Protocol", "register"),
     "scores": ("Score", "another_order", "mean_of", "of_seeds", "over_seeds", "proportion", "real", "real_labels",
                "rematched", "student", "top_k", "validation_numbers"),
+    "symmetry": ("Change", "change_under"),
     "tuning": ("fine_tuned", "group_means", "recipe_of"),
 }  # fmt: skip
 RECORDS = {

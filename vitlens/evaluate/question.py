@@ -20,7 +20,7 @@ from vitlens.evaluate.registry import OPTIONS, PROTOCOLS
 from vitlens.evaluate.scores import Score
 from vitlens.models import load_model
 from vitlens.paper.records import Record
-from vitlens.recorder.families import unwrap
+from vitlens.recorder.families import family, short_name, unwrap
 from vitlens.train import World, join
 from vitlens.train.runs import versions
 
@@ -90,16 +90,16 @@ class Question:
     def network(self) -> nn.Module:
         """The model, opened, on its device."""
         model = unwrap(self.model) if isinstance(self.model, nn.Module) else load_model(self.model)
-        if not hasattr(model, "pretrained_cfg"):
-            raise ValueError(f"Evaluation takes models of timm, whose pretrained_cfg tells how images are normalized; "
-                             f"{type(model).__name__} has none.")  # fmt: skip
+        if not family(model).told:
+            raise ValueError(f"Evaluation takes models that tell how images are normalized, as timm's `pretrained_cfg` "
+                             f"does; {type(model).__name__} does not.")  # fmt: skip
         return model.to(self.world.device)
 
     @property
     def name(self) -> str:
         """What the model is called in records: its timm name, its folder's name, or its architecture."""
         if isinstance(self.model, nn.Module):
-            return self.network.pretrained_cfg.get("architecture") or type(self.network).__name__
+            return short_name(self.network)
         return short(str(self.model))
 
     @cached_property

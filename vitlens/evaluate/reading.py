@@ -17,7 +17,8 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import pixels
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.families import family
+from vitlens.recorder.running import evaluating, run
 from vitlens.train import World
 
 
@@ -70,9 +71,9 @@ def lost_classes(images: ImageStream, found: Reading) -> str:
 
 
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
-    """Features (N, D), the input of a timm model's head, and labels (N,) of all images; both on the CPU.
+    """Features (N, D), the input of a model's head, and labels (N,) of all images; both on the CPU.
 
-    The images must have the size that the model takes, and are normalized as its `pretrained_cfg` says. Each module is
+    The images must have the size that the model takes, and are normalized as it wants them. Each module is
     left in the mode (training or eval) it was in. Damaged images of a stream are left out. The processes of `world`
     share the images, and each returns all features.
     """
@@ -81,7 +82,7 @@ def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | N
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A function from a batch (b, 3, H, W) to the input of the model's head, (b, D)."""
-    return lambda x: model.forward_head(model.forward_features(x), pre_logits=True)
+    return family(model).pooled
 
 
 def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
@@ -91,7 +92,7 @@ def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
     """
 
     def named(x: Tensor) -> Tensor:
-        logits = model(x)
+        logits = run(model, x)
         found = logits.topk(min(k, logits.shape[1])).indices
         return found.where(logits.isfinite().all(1, keepdim=True), -1)
 
@@ -113,7 +114,7 @@ def read(
     Raises ValueError for fewer images than processes, for outputs that are not finite (of classes: −1), and what
     `batches` of the data raises.
     """
-    config, device = model.pretrained_cfg, next(model.parameters()).device
+    config, device = family(model).preprocessing, next(model.parameters()).device
     world = world or World(device=device)
     if len(data) < world.size:
         raise ValueError(f"{len(data)} images cannot be shared by {world.size} processes; start fewer of them.")

@@ -41,9 +41,28 @@ def proportion(right: int, images: int) -> Score:
 
 def student(values: Sequence[float]) -> float:
     """Half the width of Student's 95 % interval of a mean, in the unit of the values; infinite for a single value."""
-    from scipy.stats import sem, t
+    return half_width(np.std(values, ddof=1), len(values)) if len(values) > 1 else float("inf")
 
-    return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
+
+def half_width(std: float, count: int) -> float:
+    """`student` of `count` values from their standard deviation (n − 1)."""
+    from scipy.stats import t
+
+    return float(std / np.sqrt(count) * t.ppf((1 + LEVEL) / 2, count - 1)) if count > 1 else float("inf")
+
+
+def paired(lost: int, gained: int, images: int) -> Score:
+    """The change of an accuracy, in points, of which so many of the same `images` are lost and gained.
+
+    The interval is Agresti and Min's (2005): Wald's, with half an image added to each of the four counts, so that it
+    has a width where no image changed."""
+    from scipy.stats import norm
+
+    n = images + 2
+    middle = (gained - lost) / n
+    half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(((gained + lost + 1) / n - middle**2) / n)
+    found = ((gained - lost) / images, max(-1.0, middle - half), min(1.0, middle + half))
+    return Score(*(100 * float(x) for x in found))
 
 
 def of_seeds(values: Sequence[float]) -> Score:

@@ -58,15 +58,16 @@ def randomization(
     activations keep their size; buffers stay.
 
     method: (model, images, target (B,)) → (B, rows, cols), as all of `vitlens.attribution` are; it is called once for
-    the model and once for each part. It is only ever given a copy in eval mode, and the class stays that of the model
-    as it is. threshold: above which a map is flagged, 0.5 by choice, as Adebayo et al. name none; unrelated maps of P
+    the model and once for each part. It is only ever given a copy in eval mode. The class stays that of the model as it
+    is; so does what a target of features is compared with, and such a target is given to the method as it is.
+    threshold: above which a map is flagged, 0.5 by choice, as Adebayo et al. name none; unrelated maps of P
     patches have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196. internal_batch_size: images in one forward
     where the class is looked up.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"A threshold for |rank correlation| lies between 0 and 1, got {threshold!r}.")
     require_images(images, unwrap(model))
-    chosen = target_of(model, images, target, None, internal_batch_size).numbers
+    chosen, _ = target_of(model, images, target, None, internal_batch_size).arguments
     images = on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
     before = _map(method, subject, images, chosen)
@@ -98,7 +99,7 @@ def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
         yield part
 
 
-def _map(method: Callable, model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
+def _map(method: Callable, model: nn.Module, images: Tensor, target: object) -> Tensor:
     """(B, rows, cols), float64 on the CPU."""
     maps = method(model, images, target)
     if not isinstance(maps, Tensor) or maps.dim() != 3 or len(maps) != len(images) or not maps.isfinite().all():

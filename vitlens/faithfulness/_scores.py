@@ -1,4 +1,4 @@
-"""Insertion and deletion, and drop in confidence: the score of a class while patches are covered as a map says."""
+"""Insertion and deletion, and drop in confidence: the score of a target while patches are covered as a map says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitlens.attribution.target import of_features
 from vitlens.faithfulness.covering import checked_maps, covered
 from vitlens.faithfulness.orders import ranks
 from vitlens.recorder.arguments import whole
@@ -52,7 +53,7 @@ def curves(
     against=None,
     baseline: str | Tensor = "mean",
     step: int | None = None,
-    score: str = "probability",
+    score: str | None = None,
     seed: int = 0,
     grid: TokenGrid | None = None,
     internal_batch_size: int = 32,
@@ -64,11 +65,13 @@ def curves(
     Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
 
     baseline: "mean" (each image's own mean color), "blur" (standard deviation: a patch's longer side), "zero" (in the
-    model's input space) or a tensor; see `blank`. step: patches at a time; by default as many
-    as make at most 32 steps, 7 of 196. score: "probability" of the target or its "logit"; with `against` another class,
-    the probability among the two, or the difference of the logits. seed: the order among patches of the same value, the
-    same for all maps and images. internal_batch_size: pictures in one forward, whichever images and maps they are of;
-    no more than these are in memory. model, images, target, against, grid: see `vitlens.faithfulness`.
+    model's input space) or a tensor; see `blank`. step: patches at a time; by default as many as make at most 32 steps,
+    7 of 196. score: of a class its "probability", the default, or its "logit"; with `against` another class, the
+    probability among the two, or the difference of the logits. Of features it is the target itself, not rescaled: for a
+    likeness the cosine, which need not be 0 where all patches are covered, so compare areas of one question only. seed:
+    the order among patches of the same value, the same for all maps and images. internal_batch_size: pictures in one
+    forward, whichever images and maps they are of; no more than these are in memory. model, images, target, against,
+    grid: see `vitlens.faithfulness`.
 
     Raises ValueError for maps that do not fit the patches or are not finite, a target that is no class, outputs that
     are no numbers, and a model without classes.
@@ -137,6 +140,11 @@ def confidence(
     over the pixels of its patches, and the model sees map · image + (1 − map) · baseline: with "zero" that is the
     paper's product of map and image, in the model's input space. Arguments and errors as in `curves`.
     """
+    if of_features(target):
+        raise ValueError(
+            "Drop and increase in confidence are shares of a probability, which a score of features does not have. Use "
+            "`curves`, which is defined for it."
+        )
     case = covered(
         model, images, target, against, baseline=baseline, score="probability", grid=grid,
         internal_batch_size=internal_batch_size,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.target import Target, asked, class_logits
-from vitlens.models import require_classes
+from vitlens.attribution.forward import answered, require_said
+from vitlens.attribution.target import Target, asked, bound, class_logits
 from vitlens.recorder.arguments import fitted, require_count
-from vitlens.recorder.families import MODELS, model_name, qualified_name, unwrap
-from vitlens.recorder.grid import TokenGrid, token_grid
+from vitlens.recorder.families import known, model_name, token_grid, unwrap
+from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.running import evaluating, require_images, taking
 
 BASELINES = {
@@ -21,12 +21,11 @@ BASELINES = {
     "zero": "by the color that is zero to the model",
 }
 """What may cover a patch, by name, and in words."""
-SCORES = ("probability", "logit")
 
 
 @dataclass(frozen=True)
 class Covered:
-    """All that a score is made of, checked: a model, images (B, C, H, W) on its device, what covers them, a class."""
+    """All that a score is made of, checked: a model, images (B, C, H, W) on its device, what covers them, a target."""
 
     model: nn.Module
     images: Tensor
@@ -49,9 +48,9 @@ class Covered:
                 numbers = torch.arange(start, min(start + self.internal_batch_size, total), device=device)
                 image, seen = shown(numbers)
                 seen = seen.to(self.images.dtype)[:, None, patches]
-                logits = self.model(seen * self.images[image] + (1 - seen) * self.blanks[image]).to(found.dtype)
-                chosen = self.target.of(image)
-                found[numbers] = (chosen.probabilities if self.score == "probability" else chosen.logits)(logits)
+                pictures = seen * self.images[image] + (1 - seen) * self.blanks[image]
+                output = answered(self.model, pictures, self.target.of_features).to(found.dtype)
+                found[numbers] = self.target.of(image).measured(output, self.score)
         return found
 
 
@@ -62,15 +61,18 @@ def covered(
     against,
     *,
     baseline: str | Tensor,
-    score: str,
+    score: str | None,
     grid: TokenGrid | None,
     internal_batch_size: int,
 ) -> Covered:
     """The arguments of a score, checked, on the model's device and in its dtype. Raises ValueError for wrong ones."""
-    if score not in SCORES:
-        raise ValueError(f"A score is one of {', '.join(SCORES)}, got {score!r}.")
     grid = patch_grid(model, images, grid)
     target = target_of(model, images, target, against, internal_batch_size)
+    score = next(iter(target.measures)) if score is None else score
+    if score not in target.measures:
+        raise ValueError(
+            f"The score of {target.called(0)} is one of {', '.join(target.measures)}, got {score!r}. Give one of these."
+        )
     images = on_model(model, images)
     return Covered(model, images, blank(images, baseline, grid), grid, target, score, internal_batch_size)
 
@@ -115,12 +117,12 @@ def on_model(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid:
-    """The patches of the images: those of a supported timm model, or the grid that is given."""
+    """The patches of the images: those of a supported model, or the grid that is given."""
     bare = unwrap(model)
     require_images(images, bare)
     size = tuple(images.shape[-2:])
     if grid is None:
-        if qualified_name(bare) not in MODELS:
+        if not known(bare):
             raise ValueError(
                 f"vitlens does not know the patches of {model_name(bare)}. Give its grid, as in "
                 "`grid=TokenGrid(rows, cols, patch=(height, width), prefix=0)`."
@@ -134,13 +136,14 @@ def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> Toke
 def target_of(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
     bare = unwrap(model)
-    require_classes(bare)
+    require_said(bare, target)
     require_count(internal_batch_size=internal_batch_size)
-    if isinstance(target, Target) and against is None:
+    target, against = bound(bare, target, against)
+    if isinstance(target, Target):
         return target
     with taking(bare), evaluating(model), torch.no_grad():
         parts = on_model(model, images).split(internal_batch_size)
-        logits = torch.cat([class_logits(bare, model(part)) for part in parts])
+        logits = torch.cat([class_logits(bare, answered(model, part, False)) for part in parts])
     return asked(bare, logits, target, against)
 
 

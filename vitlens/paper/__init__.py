@@ -1,7 +1,7 @@
 """The paper as data: "An Image is Worth 16x16 Words", Dosovitskiy et al., ICLR 2021, arXiv 2010.11929v2.
 
 `MODELS` are its models, which `build` makes through timm; `TABLE_1`, `TABLE_3` and `TABLE_4` say how they are made and
-trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7` and `TABLE_9` what came out.
+trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7`, `TABLE_8` and `TABLE_9` what came out.
 """
 
 from vitlens.paper.measured import row_of, table_2, table_5, table_9
@@ -20,6 +20,7 @@ from vitlens.paper.tables import (
     TABLE_5,
     TABLE_6,
     TABLE_7,
+    TABLE_8,
     TABLE_9,
     VTAB,
     FineTuning,
@@ -32,7 +33,7 @@ from vitlens.paper.tables import (
 
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",
-    "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
+    "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_8", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
     "Pretraining", "Published", "Variant", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
     "results", "row_of", "table_2", "table_5", "table_9",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
-from vitlens import files
+from vitlens.data import files
 
 
 @dataclass(frozen=True)

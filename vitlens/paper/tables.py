@@ -135,6 +135,11 @@ TABLE_3: tuple[Pretraining, ...] = _settings(Pretraining, "table_3")
 TABLE_4: tuple[FineTuning, ...] = _settings(FineTuning, "table_4")
 TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (_results(f"table_{number}") for number in (2, 5, 6, 7, 9))
 
+TABLE_8: dict[str, dict[str, float]] = {
+    row.pop("positions"): {place: float(value) for place, value in row.items() if value} for row in cells("table_8")
+}
+"""5-shot accuracy in per cent, by the recipe's `positions` and `positions_at`."""
+
 FIRST_SUBMISSION = _results("table_2_first")
 """Table 2 of the first submission (October 2020), where it differs from the final `TABLE_2`."""
 

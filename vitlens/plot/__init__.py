@@ -12,26 +12,34 @@ was made with (`with plt.style.context(STYLE)` makes it match).
 
 from vitlens.plot.curves import insertion_deletion, intervals, lines, randomized, training
 from vitlens.plot.distance import attention_distance, attention_distances
+from vitlens.plot.filled import filled_in
 from vitlens.plot.film import film_strip, snapshot
-from vitlens.plot.galleries import explained, gallery, heads, overlays, tiles
+from vitlens.plot.galleries import attributions, gallery, heads, overlays, tiles
 from vitlens.plot.maps import mask, overlay, upsample
 from vitlens.plot.mosaics import all_heads, filters, patches, position_similarity
-from vitlens.plot.pairs import rollouts
+from vitlens.plot.pairs import correspondences, rollouts
+from vitlens.plot.parts import contributions
+from vitlens.plot.portrait import inspected
 from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
 from vitlens.plot.style import STYLE
+from vitlens.plot.variants import variants
 
 __all__ = [
     "STYLE",
     "all_heads",
     "attention_distance",
     "attention_distances",
-    "explained",
+    "attributions",
+    "contributions",
+    "correspondences",
     "few_shot",
+    "filled_in",
     "film_strip",
     "filters",
     "gallery",
     "heads",
     "insertion_deletion",
+    "inspected",
     "intervals",
     "lines",
     "mask",
@@ -47,5 +55,6 @@ __all__ = [
     "training",
     "transfer",
     "upsample",
+    "variants",
     "vtab",
 ]

@@ -11,8 +11,8 @@ from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 from vitlens.plot.naming import at_the_right
 from vitlens.plot.style import REFERENCE, SERIES, array, canvas, charts, rule, styled
 
-METRICS = {"top1": ("weights", SERIES[0]), "top1_average": ("their moving average", SERIES[1])}
-"""What validation measures: the name of its curve and its color."""
+METRICS = {"": ("weights", SERIES[0]), "_average": ("their moving average", SERIES[1])}
+"""Whose validation it is, by the ending of the metric's name: the name of the curve and its color."""
 
 
 def lines(
@@ -76,34 +76,40 @@ def intervals(
     return result
 
 
-def training(records) -> plt.Figure:
-    """Loss, validation accuracy and learning rate of a run against its steps.
+def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
+    """Loss, validation accuracy and learning rate of a run against its steps; without labels, the validation loss.
 
     records: what `vitlens.train.fit` yields, in order, or the lines of its `log.jsonl` as dictionaries; those without a
     loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
     during training keeps its scale; without records the axes are empty. The legend gives the last accuracy. Logs
-    without `rate` have it in `lr`.
+    without `rate` have it in `lr`. marks: steps by what happens there, a dashed line each in the first panel.
     """
     records = [record if isinstance(record, Mapping) else vars(record) for record in records]
     losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
     steps = records[-1]["steps"] if records else 1
-    titles = ("Loss of the batch", "Accuracy on validation images (%)", "Learning rate, share of its peak")
+    unlabeled = any("valid_loss" in r["metrics"] for r in records)
+    measured = "Loss on validation images" if unlabeled else "Accuracy on validation images (%)"
+    titles = ("Loss of the batch", measured, "Learning rate, share of its peak")
     with styled():
         figure, (loss, accuracy, rate) = charts(titles, 900, 268)
         if records:
             rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
         if losses:
             loss.plot(*zip(*losses, strict=True), color=SERIES[0])
-        for metric, (name, color) in METRICS.items():
+        for name, step in (marks or {}).items():
+            loss.axvline(step, **REFERENCE)
+            loss.annotate(f"{name} ", (step, 0.04), xycoords=("data", "axes fraction"), ha="right", size=8.5)
+        for ending, (name, color) in METRICS.items():
+            metric = ("valid_loss" if unlabeled else "top1") + ending
             points = [(r["step"], r["metrics"][metric]) for r in records if metric in r["metrics"]]
             if points:
-                label = f"{name}: {points[-1][1]:.1f} %"
+                label = f"{name}: {points[-1][1]:.3g}" if unlabeled else f"{name}: {points[-1][1]:.1f} %"
                 accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=label)
                 accuracy.legend(loc="best", framealpha=0.9, edgecolor="0.85")
         for ax in (loss, accuracy, rate):
             ax.set(xlim=(0, steps), xlabel="Step")
         loss.set_ylim(0, 1.08 * max((value for _, value in losses), default=1))
-        accuracy.set_ylim(0, 100)
+        accuracy.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
         rate.set_ylim(0, 1.05)
     return figure
 

@@ -9,19 +9,23 @@ import numpy as np
 
 from vitlens.plot.style import REFERENCE, SERIES, array, page, rule, styled
 
+LOCAL = 1 / 3
+"""Share of the distance of uniform attention below which a head is called local here. A convention, for orientation."""
+
 
 def attention_distance(
     mean_distance, *, uniform=None, control=None, image_size=None, ax: plt.Axes | None = None, title=None
 ) -> plt.Axes:
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
-    mean_distance: (L, H) in pixels, or (B, L, H), of which the mean over B is drawn. uniform: the distance of uniform
-    attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. control: the same of a model
-    with random weights, gray crosses. image_size: (height, width) of the input, or one number for both; the axis names
-    it. Layers and heads count from 0.
+    The heads of a layer lie beside each other, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of
+    which the mean over B is drawn. uniform: the distance of uniform attention (`TokenGrid.uniform_distance`,
+    renormalized if the dots are), a dashed line; below a third of it heads are local, which is shaded. control: the
+    same of a model with random weights, gray crosses. image_size: (height, width) of the input, or one number for both;
+    the axis names it. Layers and heads count from 0.
     """
     values, chance = (None if given is None else _by_head(given) for given in (mean_distance, control))
-    layers, heads = values.shape
+    layers = len(values)
     top = max(np.nanmax(values, initial=0), 0 if chance is None else np.nanmax(chance), uniform or 0) or 1.0
     size = (image_size, image_size) if np.ndim(image_size) == 0 else image_size
     of = "" if image_size is None else f" of {size[0]} × {size[1]}"
@@ -33,14 +37,16 @@ def attention_distance(
             layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
             ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4, label="untrained")
         if uniform is not None:
-            ax.axhline(uniform, **REFERENCE, label="uniform attention")
+            ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
+            ax.axhline(uniform, **REFERENCE)
+            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 8, "color": "0.35"}
+            ax.annotate("uniform\nattention", (1, uniform), (4, 0), va="center", **where)
+            ax.annotate("local: under a third of it", (1, 0), (-4, 4), ha="right", **where)
         ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
         ax.set(ylim=(0, 1.08 * top), xticks=range(0, layers, -(-layers // 16)))
         rule(ax)
-        handles, labels = ax.get_legend_handles_labels()
-        columns = 1 if len(labels) < 6 else 2
-        of_many = None if heads <= len(SERIES) else "Head"
-        ax.legend(handles, labels, ncols=columns, title=of_many, framealpha=0.9, edgecolor="0.85")
+        if chance is not None:
+            ax.legend(framealpha=0.9, edgecolor="0.85")
     return ax
 
 
@@ -62,25 +68,17 @@ def attention_distances(
             attention_distance(values, uniform=uniform[title], control=control, ax=ax, title=title)
             if ax is not axes[0]:
                 ax.set_ylabel("")
-                ax.get_legend().remove()
         axes[0].set_ylim(0, 1.08 * max(*(np.nanmax(values) for values in panels.values()), *uniform.values()))
     return figure
 
 
 def strip(ax: plt.Axes, values: np.ndarray, size: float) -> None:
-    """The distances (L, H) as dots: a column for each layer, a color for each head."""
-    import seaborn as sns
-
+    """The distances (L, H) as dots: a column for each layer, its heads beside each other from left to right."""
     layers, heads = values.shape
-    layer, head = np.indices(values.shape).reshape(2, -1)
-    few = heads <= len(SERIES)
-    names = [f"Head {number}" for number in head] if few else head
-    palette = list(SERIES[:heads]) if few else "viridis"
-    sns.stripplot(
-        x=layer, y=values.ravel(), hue=names, palette=palette, jitter=False, native_scale=True, size=size,
-        edgecolor="white", linewidth=0.5, legend="auto" if few else "brief", ax=ax,
-    )  # fmt: skip
-    ax.set(xlim=(-0.6, layers - 0.4), xlabel="", ylabel="")
+    place = np.arange(layers)[:, None] + (np.arange(heads) - (heads - 1) / 2) * 0.5 / max(heads - 1, 1)
+    look = {"color": SERIES[0], "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    ax.plot(place.ravel(), values.ravel(), "o", **look)
+    ax.set(xlim=(-0.6, layers - 0.4))
 
 
 def _by_head(mean_distance) -> np.ndarray:

@@ -136,7 +136,6 @@ class _Run:
         ax = place(figure, *box)
         ax.spines[["left", "bottom"]].set_visible(True)
         strip(ax, self.distances[index], size)
-        ax.get_legend().remove()
         ax.axhline(self.uniform, **REFERENCE)
         ax.set_ylim(0, 1.08 * max(self.distances.max(), self.uniform))
         ax.set_xticks(range(0, layers, -(-layers // (int(box[2]) // 17))))

@@ -44,13 +44,14 @@ def overlays(
     query: tuple[int, int] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
     smooth: bool = True,
+    opacity: str = "value",
 ) -> plt.Figure:
     """A picture, and beside it the same picture under each map, as `overlay` draws it in mode "heat".
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
     most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
-    between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them. Raises
-    ValueError for more maps or other shapes, IndexError for a patch outside the grid.
+    between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them. opacity:
+    as for `overlay`. Raises ValueError for more maps or other shapes, IndexError for a patch outside the grid.
     """
     _check_count(maps, 5)
     picture, (height, width) = load_image(image), grid.image
@@ -62,7 +63,8 @@ def overlays(
         _input(first, picture, grid)
         for ax, (name, each) in zip(axes, maps.items(), strict=True):
             ends = (limits or {}).get(name)
-            overlay(picture, each, grid=grid, ax=ax, mode="heat", smooth=smooth, limits=ends, colorbar=False)
+            how = {"smooth": smooth, "limits": ends, "opacity": opacity}
+            overlay(picture, each, grid=grid, ax=ax, mode="heat", colorbar=False, **how)
             _title(ax, name)
         for ax in (first, *axes):
             mark(ax, query, grid.patch)
@@ -73,33 +75,34 @@ def overlays(
     return figure
 
 
-def explained(
+def attributions(
     image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
-    note: str = "", smooth: bool = True,
+    note: str = "", smooth: bool = True, opacity: str = "value", cols: int = 4,
 ) -> plt.Figure:  # fmt: skip
-    """A picture, and the same picture under the map of each method, four to a line.
+    """A picture, and the same picture under the map of each method, `cols` to a line.
 
     Each map has its own colors from 0 to its largest value, or from −max to max if some are negative. That value stands
     below the map, and what it means at the foot. image: what `load_image` takes, as the model saw it. maps: (rows,
     cols) by the name of their method. title: what is explained. captions: a line or two below each map, by the same
-    names. note: what the captions mean, at the foot. Raises ValueError for no maps, or maps that do not fit the grid.
+    names. note: what the captions mean, at the foot. opacity: as for `overlay`. Raises ValueError for no maps, or maps
+    that do not fit the grid.
     """
     if not maps:
         raise ValueError("No maps to show. Give at least one, by the name of its method.")
     picture, captions = load_image(image), captions or {}
     maps = {name: array(values, 2, "A map of shape (rows, cols)", "Give one map") for name, values in maps.items()}
     below = {name: f"{_end(values)}\n{captions.get(name, '')}".strip() for name, values in maps.items()}
-    note = "\n".join([*note.splitlines(), _scale(maps)])
-    lines, text = -(-(len(maps) + 1) // 4), max(len(each.splitlines()) for each in below.values())
-    height = lines * (WIDTH / 4 * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines()) + 40
+    note = "\n".join([*note.splitlines(), _scale(maps, opacity)])
+    lines, text = -(-(len(maps) + 1) // cols), max(len(each.splitlines()) for each in below.values())
+    height = lines * (WIDTH / cols * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines()) + 40
     with styled():
         figure = page(WIDTH, height, "constrained")
         figure.get_layout_engine().set(hspace=0.04)
-        axes = figure.subplots(lines, 4, squeeze=False).ravel()
+        axes = figure.subplots(lines, cols, squeeze=False).ravel()
         _heading(figure, title)
         _input(axes[0], picture, grid, loc="left")
         for ax, (name, values) in zip(axes[1:], maps.items(), strict=False):
-            overlay(picture, values, grid=grid, ax=ax, mode="heat", smooth=smooth, colorbar=False)
+            overlay(picture, values, grid=grid, ax=ax, mode="heat", smooth=smooth, opacity=opacity, colorbar=False)
             _title(ax, name, loc="left")
             _caption(ax, below[name])
         for ax in axes[len(maps) + 1 :]:
@@ -108,37 +111,52 @@ def explained(
     return figure
 
 
-def gallery(rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), shared: bool = True) -> plt.Figure:
+def gallery(
+    rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
+    shared: bool = True,
+) -> plt.Figure:  # fmt: skip
     """Pictures or maps in a grid, a row for each name.
 
-    rows: by name, equally many (h, w), maps, or (h, w, 3), pictures. titles: above the columns. shared: one color scale
-    with a bar for all maps, 0 to the largest value or ±max; False gives each its own, without bars.
+    rows: by name, equally many (h, w), maps, or (h, w, 3), pictures. titles: above the columns. captions: a short line
+    below each picture of the rows of these names. shared: one color scale with a bar for all rows of maps, from 0 to
+    the largest value, and one for those that hold negative ones, ±max; False gives each map its own, without bars.
     """
     images = {name: [np.asarray(each) for each in row] for name, row in rows.items()}
-    columns = max(map(len, images.values()), default=0)
-    if not columns or any(len(row) != columns for row in images.values()) or len(titles) not in (0, columns):
+    columns, captions = max(map(len, images.values()), default=0), captions or {}
+    lengths = {len(row) for row in (*images.values(), *captions.values())}
+    if not columns or lengths != {columns} or len(titles) not in (0, columns):
         raise ValueError(
-            "Rows or titles of different lengths. Give each row the same number of pictures, at least one."
+            "Rows, titles or captions of different lengths. Give each row the same number of pictures, at least one."
         )
-    maps = [each for row in images.values() for each in row if each.ndim == 2]
-    scale = colors(np.concatenate([each.ravel() for each in maps])) if shared and maps else {}
-    across = min(200, (WIDTH - 90 * bool(scale)) / columns)
+    maps = {name: row for name, row in images.items() if shared and row[0].ndim == 2}
+    signed = {name: any((each < 0).any() for each in row) for name, row in maps.items()}
+    together = {kind: [name for name in maps if signed[name] == kind] for kind in sorted(set(signed.values()))}
+    scales = {
+        name: colors(np.concatenate([each.ravel() for n in names for each in maps[n]]))
+        for names in together.values()
+        for name in names
+    }
+    across = min(200, (WIDTH - 90 * bool(scales)) / columns)
     tall = sum(across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values())
     with styled():
-        figure = page(across * columns + 90 * bool(scale), tall + 30 * bool(titles), "compressed")
+        size = across * columns + 90 * bool(scales), tall + 30 * bool(titles) + 18 * len(captions)
+        figure = page(*size, "compressed")
         axes = figure.subplots(len(images), columns, squeeze=False)
         figure.get_layout_engine().set(w_pad=MARGIN / 2, h_pad=MARGIN / 2)
-        for line, (name, row) in zip(axes, images.items(), strict=True):
-            line[0].set_ylabel(name)
-            for ax, each in zip(line, row, strict=True):
-                own = (scale or colors(each)) if each.ndim == 2 else {}
+        lines = dict(zip(images, axes, strict=True))
+        for name, row in images.items():
+            lines[name][0].set_ylabel(name)
+            for ax, each in zip(lines[name], row, strict=True):
+                own = scales.get(name) or (colors(each) if each.ndim == 2 else {})
                 ax.imshow(each, interpolation="nearest", **own)
                 _bare(ax)
+            for ax, caption in zip(lines[name], captions.get(name, ()), strict=False):
+                _caption(ax, caption)
         for ax, title in zip(axes[0], titles, strict=False):
             _title(ax, title)
-        if scale:
-            shown = next(ax.images[0] for ax in axes.flat if ax.images[0].get_array().ndim == 2)
-            scale_bar(shown, ax=axes, fraction=0.05, pad=0.01)
+        for names in together.values():
+            beside = np.concatenate([lines[name] for name in names])
+            scale_bar(beside[0].images[0], ax=beside, fraction=0.05, pad=0.01)
     return figure
 
 
@@ -258,10 +276,11 @@ def _end(values: np.ndarray) -> str:
     return f"{'±' if _signed(values) else 'max '}{largest:.3g}".replace("-", "−")
 
 
-def _scale(maps: Mapping[str, np.ndarray]) -> str:
+def _scale(maps: Mapping[str, np.ndarray], opacity: str) -> str:
     """What the colors mean."""
+    zero = "clear" if opacity == "value" else "violet"
     signed = ", or from −max (blue) to max (red) where some values are negative" * any(map(_signed, maps.values()))
-    return f"Colors: each map has its own scale, from 0 (violet) to its max (yellow){signed}."
+    return f"Colors: each map has its own scale, from 0 ({zero}) to its max (yellow){signed}."
 
 
 def _signed(values: np.ndarray) -> bool:

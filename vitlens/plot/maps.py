@@ -9,7 +9,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot.style import INK, array, colors, one_of, styled
+from vitlens.plot.style import INK, array, color_bar, colors, one_of, styled, translucent
 from vitlens.recorder.grid import TokenGrid
 
 
@@ -61,7 +61,8 @@ def overlay(
     ax: plt.Axes | None = None,
     mode: str = "paper",
     smooth: bool = True,
-    alpha: float = 0.65,
+    alpha: float = 0.75,
+    opacity: str = "value",
     cmap: str | None = None,
     limits: tuple[float, float] | None = None,
     colorbar: bool = True,
@@ -70,12 +71,15 @@ def overlay(
 
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
     are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
-    0…1. mode "heat": the map's own values in colors of opacity `alpha` over the picture in gray, from 0 to its largest
-    (from −max to max if some are negative) or between `limits`, in red and blue if 0 is their middle, with a color
-    bar, NaN gray; a map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from 0 to 1. smooth:
-    False shows exact patches.
+    0…1. mode "heat": the map's own values in colors over the picture in gray, from 0 to its largest (from −max to max
+    if some are negative) or between `limits`, in red and blue if 0 is their middle, with a color bar. opacity "value":
+    it grows in proportion to the value, from none at 0, where the picture stands, to `alpha` at the end farthest from
+    0 (limits that leave 0 out begin with none at the end nearest to it); "even": it is `alpha` everywhere. NaN is a
+    flat gray. A map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from 0 to 1, of even
+    opacity. smooth: False shows exact patches.
     """
     one_of("mode", mode, ("paper", "heat"))
+    one_of("opacity", opacity, ("value", "even"))
     ndim = 2 if mode == "paper" else (2, 3)
     values = array(map, ndim, f"A map of shape (rows, cols){' or (rows, cols, 3)' * (mode == 'heat')}", "Give one map")
     painted = values.ndim == 3
@@ -107,9 +111,11 @@ def overlay(
             box = (0, large.shape[1], large.shape[0], 0)
             scale = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
             scale |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
-            heat = ax.imshow(large, extent=box, alpha=alpha, interpolation="nearest", **({} if painted else scale))
+            scale["cmap"] = translucent(scale["cmap"].name, scale["vmin"], scale["vmax"], alpha, opacity)
+            look = {"alpha": alpha} if painted else scale
+            heat = ax.imshow(large, extent=box, interpolation="nearest", **look)
             if colorbar and not painted:
-                ax.figure.colorbar(heat, ax=ax, fraction=0.046, pad=0.03).outline.set_visible(False)
+                color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
         ax.set(xlim=(0, width), ylim=(height, 0))
         ax.axis("off")
     return ax

@@ -99,8 +99,8 @@ def position_similarity(similarity, *, every: int | None = None, ax: plt.Axes | 
         target.set_yticks([_middle(image)[1] for image in found[:: len(across)]], [row + 1 for row in down])
         target.tick_params(length=0)
         target.set_title("Position embedding similarity")
-        where = {"ax": ax} if ax is not None else {"cax": place(result, 62 + room[1] + 22, 40, 14, room[0])}
-        bar = target.figure.colorbar(found[0], label="Cosine similarity", **where)
+        beside = ax.inset_axes((1.04, 0, 0.04, 1)) if ax else place(result, 62 + room[1] + 22, 40, 14, room[0])
+        bar = target.figure.colorbar(found[0], label="Cosine similarity", cax=beside)
         bar.set_ticks([-1, -0.5, 0, 0.5, 1], labels=["−1", "−0.5", "0", "0.5", "1"])
         bar.outline.set_visible(False)
     return result

@@ -22,6 +22,8 @@ MARGIN = 0.08
 """Inches around axes and at the edges of a page."""
 
 INK = "0.15"
+MISSING = "0.65"
+"""The gray of NaN."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
@@ -112,19 +114,44 @@ def show(ax: plt.Axes, picture, x: float, y: float, width: float, height: float,
     return ax.imshow(picture, extent=box, aspect="auto", interpolation="nearest", **kwargs)
 
 
+def color_bar(shown, **where):
+    """The color bar of a picture, on a checker where its colors are not opaque. where: as for `colorbar`."""
+    key = shown.axes.figure.colorbar(shown, **where)
+    key.outline.set_visible(False)
+    if shown.cmap(range(shown.cmap.N))[:, 3].min() < 1:
+        box = key.ax.get_window_extent()
+        shape = key.ax.get_box_aspect() or box.height / box.width
+        squares = np.indices((max(2, round(2 * shape)), max(2, round(2 / shape)))).sum(0) % 2
+        sides = (np.linspace(0, 1, count + 1) for count in squares.shape[::-1])
+        look = {"cmap": "gray", "vmin": -2.2, "vmax": 1.4, "zorder": 0}
+        key.ax.pcolormesh(*sides, squares, transform=key.ax.transAxes, **look)
+    return key
+
+
 def scale_bar(shown, size: float = 8.5, **where) -> None:
     """The color bar of a picture, with its two ends, and zero where it lies between them. where: as for `colorbar`."""
     low, high = shown.get_clim()
     ends = [low, 0, high] if low < 0 < high else [low, high]
-    key = shown.axes.figure.colorbar(shown, **where)
-    key.set_ticks(ends, labels=[f"{end:.2g}".replace("-", "−") for end in ends])
+    key = color_bar(shown, **where)
+    key.set_ticks(ends, labels=[f"{float(f'{end:.2g}'):g}".replace("-", "−") for end in ends])
     key.ax.tick_params(labelsize=size)
-    key.outline.set_visible(False)
 
 
 def color_map(name: str) -> mpl.colors.Colormap:
     """Matplotlib's color map `name`, with NaN in gray."""
-    return mpl.colormaps[name].with_extremes(bad="0.65")
+    return mpl.colormaps[name].with_extremes(bad=MISSING)
+
+
+def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) -> mpl.colors.Colormap:
+    """256 colors of Matplotlib's `cmap` for values from low to high, to be laid over a picture; NaN in opaque gray.
+
+    opacity "value": `alpha` at the value farthest from 0, less in proportion nearer to it, none at 0 or, if that is not
+    between low and high, at the end nearest to it; "even": `alpha` everywhere.
+    """
+    away = np.abs(np.linspace(low, high, 256) - np.clip(0, low, high))
+    table = mpl.colormaps[cmap](np.arange(256))
+    table[:, 3] = alpha * (away / (away.max() or 1) if opacity == "value" else 1)
+    return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
 
 
 def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:

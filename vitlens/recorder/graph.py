@@ -44,14 +44,13 @@ class Graph:
     A value is cut if an input required gradients and the value does not, or if it was computed from a cut value. That
     is harmless (somebody looks at a probability) until the model's weights or attention use the cut value or cut it
     themselves: then it is refused. Exceptions: a cut value that became a new leaf with gradients was cut on purpose,
-    and a forward that starts with autograd off has no graph. embed: the module that the image enters.
+    and a forward that starts with autograd off has no graph. enters: the parameters that meet the image.
     """
 
-    def __init__(self, model: nn.Module, embed: nn.Module):
+    def __init__(self, model: nn.Module, enters: list[nn.Parameter]):
         self.model = model
         self.names = {id(p): (name, p) for name, p in model.named_parameters()}  # held, or ids would be used again
-        first = list(embed.parameters())
-        self.begins = set(map(id, first[:1] if hasattr(embed, "backbone") else first))
+        self.begins = set(map(id, enters))
         self.cut = WeakIdKeyDictionary()
         self.on = False
 

@@ -6,10 +6,10 @@ Everything comes from the model's metadata and the size of its input, never from
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens.recorder.arguments import whole
 
@@ -115,67 +115,12 @@ class TokenGrid:
         attended = self.patches if renormalize else self.tokens
         return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
 
+    def border(self) -> Tensor:
+        """(P,) bool, the patches of the outermost rows and columns."""
+        outermost = torch.ones(self.rows, self.cols, dtype=torch.bool)
+        outermost[1:-1, 1:-1] = False
+        return outermost.flatten()
+
     def image_map(self, values: Tensor) -> Tensor:
         """(…, rows, cols) the values of the patches, from (…, T) values of all tokens."""
         return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))
-
-
-def patch_embedding(model: nn.Module) -> nn.Module:
-    """The module that turns pixels into tokens (`embeds` in NaFlex)."""
-    return model.embeds if hasattr(model, "embeds") else model.patch_embed
-
-
-def prefix_names(model: nn.Module) -> list[str]:
-    """Names of the R prefix tokens: "class token", "distillation token", "register 1" …"""
-    special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
-    special += ["distillation token"] if hasattr(model, "dist_token") else []
-    return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
-
-
-def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
-    """The `TokenGrid` of a supported timm model for an input of (height, width) pixels.
-
-    The read-out of an attention pool depends on the image: it is None here, and a capture fills it in.
-    """
-    embed = patch_embedding(model)
-    rows, cols = _features(embed, tuple(image))
-    grid = TokenGrid(rows, cols, _stride(embed), model.num_prefix_tokens, tuple(image))
-    return replace(grid, readout=_readout(model, grid))
-
-
-def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns. For a hybrid at the size it was built for, timm found them by running the backbone."""
-    if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
-        return tuple(embed.grid_size)
-    return embed.dynamic_feat_size(image)
-
-
-def _stride(embed: nn.Module) -> tuple[int, int]:
-    """Pixels from one token to the next.
-
-    timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
-    which is right unless the backbone was changed: then it does not fit the features that timm found.
-    """
-    backbone = getattr(embed, "backbone", None)
-    if backbone is None or not hasattr(backbone, "feature_info"):
-        return tuple(embed.feat_ratio(as_scalar=False))
-    info = backbone.feature_info
-    reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
-    sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
-    return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
-
-
-def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
-    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
-    if getattr(model, "attn_pool", None) is not None:
-        return None
-    if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads
-        row[:2] = 0.5
-    elif model.global_pool == "token":
-        row[0] = 1.0
-    elif model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
-        first = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
-        row[first:] = 1.0 / (grid.tokens - first)
-    else:  # max, avgmax and no pooling have no such row
-        return None
-    return row

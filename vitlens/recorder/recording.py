@@ -1,8 +1,7 @@
 """Record the queries and keys that a model hands to fused attention, while it runs, changing nothing.
 
-`torch.nn.functional.scaled_dot_product_attention` is watched for the length of a `with` block by a
-`torch.overrides.TorchFunctionMode`. No module is patched and attention stays fused; rotary embeddings, query-key norms,
-grouped queries, attention biases and masks are right for free, because they are already in q, k and mask.
+Its calls are seen by an `Interception`. No module is patched and attention stays fused; rotary embeddings, query-key
+norms, grouped queries, attention biases and masks are right for free, because they are already in q, k and mask.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head width.
 """
@@ -16,25 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from vitlens.recorder.families import (
     UnsupportedModelError,
     attention_modules,
-    gated,
+    family,
     model_name,
     refuse,
     refuse_chance,
     unwrap,
 )
-from vitlens.recorder.graph import Graph, require_gradients, tensors_of
-from vitlens.recorder.grid import TokenGrid, patch_embedding, token_grid
+from vitlens.recorder.graph import Graph, require_gradients
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.interception import POOL, THREAD, Interception
 from vitlens.recorder.layer import Layer, all_heads, joined
 from vitlens.recorder.running import uncompiled
-
-POOL = -1  # where the layers are numbered, the number of the attention pool
 
 
 class Attention(Sequence):
@@ -45,7 +41,7 @@ class Attention(Sequence):
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
         self.model_name = model_name(model)
-        self.gated = gated(modules)
+        self.gated = family(model).gated
         self.grid: TokenGrid | None = None
         self.pool: Layer | None = None
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
@@ -114,7 +110,7 @@ class Attention(Sequence):
 
 @contextlib.contextmanager
 def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
-    """Record the attention of one forward of a timm Vision Transformer.
+    """Record the attention of one forward of a Vision Transformer.
 
         with capture(model) as attn:
             logits = model(images)          # bit for bit what it is without
@@ -139,83 +135,43 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
         modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
         uncompiled(),
         _Recorder(model, modules, attn, values, gradients),
+        contextlib.ExitStack() as above,
     ):
+        for hook in family(model).watch():
+            above.callback(hook.remove)
+        for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
+            above.enter_context(intervention)
         yield attn
     if not attn.complete:
-        if not all(getattr(m, "fused_attn", True) for layer in modules for _, m in layer):
-            reason = "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
-        elif threads - {threading.get_ident()}:
-            reason = "it was run in another thread; open the capture in the thread that runs the model"
-        else:
-            reason = (
-                "it was not run to its last block inside the `with` block, or not with its own parameters "
-                "(functional_call, quantized layers)"
-            )
-        raise refuse(model, reason)
+        elsewhere = "it was run in another thread; open the capture in the thread that runs the model"
+        other = (
+            "it was not run to its last block inside the `with` block, or not with its own parameters "
+            "(functional_call, quantized layers)"
+        )
+        raise refuse(model, family(model).blind or (elsewhere if threads - {threading.get_ident()} else other))
 
 
-class _Recorder(TorchFunctionMode):
-    """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image."""
+class _Recorder(Interception):
+    """Keeps the layers of one forward in `attn`."""
 
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
-        super().__init__()
-        self.model, self.attn, self.values, self.gradients = model, attn, values or gradients, gradients
-        self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
-        self.held = list(model.parameters())  # or ids of those that are freed meanwhile would be others' soon
-        self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
-        self.owner |= {
-            id(p): (i, j, name)
-            for i, layer in enumerate(modules)
-            for j, (name, module) in enumerate(layer)
-            for p in module.parameters()
-        }
-        if getattr(model, "attn_pool", None) is not None:  # the last norm announces a pool without parameters
-            for module in (model.norm, model.attn_pool):
-                self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
-        embed = patch_embedding(model)
-        self.graph = Graph(model, embed) if gradients else None
-        self.embed = {id(p) for p in embed.parameters()}
-        self.pads = hasattr(embed, "backbone") or getattr(embed, "dynamic_img_pad", False)
-        self.image: Tensor | None = None
-        self.padded: dict[int, tuple[Tensor, Tensor]] = {}
-        self.begun = False  # the first layer was seen: from now on the grid stays
+        super().__init__(model, modules)
+        self.attn, self.values, self.gradients = attn, values or gradients, gradients
+        self.graph = Graph(model, self.family.enters) if gradients else None
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attention(func, *args, **kwargs)
-        tensors = tensors_of(args, kwargs)
-        for tensor in tensors:  # a parameter of another model, which runs in between, ends the layer
-            self.layer = self.owner.get(id(tensor), None if isinstance(tensor, nn.Parameter) else self.layer)
-        if not self.begun:
-            self._look_for_image(tensors, args[0] if args else None)
-        result = func(*args, **kwargs)
-        if self.graph is not None:
-            self.graph.look(func, tensors, result)
-        if func is F.pad and self.pads and not self.begun:
-            self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
-        return result
+    def check(self, index: int, call: int, *arguments) -> None:
+        seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
+        if seen is not None:
+            raise UnsupportedModelError(
+                f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
+                "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
+            )
+        super().check(index, call, *arguments)
 
-    def _look_for_image(self, tensors: list[Tensor], subject) -> None:
-        """The image is the last (B, C, H, W) activation acted upon, before the embedding's own padding, when the
-        embedding's parameters meet activations."""
-        subject, _ = self.padded.get(id(subject), (subject, None))
-        activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
-        if activation and subject.dim() == 4 and subject.shape[1] == self.model.in_chans:
-            self.image = subject
-        parameters = {id(t) for t in tensors} & self.embed
-        if self.image is not None and parameters and len(parameters) < len(tensors):
-            self.attn.grid = token_grid(self.model, tuple(self.image.shape[-2:]))
-
-    def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
-        where, self.layer = self.layer, None
-        if where is None:  # somebody else's attention
-            return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+    def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
         index, call, name = where
-        self._check(index, call, query, key, attn_mask, dropout_p, is_causal)
-        self.begun, self.image = True, None
-        self.padded.clear()
-        output = func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        self.begun = True
+        output = func(query, key, value, mask, **kwargs)
         if self.graph is not None:
             self.graph.look(func, [query, key, value], output, name)
             output.requires_grad_()
@@ -226,62 +182,17 @@ class _Recorder(TorchFunctionMode):
             own(query),
             own(all_heads(key, query)),
             query.shape[-1] ** -0.5 if scale is None else float(scale),
-            None if attn_mask is None else attn_mask.detach(),
+            None if mask is None else mask.detach(),
             own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
         )
         if index == POOL:
             self.attn.pool = layer
-            self.attn.grid = replace(self.attn.grid, readout=_pool_readout(self.model, self.attn.grid, layer))
+            self.attn.grid = replace(self.grid, readout=self.family.pool_readout(layer.weights, self.grid))
         else:
+            self.attn.grid = self.grid
             self.attn._calls[index][call] = layer
         return output
-
-    def _check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
-        """Raise UnsupportedModelError if a call is not one whose map can be shown."""
-        grid, where = self.attn.grid, "attention pool" if index == POOL else f"layer {index}"
-        seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
-        if seen is not None:
-            raise UnsupportedModelError(
-                f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
-                "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
-            )
-        if grid is not None:
-            expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
-            keys = key.shape[-2]
-            fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
-        if len(query) == 0:
-            reason = "the batch holds no images"
-        elif torch._C._functorch.is_functorch_wrapped_tensor(query):
-            reason = "it runs inside of a transform of torch.func (vmap, grad, jacrev); give it all images as one batch"
-        elif dropout_p > 0:
-            reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
-        elif is_causal:
-            reason = f"{where} was called with a causal mask, so later patches are hidden"
-        elif mask is not None and not mask.is_meta and _hides_all(mask):
-            reason = (
-                f"the mask of {where} hides all tokens from one of them, whose attention is then no distribution; let "
-                "every token attend to one at least, itself for example"
-            )
-        elif grid is None:
-            reason = (
-                f"its input was not an image of shape (B, {self.model.in_chans}, height, width), so the grid of its "
-                "patches is unknown; pass images, not patches or tokens"
-            )
-        elif not fits:
-            reason = (
-                f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
-                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches"
-            )
-        else:
-            return
-        raise refuse(self.model, reason)
-
-
-def _hides_all(mask: Tensor) -> bool:
-    """Whether the attention mask hides every key from some query."""
-    seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
-    return not seen.all()
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -290,12 +201,3 @@ def _own(tensor: Tensor) -> Tensor:
     if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _pool_readout(model: nn.Module, grid: TokenGrid, pool: Layer) -> Tensor | None:
-    """(B, T) what an attention pool reads: its own attention, averaged over heads; None if it has T queries (PRR)."""
-    if not hasattr(model.attn_pool, "latent_len"):
-        return None
-    latents = slice(0, 1) if model.attn_pool.pool == "token" else slice(None)
-    row = pool.weights(latents).mean((1, 2))
-    return F.pad(row, (grid.tokens - row.shape[-1], 0))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.families import MODELS, model_name, qualified_name
+from vitlens.recorder.families import family, known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
     """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of finite floats.
 
-    C is looked at where the model is one of timm's that vitlens knows.
+    C is looked at where the model is one that vitlens knows.
     """
     shape = tuple(getattr(images, "shape", ()))
     if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
@@ -25,20 +25,35 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             f"Expected images as a floating-point tensor of shape (B, C, height, width), got {came}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
-    if model is not None and qualified_name(model) in MODELS and shape[1] != (wanted := channels(model)):
+    about = family(model) if model is not None and known(model) else None
+    if about is not None and shape[1] != (wanted := about.channels):
         raise ValueError(f"{model_name(model)} takes images with {wanted} channels, got the shape {shape}.")
-    embed = getattr(model, "embeds", None)
-    whole_patches = getattr(embed, "is_linear", False) and not embed.dynamic_img_pad  # NaFlex's cuts no pixels off
-    if whole_patches and any(side % patch for side, patch in zip(shape[-2:], embed.patch_size, strict=True)):
-        size, patch = (" × ".join(map(str, sides)) for sides in (shape[-2:], embed.patch_size))
+    patch = about and about.whole_patches
+    if patch and any(side % length for side, length in zip(shape[-2:], patch, strict=True)):
+        size, patch = (" × ".join(map(str, sides)) for sides in (shape[-2:], patch))
         raise ValueError(
             f"{model_name(model)} does not take this size: patches of {patch} pixels do not divide images of {size}."
         )
+    size = about and about.takes_only
+    if size and tuple(shape[-2:]) != size:
+        came, taken = (" × ".join(map(str, sides)) for sides in (shape[-2:], size))
+        raise ValueError(f"{model_name(model)} does not take this size: it was built for {taken}, got {came}.")
     if not (finite := images.isfinite()).all():
         first = (~finite).flatten(1).any(1).nonzero()[0].item()
         raise ValueError(
             f"Images are finite numbers, but {(~finite).sum()} values are not, the first of them in image {first}."
         )
+
+
+def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them.
+
+    A model that wants to be told so is told to take images of another size than it was built for.
+    """
+    if known(model):
+        return family(model).run(images)
+    output = model(images)
+    return getattr(output, "logits", output)
 
 
 def channels(model: nn.Module) -> int:

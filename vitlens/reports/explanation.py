@@ -1,4 +1,4 @@
-"""Why a class: the maps of several methods for each picture, and how far each is to be trusted."""
+"""Why a class, or a likeness: the maps of several methods for each picture, and how far each is to be trusted."""
 
 from __future__ import annotations
 
@@ -13,40 +13,37 @@ import torch
 from pandas import DataFrame, Series, concat
 from torch import Tensor, nn
 
-from vitlens import faithfulness, files
+from vitlens import faithfulness
 from vitlens.attribution import explained, methods
-from vitlens.attribution.target import SameClass
+from vitlens.attribution.forward import require_said
+from vitlens.attribution.target import ClassTarget, NothingToAsk, Question, Target, bound
+from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import architecture, label_names, restore
-from vitlens.recorder.families import model_name, transformer, unwrap
-from vitlens.recorder.grid import TokenGrid, patch_embedding
+from vitlens.recorder.families import family, model_name, transformer, unwrap
+from vitlens.recorder.grid import TokenGrid
 from vitlens.reports.pictures import prepared
-
-SCORES = {
-    ("probability", False): "the probability of the class",
-    ("probability", True): "the probability of the class among the two",
-    ("logit", False): "the logit of the class",
-    ("logit", True): "the logit of the class less that of the other",
-}
-"""What the areas are under, by the name of the score and whether the class is contrasted with another."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a picture has a class.
+    """Why a picture has a class, or another score.
 
-    pixels: (H, W, 3) uint8, as the model saw it. target, probability: the class, and what the model gives it. maps:
-    (rows, cols) by method. scores: the rows of `faithfulness.table`, with the score, baseline and step that were used.
-    against: the class that the target is contrasted with, or "".
+    pixels: (H, W, 3) uint8, as the model saw it. target, value: the class and its probability, or the name of a score
+    of the features, such as "the similarity to tabby.jpg", and that score. maps: (rows, cols) by method. scores: the
+    rows of `faithfulness.table`, with the score, baseline and step that were used. title: the question that the maps
+    answer. under: what the areas of the scores are under. against: the class that the target is contrasted with, or "".
     """
 
     name: str
     pixels: np.ndarray
     grid: TokenGrid
     target: str
-    probability: float
+    value: float
     maps: dict[str, Tensor]
     scores: DataFrame
+    title: str
+    under: str
     against: str = ""
 
 
@@ -64,21 +61,21 @@ def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
             )
 
     inner = transformer(model)
-    told = inner is model or hasattr(model, "pretrained_cfg")
-    with contextlib.nullcontext() if told else patch_embedding(inner).register_forward_pre_hook(compare):
+    told = inner is model or family(model).told
+    with contextlib.nullcontext() if told else family(inner).embedding.register_forward_pre_hook(compare):
         yield
 
 
 def explanations(
     model: nn.Module,
     images: Iterable[tuple[str, object]],
-    target: int | str | None = None,
+    target: int | str | Question | None = None,
     *,
-    against: int | str | None = None,
+    against: int | str | Question | None = None,
     names: Sequence[str] | None = None,
     baseline: str = "mean",
     step: int | None = None,
-    score: str = "probability",
+    score: str | None = None,
     on_error: Callable[[str], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     on_part: Callable[[str], None] = lambda _: None,
@@ -86,19 +83,24 @@ def explanations(
 ) -> Iterator[Explanation]:
     """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
-    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, or None
-    for what is predicted. against: another class, to ask why the target rather than that one. names: the methods, by
-    default the quick ones (without legrad for a wrapped model). on_error: called with a sentence for a picture that
-    cannot be read, or whose predicted class is `against`, which is left out; without it that error is raised. on_note:
-    called with a sentence for a picture to which `load_image` has done something. on_part: called with what was just
-    done, once for each method and once for the scores of a picture. baseline, step, score, options: those of
-    `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, None for
+    what is predicted, or a question such as `vitlens.attribution.like(picture)`. against: another class or question, to
+    ask why the target rather than that one. names: the methods, by default the quick ones (without legrad for a wrapped
+    model, and for a model that reads no single row of attention without those that start from it). on_error: called
+    with a sentence for a picture that cannot be read, whose predicted class is `against`, or that is compared with
+    itself, which is left out; without it that error is raised. on_note: called with a sentence for a picture to which
+    `load_image` has done something. on_part: called with what was just done, once for each method and once for the
+    scores of a picture. baseline, step, score, options: those of `faithfulness.table` (orders, seed), which scores by
+    insertion and deletion.
 
     A model may wrap the Vision Transformer (a head behind a backbone); pictures are then prepared as that one wants
     them, unless the wrapper has a `pretrained_cfg` of its own. Raises what `vitlens.attribution` raises, and ImageError
     if no picture is left.
     """
     model, found = unwrap(model), 0
+    if isinstance(target, Question):
+        require_said(model, target)
+    target, against = bound(model, target, against)
     chosen = methods(names)
     if names is None and transformer(model) is not model:  # whose head is not that of the model inside
         chosen = {name: method for name, method in chosen.items() if method.needs != "readings"}
@@ -107,32 +109,53 @@ def explanations(
         try:
             with _as_given(model, x):
                 forward = explained(model, x, target, against=against, needs=needs)
-        except SameClass as error:
-            if on_error is None or target is not None:
+        except NothingToAsk as error:
+            if on_error is None or not (target is None or isinstance(target, Target)):
                 raise
             on_error(f"{name} is left out. {error}")
             continue
         asked, grid, maps = forward.target, forward.grid, {}
         for label, method in chosen.items():
+            if names is None and grid.readout is None and "query" in method.options:
+                continue  # it starts from the row of attention that is read, and there is none
             if method.needs in forward.captures:
                 maps[label] = method.of(forward.captures[method.needs])
             else:
-                maps[label] = method(model, x, asked.numbers, against=asked.against)
+                maps[label] = method(model, x, asked.arguments[0], against=asked.arguments[1])
             on_part(f"{name}, {label}")
         forward.captures.clear()  # or they would lie in memory beside the batches of the scores
-        scored = {"score": score, "baseline": baseline, "step": step or faithfulness.usual_step(grid.patches)}
+        score, step = score or next(iter(asked.measures)), step or faithfulness.usual_step(grid.patches)
+        scored = {"score": score, "baseline": baseline, "step": step}
         scores = faithfulness.table(model, x, maps, asked, grid=grid, **scored, **options)
         scores = scores.drop(columns="image").assign(**scored)
         on_part(f"{name}, scores")
         found += 1
-        class_names = label_names(model, forward.logits.shape[-1])
-        numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
-        labels = ["" if k is None else class_names[k] if class_names else str(k) for k in numbers]
-        share = forward.logits.softmax(-1)[0, numbers[0]].item()
         maps = {label: values[0].float().cpu() for label, values in maps.items()}
-        yield Explanation(name, restore(model, x)[0], grid, labels[0], share, maps, scores, against=labels[1])
+        yield Explanation(
+            name, restore(model, x)[0], grid, maps=maps, scores=scores, under=asked.measures[scored["score"]],
+            **_question(model, asked, forward.said),
+        )  # fmt: skip
     if not found:
         raise ImageError("None of the images is left, so there is nothing to explain.")
+
+
+def _question(model: nn.Module, asked: Target, said: Tensor) -> dict:
+    """target, against, value and title of an `Explanation`."""
+    about = architecture(model)
+    if not isinstance(asked, ClassTarget):
+        target, value = asked.called(0), asked.score(said)[0].item()
+        return {"target": target, "value": value, "title": f"Why is {target} {_signed(value)}? {about}"}
+    names = label_names(model, said.shape[-1])
+    numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
+    target, against = ("" if k is None else names[k] if names else str(k) for k in numbers)
+    value = said.softmax(-1)[0, numbers[0]].item()
+    rather = f" rather than “{against}”" if against else ""
+    title = f"Why “{target}” ({value:.1%}){rather}? {about}"
+    return {"target": target, "against": against, "value": value, "title": title}
+
+
+def _signed(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
 
 
 def explain(*args, **options) -> list[Explanation]:
@@ -162,15 +185,14 @@ def write(
         captions = {name: _caption(rows.loc[name]) for name in each.maps}
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
         note = (
-            f"Areas under {SCORES[each.scores.score[0], bool(each.against)]} while patches are covered (deletion, low "
+            f"Areas under {each.under} while patches are covered (deletion, low "
             "is good) or shown (insertion, high is good).\n"
             f"Covered {faithfulness.BASELINES[each.scores.baseline[0]]}. Random orders: deletion {mean.deletion:.3f} ± "
             f"{spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
             "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
         ).replace("-", "−")
-        rather = f" rather than “{each.against}”" if each.against else ""
-        title = f"Why “{each.target}” ({each.probability:.1%}){rather}? {architecture(model)}"
-        figure = plot.explained(each.pixels, each.maps, grid=each.grid, title=title, captions=captions, note=note)
+        said = {"title": each.title, "captions": captions, "note": note}
+        figure = plot.attributions(each.pixels, each.maps, grid=each.grid, **said)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
         figure.savefig(written[-1], dpi=130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import operator
 import shlex
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ import timm
 import torch
 
 from vitlens.data import ImageSet, ImageStream
-from vitlens.files import write
+from vitlens.data.files import write
 from vitlens.train.checkpoint import newest_first
 from vitlens.train.hub_layout import export
 from vitlens.train.journal import checksum
@@ -33,7 +34,8 @@ def finish(
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
     The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever are more
-    accurate; after fine-tuning always the averaged ones, since its validation images may be the test images, too.
+    accurate, or without labels have the lower loss; after fine-tuning always the averaged ones, since its validation
+    images may be the test images, too.
     """
     world = world or World(device=next(model.parameters()).device)
     metrics = {} if last is None else last.metrics
@@ -41,13 +43,15 @@ def finish(
     exports = exports or finished
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
-    averaged = "top1_average" in metrics and (plan.init != "" or metrics["top1_average"] > metrics["top1"])
+    name, better = ("top1", operator.gt) if plan.objective == "labels" else ("valid_loss", operator.lt)
+    both = metrics.get(name), metrics.get(f"{name}_average")
+    averaged = both[1] is not None and (plan.init != "" or better(both[1], both[0]))
     account = {
         "command": command,
         "finished": finished,
         "validation": {
-            "top1": metrics.get("top1"),
-            "top1_average": metrics.get("top1_average"),
+            name: both[0],
+            f"{name}_average": both[1],
             "images": counting(data[1], world),
             "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
         },

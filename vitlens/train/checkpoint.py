@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from vitlens.files import write
+from vitlens.data.files import write
 
 KEPT = 2
 

@@ -52,7 +52,7 @@ def check(settings: object, ranges: dict, choices: dict) -> None:
                 raise ValueError(f"{name} {rule}, got {getattr(settings, name)}.")
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}.")
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(settings, name)!r}.")
 
 
 def from_json(owner: type, values: dict, prefix: str = "") -> dict:

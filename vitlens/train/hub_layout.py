@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vitlens.files import write
+from vitlens.data.files import write
+from vitlens.train.choices import architecture, arguments
 from vitlens.train.settings import Recipe
 
 STATISTICS = ("running_mean", "running_var")
@@ -32,8 +33,8 @@ def export(
     weights: replace the model's by name, as the moving average does. training: how the model was made, written to
     `training.json`. dtype: on disk, for what it can hold; fp16 halves the file and changes logits by about 1e-3.
 
-    The hidden layer of an "mlp" head is for pre-training alone, and timm has none: such a model is written without a
-    head (`num_classes` 0), its head into `pretraining_head/head.safetensors`.
+    What is for pre-training alone, and timm has not, goes into `pretraining_head/head.safetensors`: an "mlp" head, and
+    the parts of an objective without labels. Such a model is written without a head (`num_classes` 0).
 
     Raises ValueError if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
@@ -42,8 +43,8 @@ def export(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
-    if recipe.head == "mlp":
-        head = {name: state.pop(name) for name in list(state) if name.startswith("head.")}
+    head = {name: state.pop(name) for name in list(state) if name.startswith(aside_of(recipe))}
+    if head:
         aside = folder / "pretraining_head"  # timm up to 1.0.28 opens no folder with two files of weights
         aside.mkdir(exist_ok=True)
         write(aside / "head.safetensors", safetensors.torch.save(head))
@@ -52,6 +53,13 @@ def export(
     if training is not None:
         write(folder / "training.json", json.dumps(training, indent=2, ensure_ascii=False).encode())
     return folder
+
+
+def aside_of(recipe: Recipe) -> tuple[str, ...]:
+    """Beginnings of the names of weights that are for pre-training alone; none if the model keeps its head."""
+    if recipe.objective != "labels":
+        return ("objective.",)
+    return ("head.",) if recipe.head == "mlp" else ()
 
 
 def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
@@ -71,11 +79,11 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
-    source, args = model.pretrained_cfg, recipe.model_args()
-    if recipe.head == "mlp":
+    source, args = model.pretrained_cfg, arguments(recipe)
+    if aside_of(recipe):
         args, class_names = {**args, "num_classes": 0}, ()
     return {
-        "architecture": recipe.architecture,
+        "architecture": architecture(recipe),
         "num_classes": args["num_classes"],
         "num_features": recipe.width,
         **({"global_pool": model.global_pool} if isinstance(getattr(model, "global_pool", None), str) else {}),

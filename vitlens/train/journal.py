@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet
-from vitlens.files import write
+from vitlens.data.files import write
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
@@ -118,7 +118,7 @@ class Journal:
 
     def _differences(self, before: dict) -> list[str]:
         """What has changed since then and makes numbers differ in their last bits, in words."""
-        drops = self.recipe.dropout or self.recipe.drop_path or self.recipe.patch_drop
+        drops = self.recipe.dropout or self.recipe.drop_path or self.recipe.patch_drop or self.recipe.masked
         said = []
         for key, what in SAID.items():
             now, then = self.facts[key], before.get(key, self.facts[key])

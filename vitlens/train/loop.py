@@ -53,7 +53,8 @@ class Step:
     images_per_second: float | None = None
     """Training speed since the last reading, without validation and saving; None between readings."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """`top1` and `top1_average` (%) on the validation images, after steps that were validated; else empty."""
+    """After steps that were validated, `top1` and `top1_average` (%) on the validation images, or without labels
+    `valid_loss` and `valid_loss_average`; else empty."""
 
 
 def fit(
@@ -120,7 +121,7 @@ def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None
             f"A run of {recipe.length(len(train))} steps on {len(train)} images would end within its "
             f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
         )
-    if len(train.class_names) < 2:
+    if recipe.objective == "labels" and len(train.class_names) < 2:
         raise ValueError(f"Training needs at least two classes, and the images have only {train.class_names[0]!r}.")
     if not len(valid):
         raise ValueError("The validation set is empty, so accuracy cannot be measured.")

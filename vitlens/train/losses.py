@@ -1,4 +1,5 @@
-"""The training criterion: softmax cross-entropy or one sigmoid for each class, both for soft labels."""
+"""The training criterion: softmax cross-entropy or one sigmoid for each class, both for soft labels; or an objective
+without labels, whose module the model has."""
 
 from __future__ import annotations
 
@@ -69,6 +70,8 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if recipe.objective != "labels":
+                return model.objective(model, x)
             logits = model(x)
         return loss(logits.float(), y, smoothing)
 

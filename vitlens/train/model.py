@@ -14,6 +14,7 @@ from torch import nn
 from vitlens import positions
 from vitlens.models import load_model
 from vitlens.recorder.running import channels
+from vitlens.train import parts  # noqa: F401  which registers vitlens_vit with timm
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe has settings for: `pos_drop_rate` and the like, too."""
@@ -59,6 +60,8 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     kind = type(model).__name__
     if kind == "NaFlexVit":
         raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
+    if not hasattr(model, "forward_head"):
+        raise ValueError(f"Training takes models of timm, and {source} ({kind}) is none; use another model.")
     if not model.pretrained_cfg.get("classifier"):
         raise ValueError(f"{source} ({kind}) has no head for classes, so it cannot be tuned; use another model.")
     if (count := channels(model)) != 3:
@@ -109,8 +112,8 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
     other = [n for n in wanted if not n.startswith(within) and (n not in state or state[n].shape != wanted[n].shape)]
     if other:
         raise ValueError(
-            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned position "
-            "embeddings are resized. Train at the resolution that the model was made for."
+            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only a table of "
+            "learned positions at the stem is resized. Train at the resolution that the model was made for."
         )
     model.load_state_dict(state, strict=False)
     for name in heads:

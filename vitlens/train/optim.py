@@ -14,7 +14,9 @@ from vitlens.train.settings import Recipe
 
 # Quintic that drives singular values toward 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-UNDECAYED = ("pos_embed", "cls_token", "dist_token", "reg_token", "relative_position_bias_table")
+UNDECAYED = (
+    "pos_embed", "cls_token", "dist_token", "reg_token", "mask_token", "latent", "relative_position_bias_table",
+)  # fmt: skip
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:

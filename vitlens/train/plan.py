@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.files import writable
+from vitlens.data.files import writable
 from vitlens.train import checkpoint
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.settings import FROM_MODEL, Recipe

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from vitlens.files import locked, write
+from vitlens.data.files import locked, write
 from vitlens.train import checkpoint, snapshots
 from vitlens.train.account import command_of, finish, finished_before, hardware, seconds_before, versions
 from vitlens.train.loop import fit

@@ -19,41 +19,38 @@ from torch import nn
 
 from vitlens.data.augment import Augment
 from vitlens.data.transforms import check_pad
-from vitlens.train import fields
+from vitlens.train import choices, fields, objectives
 from vitlens.train.model import build
 
-FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std")
+FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std", *choices.SETTINGS)
 """Settings that a run takes from the model that it starts from, if it does."""
 
 CHOICES = {
     "optimizer": ("adamw", "muon", "sgd"),
-    "schedule": ("cosine", "linear"),
+    "schedule": ("cosine", "linear", "stairs"),
     "loss": ("softmax", "sigmoid"),
     "head": ("linear", "mlp"),
+    "objective": tuple(objectives.OBJECTIVES),
     "precision": ("auto", "bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
+    **choices.SETTINGS,
 }
+STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
+"""Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
 # fmt: off
 RANGES = {
     "is at least 1": (lambda n: n >= 1, "image_size patch_size width depth heads batch_size accumulate num_classes "
                                         "evaluate_every log_every"),
     "is a number from 0 up": (lambda n: n >= 0, "seed train_images valid_images epochs steps warmup_steps resize clip "
-                                                "weight_decay save_every"),
+                                                "weight_decay save_every decoder_depth"),
     "is above 0": (lambda n: n > 0, "lr muon_lr mlp_ratio layer_decay std"),
     "lies between 0 and 1": (lambda n: 0 <= n <= 1, "warmup dropout drop_path label_smoothing mix_until patch_drop "
-                                                    "patch_drop_until average layer_decay"),
+                                                    "patch_drop_until average layer_decay masked"),
     "stays below 1, from 0 up, or nothing would be learned": (lambda n: 0 <= n < 1, "average patch_drop drop_path "
                                                                                     "dropout momentum betas"),
 }
 # fmt: on
 """What the numbers of a setting must satisfy: the rule in words, the rule, and the settings that it holds for."""
-SIZES = {
-    "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth", "num_heads": "heads",
-    "mlp_ratio": "mlp_ratio",
-}  # fmt: skip
-RATES = {"drop_path_rate": "drop_path", "patch_drop_rate": "patch_drop", "pos_drop_rate": "dropout",
-         "proj_drop_rate": "dropout"}  # fmt: skip
-"""timm's keywords for what a recipe has settings of its own for."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,25 @@ class Recipe:
     """H; width / heads is the head width K."""
     mlp_ratio: float = 4.0
     """Hidden width of the MLPs by D."""
+    positions: str = "learned-1d"
+    """How the model knows where a patch lies: "learned-1d", as in the paper; "none"; "learned-2d", half a vector for
+    the column and half for the row; "sinusoidal"; and within attention "relative-1d", "relative-2d" and "rotary"."""
+    positions_at: str = "stem"
+    """Where learned ones are added: "stem", "every-layer" with a table for each, or "every-layer-shared"."""
+    readout: str = "class-token"
+    """What the head reads: "class-token", as in the paper; "mean", of the patches after the last norm, which the paper
+    found as good at a lower rate; or "attention-pool", with a learned query."""
+    registers: int = 0
+    """Tokens beside the patches that no head reads, 0 or 4; they take up what would become artifacts of maps."""
+    tokenizer: str = "patches"
+    """How pixels become tokens: "patches", as in the paper; "conv-stem", convolutions of stride 2; or
+    "shifted-patches", each patch with four shifted copies."""
+    attention: str = "plain"
+    """"plain", as in the paper; "locality", with a learned temperature and hidden from oneself; or "axial", along rows
+    and then along columns, which makes two layers of each and costs the time of both."""
+    equivariance: str = "none"
+    """What turns tokens with the picture and leaves logits as they are: "flips", left to right, or "rotations" by 90°,
+    averaged over two or four copies of each picture, at their cost; "none" as in the paper."""
     num_classes: int = 200
     """Classes; a run takes the number from its data."""
     head: str = "linear"
@@ -89,6 +105,14 @@ class Recipe:
     """Made for trained models: refuses to start from random weights."""
     model_kwargs: dict = field(default_factory=dict)
     """More keywords of timm's architecture, set as model.pos_embed=none; with init, those that it was built with."""
+    # What is learned.
+    objective: str = "labels"
+    """"labels", or without them what corrupted patches show (the paper's B.1.2): their "mean-color", "colors-4x4" of
+    their parts or "pixels"; or "autoencoder", the pixels of hidden patches from visible ones (He et al. 2022)."""
+    masked: float = 0.0
+    """Share of the patches that are corrupted or hidden; 0 with labels."""
+    decoder_depth: int = 0
+    """Layers of the decoder of an autoencoder, which is half as wide as the model; else 0."""
     # Length.
     epochs: int = 100
     """Passes over the training images; 0 where steps are given."""
@@ -119,7 +143,8 @@ class Recipe:
     warmup_steps: int = 0
     """The same counted in steps; then warmup is 0."""
     schedule: str = "cosine"
-    """Shape of the decay after warm-up: "cosine" or "linear"."""
+    """Shape of the decay after warm-up: "cosine", "linear", or "stairs", tenfold at 25, 57.5, 75 and 92.5 % of the run:
+    BiT's, beside sgd with momentum=0.9, lr=0.03 · batch_size / 256 and weight_decay=1e-4 (paper, Table 7)."""
     end_lr: float = 0.0
     """Where `lr` ends; Muon's rate falls by the same factor."""
     clip: float = 1.0
@@ -181,7 +206,8 @@ class Recipe:
         for name in ("betas", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
         fields.check(self, RANGES, CHOICES)
-        _check_model(self)
+        objectives.check(self)
+        choices.check_model(self)
         _check_run(self)
 
     def length(self, images: int) -> int:
@@ -191,25 +217,23 @@ class Recipe:
     def rate(self, step: int, steps: int) -> float:
         """Factor of the peak learning rates in step `step` (from 0) of `steps`.
 
-        Linear from 0 up to 1, then down to `end_lr` along a cosine or a line; neither end is a step of its own.
+        Linear from 0 up to 1, then down to `end_lr` along a cosine, a line or stairs; neither end is a step of its own.
         """
         progress, warmup = (step + 1) / (steps + 1), self.warmup or self.warmup_steps / (steps + 1)
         if progress < warmup:
             return progress / warmup
         left = (1 - progress) / (1 - warmup)
-        decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
+        if self.schedule == "stairs":
+            decay = 0.1 ** sum(progress >= stair for stair in STAIRS)
+        else:
+            decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
         return decay + (1 - decay) * self.end_lr / self.lr
-
-    def model_args(self) -> dict:
-        """Arguments for `timm.create_model(architecture, …)`, without those that only training needs."""
-        sizes = {} if self.init else {keyword: getattr(self, name) for keyword, name in SIZES.items()}
-        return {**sizes, **self.model_kwargs, "num_classes": self.num_classes}
 
     def pixels(self) -> dict:
         """How images are preprocessed, in the words of timm's `pretrained_cfg`: as for validation."""
         return {
             "input_size": [3, self.image_size, self.image_size],
-            "fixed_input_size": "img_size" in self.model_args(),  # timm builds such a model for its size
+            "fixed_input_size": "img_size" in choices.arguments(self),  # timm builds such a model for its size
             "interpolation": "bilinear",
             "crop_pct": 1.0,
             "crop_mode": "squash" if self.squash else "center",
@@ -223,12 +247,13 @@ class Recipe:
         weights: False does not read the model to start from, which is enough if a checkpoint is loaded next.
         Raises ValueError if timm cannot build the architecture with these settings.
         """
-        rates = {keyword: getattr(self, name) for keyword, name in RATES.items() if getattr(self, name)}
+        rates = {keyword: getattr(self, name) for keyword, name in choices.RATES.items() if getattr(self, name)}
         mlp_bias = self.head_bias if self.head == "mlp" else None
         source = self.init if weights else ""
-        model = build(self.architecture, {**self.model_args(), **rates}, self.seed, mlp_bias, source)
+        arguments = {**choices.arguments(self), **rates}
+        model = build(choices.architecture(self), arguments, self.seed, mlp_bias, source)
         model.pretrained_cfg = {**model.pretrained_cfg, **self.pixels()}
-        return model
+        return objectives.attach(model, self)
 
     def to_dict(self) -> dict:
         """Plain data; the settings of the augmentation are a dictionary within."""
@@ -294,27 +319,6 @@ class Recipe:
             self, width=16 * self.heads, depth=2, epochs=2, steps=0, warmup=self.warmup or 0.1, warmup_steps=0,
             batch_size=min(self.batch_size, 32 * self.accumulate), train_images=256, valid_images=128, log_every=1,
         )  # fmt: skip
-
-
-def _check_model(r: Recipe) -> None:
-    """Raise ValueError for sizes and keywords that no model can be built of."""
-    if r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues):
-        raise ValueError(
-            f"{r.image_size} pixels do not divide into patches of {r.patch_size}; the rest would never be seen. Choose "
-            "an image_size that is a multiple of patch_size."
-        )
-    if r.width % r.heads:
-        raise ValueError(f"A width of {r.width} does not divide among {r.heads} heads.")
-    taken = {**RATES, "num_classes": "num_classes", **({} if r.init else SIZES)}
-    for keyword, value in r.model_kwargs.items():
-        if keyword in taken:
-            raise ValueError(f"model.{keyword} has a setting of its own; set {taken[keyword]} instead.")
-        if value is None and not r.init:
-            raise ValueError(
-                f"model.{keyword} is null, which timm takes for its default; leave it out, or set a value."
-            )
-    if r.init and (r.head != "linear" or r.patch_drop):
-        raise ValueError("A run that starts from a model (init) has a linear head and drops no patches.")
 
 
 def _check_run(r: Recipe) -> None:

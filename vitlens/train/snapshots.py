@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
-from vitlens.files import write
+from vitlens.data.files import write
 from vitlens.recorder.running import evaluating
 from vitlens.train.settings import Recipe
+from vitlens.train.turns import one_copy
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
+PICTURES = 4  # probe images whose hidden patches are predicted
 COMPONENTS = 28  # filters in the paper's figure 7
 
 
@@ -51,12 +53,17 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     * `distances` (L, H): mean attention distance in input pixels, mean over the batch;
     * `rollout` (ROLLOUTS, h, w) of the first images;
     * `prefix` (), how many tokens are no patches;
-    * `top1_confidence` (B,): the highest class probability.
+    * `top1_confidence` (B,): the highest class probability;
+    * of a model that learns without labels, for the first PICTURES images: `corrupted` (N, h, w), 1 where a patch was
+      hidden or corrupted; `source` (N, h, w), the number of the patch that was put there, −1 for none; and `predicted`
+      (N, …, …, 3), what the model puts there, in 0…1, one color for each patch or part of it.
 
     What the model does not have (a table of positions, attention that can be captured) is left out; `missing`
-    receives the reason. The training flag of each module is left as found. The model must be the uncompiled one.
+    receives the reason. A model that averages over copies of a picture is captured on the picture as it is. The
+    training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
+    from vitlens.models import class_count
     from vitlens.recorder.recording import capture
 
     def principal() -> dict[str, Tensor]:
@@ -64,8 +71,10 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
 
     def attended() -> dict[str, Tensor]:
-        with capture(model) as attn:
-            logits.append(model(images))
+        with one_copy(model), capture(model) as attn:
+            found = model(images)
+        if getattr(model, "equivariance", "none") == "none":
+            logits.append(found)
         return {
             "distances": attention.mean_distance(attn).mean(dim=0),
             "rollout": attention.rollout(attn)[:ROLLOUTS],
@@ -84,7 +93,11 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
                     missing.append(str(reason))
         if not logits:
             logits.append(model(images))
-        arrays["top1_confidence"] = logits[0].softmax(-1).amax(-1)
+        if class_count(model):
+            arrays["top1_confidence"] = logits[0].softmax(-1).amax(-1)
+        if hasattr(model, "objective"):
+            torch.manual_seed(0)  # the same patches are hidden in every snapshot
+            arrays |= model.objective.pictured(model, images[:PICTURES])
     return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.data import ImageSet, ImageStream, load
-from vitlens.files import write
+from vitlens.data.files import write
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 

@@ -15,7 +15,7 @@ from vitlens.data import ImageSet
 from vitlens.train.loop import fit
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
-from vitlens.train.validation import accuracy
+from vitlens.train.validation import validate
 
 MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
 
@@ -40,9 +40,9 @@ def fitted(
         if plan.patch_drop:
             dropped = _speed(model, data, replace(trial, patch_drop_until=1.0), world, criterion)
         whole = _speed(model, data, replace(trial, patch_drop=0.0, patch_drop_until=0.0), world, criterion)
-        accuracy(model, data[1], plan, world=world)  # the first pass sets things up
+        validate(model, {}, data[1], plan, world)  # the first pass sets things up
         tick = time.perf_counter()
-        accuracy(model, data[1], plan, world=world)
+        validate(model, {}, data[1], plan, world)
         validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
     images = len(data[0]) // plan.batch_size * plan.batch_size
     epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)

@@ -1,4 +1,4 @@
-"""How many validation images a model gets right."""
+"""How many validation images a model gets right, or how well it fills in their patches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data import ImageSet
-from vitlens.data.augment import normalized
+from vitlens.data.augment import normalized, seed_of
 from vitlens.recorder.running import evaluating
 from vitlens.train.precision import trains_in_bf16
 from vitlens.train.processes import World
@@ -52,6 +52,49 @@ def counting(data: ImageSet, world: World) -> int:
 def validate(
     model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe, world: World | None = None
 ) -> dict[str, float]:
-    """`top1` (%) of the model, and `top1_average` of its averaged weights where there are any."""
-    metrics = {"top1": accuracy(model, valid, recipe, world=world)}
-    return {**metrics, "top1_average": accuracy(model, valid, recipe, average, world)} if average else metrics
+    """`top1` (%) of the model, and `top1_average` of its averaged weights where there are any.
+
+    Without labels they are `valid_loss` and `valid_loss_average`, the loss of the model's objective.
+    """
+    name, measure = ("top1", accuracy) if recipe.objective == "labels" else ("valid_loss", objective_loss)
+    metrics = {name: measure(model, valid, recipe, world=world)}
+    return {**metrics, f"{name}_average": measure(model, valid, recipe, average, world)} if average else metrics
+
+
+class _Loss(nn.Module):
+    """A model as a function from images to the loss of its objective."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.objective(self.model, x)
+
+
+@torch.no_grad()
+def objective_loss(
+    model: nn.Module,
+    data: ImageSet,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None = None,
+    world: World | None = None,
+) -> float:
+    """The loss on `data` of the objective that the model carries, of the model or with other `weights`.
+
+    Which patches are hidden is the same at every call. The training flag of each module is left as found.
+    """
+    world = world or World(device=next(model.parameters()).device)
+    bf16, swapped = trains_in_bf16(recipe, world.device), {f"model.{name}": t for name, t in (weights or {}).items()}
+    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))
+    mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
+    whole, total = _Loss(model), torch.zeros((), device=world.device)
+    with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
+        for rows, (images, _) in zip(mine, data.batches(mine), strict=True):
+            torch.manual_seed(seed_of(0, int(rows[0])))
+            x = normalized(images, recipe.mean, recipe.std)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                loss = torch.func.functional_call(whole, swapped, (x,)) if swapped else whole(x)
+            total += loss * len(rows)
+    world.sum([total])
+    return total.item() / len(data)

@@ -32,7 +32,9 @@ class Progress:
             self.bar.initial = self.bar.n = self.bar.last_print_n = step.step - 1
         self.bar.update(step.step - self.bar.n)
         if step.loss is not None:
-            best = {"top1": f"{max(step.metrics.values()):.2f}"} if step.metrics else {}
+            best = {} if not step.metrics else {"top1": f"{max(step.metrics.values()):.2f}"}
+            if "valid_loss" in step.metrics:
+                best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
             self.shown |= {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
             self.bar.set_postfix(self.shown, refresh=False)
 

@@ -12,13 +12,14 @@ from torch import nn
 from vitlens.attribution.target import classes
 from vitlens.models import require_classes
 from vitlens.recorder.families import attention_modules, unwrap
-from vitlens.widgets.paint import scale_of
+from vitlens.widgets.panels import panel, view_control
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
-from vitlens.widgets.reasons import LONGEST, asked, is_scored, long, possible, scored, seconds, views
+from vitlens.widgets.reasons import LONGEST, is_scored, long, possible, scored, seconds, views
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.subjects import Subject, size_for, subject
-from vitlens.widgets.views import MEAN, VIEWS, Choice, Map, View, number, percent
+from vitlens.widgets.switches import ALL_ON, AVERAGE, Off, known, listed, means, switches
+from vitlens.widgets.views import EVERY, MEAN, Choice, Map, View, asked, percent
 from vitlens.widgets.worker import RUNNING, pause
 
 
@@ -43,24 +44,27 @@ class Explorer(Pictured):
     """What `explore` returns.
 
     `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
-    is a number or a name. `view()` is the map that is shown, and `subject` the image as the model saw it.
+    is a number or a name. `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the
+    map that is shown, and `subject` the image as the model saw it.
     """
 
     def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
         layers = len(attention_modules(unwrap(model)))  # refuses models without maps
-        self._view = None
+        self._view, self._switching = None, False
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
-            against=NO_OTHER, another="", typed=(), **PAINT,
+            against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
         )  # fmt: skip
 
     def take(self, content, buffers):
         if "pick" in content:
             self.look_from(content["row"], content["col"])
         elif "why" in content:
-            explaining = [name for name, view in possible(self.subject).items() if view.explains]
+            explaining = [name for name, view in possible(self.subject).items() if view.explains and not view.layered]
             view = self.state["view"] if self.row.explains else explaining[0]
             self.change(view=view, target=content["why"])
+        elif content.get("press") == "switches":  # they are in sight now
+            self._switching = True
         elif content.get("press") == "save":
             self._save(content.get("number", 0))
         else:
@@ -68,28 +72,42 @@ class Explorer(Pictured):
         return ""
 
     def draw(self, wanted):
+        whole = self._seen_by(ALL_ON)
+        if self.state["off"] and self.state["way"] == AVERAGE:
+            means(unwrap(self.model), whole.batch, whole.weights, wanted)
         shown = self.subject
         self.fit(shown)
-        target = asked(shown, self.choice)[0] if self.row.explains else None
+        view = self.view(wanted)
         return {
             "pictures": {"picture": shown.png},
-            "panels": [self._panel(self.view(wanted))],
-            "bars": [
-                {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
-                for k in shown.likeliest[:BARS]
-            ],
+            "panels": [self._panel(view)],
+            "bars": self._bars(shown, whole),
             "dots": None if self.row.explains else self._dots(),
             "score": self._score(),
+            "parts": None,
+            "lens": None,
+            **view.beside,
             "about": self.photograph.note,
             "uploads": LARGEST,
             "saves": True,
         }
+
+    def _bars(self, shown: Subject, whole: Subject) -> list[dict]:
+        """The likeliest classes, and what they were with all heads on."""
+        target = asked(shown, self.choice)[0] if self.row.explains else None
+        bars = [
+            {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
+            for k in dict.fromkeys([*shown.likeliest[:BARS], *whole.likeliest[:1]])
+        ]
+        return [bar | {"before": whole.share(bar["number"])} for bar in bars] if shown.off.heads else bars
 
     def change(self, **values):
         """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name."""
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:
+            if "off" in values:
+                values["off"] = listed(unwrap(self.model), values["off"])
             if isinstance(values.get("another"), str):
                 values["target"] = values["another"].strip()
             elif "target" in values:
@@ -125,7 +143,10 @@ class Explorer(Pictured):
         if not shown.has("distance"):
             shown.mean_distance(wanted)
             return True
-        if not self.row.explains or is_scored(shown, view, choice):
+        if self._switching and not known(unwrap(self.model), shown.batch, shown.weights):
+            means(unwrap(self.model), shown.batch, shown.weights, wanted)
+            return True
+        if not self._scores or is_scored(shown, view, choice):
             return False
         if not shown.has("seconds"):
             seconds(shown, wanted)
@@ -137,10 +158,13 @@ class Explorer(Pictured):
 
     @property
     def subject(self) -> Subject:
-        """The photograph as the model saw it, at the size that was chosen."""
+        """The photograph as the model saw it, at the size that was chosen, with some heads off."""
+        return self._seen_by(Off(self.state["off"], self.state["way"]) if self.state["off"] else ALL_ON)
+
+    def _seen_by(self, off: Off) -> Subject:
         whole = self.state["whole"]
         size = size_for(self.model, self.photograph) if whole and not self.size else self.size
-        return subject(self.model, self.photograph, size=size, whole=whole)
+        return subject(self.model, self.photograph, size=size, whole=whole, off=off)
 
     @property
     def row(self) -> View:
@@ -152,8 +176,8 @@ class Explorer(Pictured):
         """The layer, head, query and classes that are chosen."""
         target, against = self.state["target"], self.state["against"]
         return Choice(
-            self.state["layer"], self.state["head"], self.query, None if target == PREDICTED else target,
-            None if against == NO_OTHER else against,
+            self.state["layer"], self.row.fitted(self.state["head"]), self.query,
+            None if target == PREDICTED else target, None if against == NO_OTHER else against,
         )  # fmt: skip
 
     def view(self, wanted: Callable[[], bool] = pause) -> Map:
@@ -168,6 +192,7 @@ class Explorer(Pictured):
     def _panel(self, shown: Map) -> Panel:
         """The panel of a map. It is said where the photograph is too long to be shown in its own shape."""
         made = panel(self.subject, self.row, self.choice, shown, self.state)
+        made = replace(made, words=made.words + self.subject.off.words)
         if not self.state["whole"]:
             return made
         (across, down), (height, width) = self.photograph.size, self.subject.grid.image
@@ -177,16 +202,20 @@ class Explorer(Pictured):
 
     def controls(self) -> list[Control]:
         row, shown = self.row, self.subject
-        inside = [self.layer_control(shown), self.head_control(shown, self.state["view"])]
-        inside += self.query_controls(shown, disabled=not row.query)
+        about = row.explains  # its menus hold only what the view depends on
+        inside = [replace(self.layer_control(shown), disabled=row.head == "added" and self.choice.head == EVERY)]
+        inside.append(replace(self.head_control(shown, row), hidden=about and not row.head))
+        query = self.query_controls(shown, disabled=not row.query)
+        inside += [replace(control, hidden=about and not row.query) for control in query]
         whole = size_for(self.model, self.photograph) is not None and not self.size
         return [
             self.photograph_control(),
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
             view_control(self.state["view"], possible(shown)),
-            *(replace(control, hidden=row.explains) for control in inside),
-            *(replace(control, hidden=not row.explains) for control in self._class_controls(shown)),
+            *(inside if row.layered else (replace(control, hidden=True) for control in inside)),
+            *(replace(control, hidden=control.hidden or not about) for control in self._class_controls(shown)),
             *self.paint_controls(self.state["view"]),
+            *switches(unwrap(self.model), self.state["off"], self.state["way"]),
         ]
 
     def _class_controls(self, shown: Subject) -> list[Control]:
@@ -199,12 +228,20 @@ class Explorer(Pictured):
         return [
             Control("target", "Class", "select", target, (("the predicted one", PREDICTED), *each)),
             Control("another", "Any class", "text", self.state["another"], hint="name or number"),
-            Control("against", "Rather than", "select", self.state["against"], (("–", NO_OTHER), *others)),
-        ]
+            Control(
+                "against", "Rather than", "select", self.state["against"], (("–", NO_OTHER), *others),
+                hidden=not self.row.contrasts,
+            ),
+        ]  # fmt: skip
+
+    @property
+    def _scores(self) -> bool:
+        """Whether the map that is shown is scored."""
+        return self.row.explains and not self.row.layered
 
     def _score(self) -> dict | None:
         shown, view, choice = self.subject, self.state["view"], self.choice
-        if not self.row.explains:
+        if not self._scores:
             return None
         if is_scored(shown, view, choice):
             return scored(shown, view, choice, lambda: True).message()
@@ -217,7 +254,7 @@ class Explorer(Pictured):
     def _dots(self) -> dict | None:
         if not self.subject.has("distance"):
             return None
-        head, goes = self.state["head"], self.row.head and self.state["view"] != "rollout"
+        head, goes = self.state["head"], self.row.head == "each"
         return {
             "title": "Mean attention distance (pixels)",
             "values": self.subject.mean_distance().tolist(),
@@ -234,36 +271,13 @@ class Explorer(Pictured):
             shown = replace(shown, words=f"{shown.words} {score['words']}")
         set_to = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
         about = {"model": self.subject.name, "words": shown.words, **set_to}
+        for name in () if self.state["off"] else ("off", "way"):
+            about.pop(name, None)
         name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
         files = {
             f"{name}.png": captioned(self.subject, shown),
-            f"{name}.npz": numbers(values=shown.values, pixels=self.subject.pixels, about=json.dumps(about)),
+            f"{name}.npz": numbers(
+                values=shown.values, pixels=self.subject.pixels, about=json.dumps(about), **self.view().arrays
+            ),
         }
         self.send({"download": list(files), "asked": asked}, list(files.values()))
-
-
-def view_control(view: str, rows: dict[str, View] = VIEWS) -> Control:
-    """The menu of views."""
-    return Control("view", "View", "select", view, tuple((each.title, name) for name, each in rows.items()))
-
-
-def panel(
-    subject: Subject, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
-) -> Panel:
-    """The panel of a map over its picture, with its words."""
-    grid, values, scale, words = subject.grid, shown.values, None, shown.words + "."
-    if values.ndim == 2:
-        scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
-        words += f" Patches have {number(values.min())} to {number(values.max())}."
-    words += f" The model saw {grid.image[0]} × {grid.image[1]} pixels."
-    for count, where in zip(grid.cut, ("at the bottom", "at the right"), strict=True):
-        words += f" No patch covers the last {count} pixels {where}." if count else ""
-    for count, where in zip(grid.padded, ("at the bottom", "at the right"), strict=True):
-        words += f" The last patches {where} reach {count} pixels beyond the picture." if count else ""
-    return Panel(
-        name=name, title=title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
-        cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
-        selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
-        picks="the patch to look from" if view.query else "", values=values, scale=scale, strength=state["strength"],
-        smooth=state["smooth"], lines=state["lines"], ends=scale and (number(scale.low), number(scale.high)),
-    )  # fmt: skip

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
-import matplotlib as mpl
 import numpy as np
 from PIL import Image
 
-from vitlens.plot.style import colors
+from vitlens.plot.style import colors, translucent
 
 SIDE = 448
 """Smaller pictures are enlarged by an integer factor to at most this many pixels along the longer side."""
@@ -24,13 +23,10 @@ class Scale:
     low: float
     high: float
 
-    def table(self) -> np.ndarray:
-        """(256, 3) uint8: the colors from low to high."""
-        return (mpl.colormaps[self.cmap](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
-
-    def message(self) -> dict:
-        """The scale as stage.js takes it."""
-        return {"low": self.low, "high": self.high, "colors": self.table().tobytes()}
+    def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
+        """(256, 4) uint8 RGBA colors from low to high, with the opacity that `plot.overlay` gives them."""
+        shown = translucent(self.cmap, self.low, self.high, alpha, opacity)
+        return (shown(np.arange(256)) * 255).round().astype(np.uint8)
 
 
 def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
@@ -65,7 +61,7 @@ def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
     for k, scale in enumerate(scales):
         row, col = divmod(k, cols)
         place = (tiles[row, col] - scale.low) / ((scale.high - scale.low) or 1.0) * 256
-        tile = scale.table()[place.clip(0, 255).astype(np.uint8)].repeat(factor, 0).repeat(factor, 1)
+        tile = scale.table()[place.clip(0, 255).astype(np.uint8), :3].repeat(factor, 0).repeat(factor, 1)
         page[row * height + 1 : (row + 1) * height - 1, col * width + 1 : (col + 1) * width - 1] = tile
     return png(Image.fromarray(page))
 

@@ -13,13 +13,14 @@ from vitlens.images import samples
 from vitlens.widgets.paint import MAPS
 from vitlens.widgets.stage import Control, Stage
 from vitlens.widgets.subjects import Photograph, Subject, subject
-from vitlens.widgets.views import MAX, MEAN, READOUT, VIEWS, readout_words
+from vitlens.widgets.views import READOUT, View, readout_words
 
 GIVEN, UPLOADED = "the picture given", "your picture"
 PATCH = "patch"
+OPACITIES = ("by value", "value"), ("even", "even")
 LARGEST = 64 * 2**20
 """Largest upload, in bytes."""
-PAINT = {"strength": 0.65, "colors": "", "stretch": False, "smooth": True, "lines": False}
+PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
 
 
 @dataclass
@@ -35,14 +36,18 @@ class Coming:
 class Pictured(Stage):
     """A stage with photographs and a query. Its state has `photograph`, `query`, `row` and `column`.
 
-    others: models to show beside the first. size: (height, width) in pixels to show photographs at.
+    others: models to show beside the first. size: (height, width) in pixels to show photographs at. more: photographs
+    besides the samples, by name.
     """
 
     keeps = ("state", "photographs")
 
-    def __init__(self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None, **state):
+    def __init__(
+        self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None,
+        more: dict[str, Photograph] | None = None, **state,
+    ):  # fmt: skip
         self.model, self.size = model, size
-        self.photographs = {name: Photograph(each) for name, each in samples().items()}
+        self.photographs = {name: Photograph(each) for name, each in samples().items()} | (more or {})
         self._coming = Coming()
         if image is not None:
             self.photographs = {GIVEN: Photograph.read(image), **self.photographs}
@@ -143,19 +148,16 @@ class Pictured(Stage):
     def layer_control(self, subject: Subject, name: str = "layer", label: str = "Layer") -> Control:
         return Control(name, label, "range", self.state[name], high=len(subject.attn) - 1)
 
-    def head_control(self, subject: Subject, view: str, name: str = "head", label: str = "Head") -> Control:
-        heads = subject.attn[0].q.shape[1]
-        choices = (("mean of heads", MEAN), ("largest of heads", MAX), *((str(head), head) for head in range(heads)))
-        value = self.state[name]
-        if view == "rollout":  # mixes all heads
-            choices, value = choices[:2], value if value == MAX else MEAN
-        return Control(name, label, "range", value, choices, disabled=view in VIEWS and not VIEWS[view].head)
+    def head_control(self, subject: Subject, view: View, name: str = "head", label: str = "Head") -> Control:
+        choices = view.heads(subject.attn[0].q.shape[1])
+        return Control(name, label, "range", view.fitted(self.state[name]), choices, disabled=not view.head)
 
     def paint_controls(self, view: str = "") -> list[Control]:
         state, plain = self.state, view == "components"  # its values are colors themselves
         maps = (("automatic", ""), *((name, name) for name in MAPS))
         return [
             Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
+            Control("opacity", "Opacity", "select", state["opacity"], OPACITIES, disabled=plain),
             Control("colors", "Colors", "select", state["colors"], maps, disabled=plain),
             Control("stretch", "Colors from the least value", "check", state["stretch"], disabled=plain),
             Control("smooth", "Smooth", "check", state["smooth"]),

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens import faithfulness
 from vitlens.attribution import METHODS, Method
-from vitlens.recorder.families import unwrap
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.running import evaluating, run
+from vitlens.widgets.inside import INSIDE
 from vitlens.widgets.subjects import Subject
-from vitlens.widgets.views import VIEWS, Choice, Map, View, number, percent
+from vitlens.widgets.views import SLOWER, VIEWS, WHY, Choice, Map, View, asked, number, percent, until
 from vitlens.widgets.worker import Superseded
 
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
@@ -73,7 +71,7 @@ def explaining(method: Method) -> View:
         key = ("reason", method.name, target, against)
         if not subject.has(*key):
             _refuse_long(subject, method, begin, wanted)
-        with until(model := subject.model, wanted):
+        with until(model := subject.model, wanted), subject.switched():
             values = subject.once(
                 key, lambda: method(model, subject.batch, target, against=against, **_sliced(subject, method))[0]
             )
@@ -84,7 +82,14 @@ def explaining(method: Method) -> View:
             words += f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
         return Map(values.numpy(), words)
 
-    return View(f"Why this class: {method.title}" if method.knows_class else begin, make, explains=True)
+    return View(
+        f"Why this class: {method.title}" if method.knows_class else begin, make, group=_group(method), entry=begin,
+        layered=False, explains=True, contrasts=True,
+    )  # fmt: skip
+
+
+def _group(method: Method) -> str:
+    return SLOWER if method.needs in ("pixels", "patches") else WHY
 
 
 def _refuse_long(subject: Subject, method: Method, begin: str, wanted: Callable[[], bool]) -> None:
@@ -114,7 +119,8 @@ def _sliced(subject: Subject, method: Method) -> dict[str, int]:
 
 def views() -> dict[str, View]:
     """All views by name: those of a layer, and one for each attribution method that is registered now."""
-    return VIEWS | {name: explaining(method) for name, method in METHODS.items() if name not in VIEWS}
+    of_a_layer = VIEWS | INSIDE
+    return of_a_layer | {name: explaining(method) for name, method in METHODS.items() if name not in of_a_layer}
 
 
 def possible(subject: Subject) -> dict[str, View]:
@@ -124,13 +130,9 @@ def possible(subject: Subject) -> dict[str, View]:
     return {
         name: view
         for name, view in views().items()
-        if not view.explains or (subject.likeliest and (readable or "query" not in METHODS[name].options))
+        if not view.explains
+        or (subject.likeliest and (view.layered or readable or "query" not in METHODS[name].options))
     }
-
-
-def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:
-    """The class to explain, and the class to contrast it with."""
-    return subject.likeliest[0] if choice.target is None else choice.target, choice.against
 
 
 def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> float:
@@ -141,7 +143,7 @@ def seconds(subject: Subject, wanted: Callable[[], bool] = lambda: True) -> floa
             raise Superseded
         start = time.perf_counter()
         with evaluating(subject.model):
-            subject.model(subject.batch).cpu()
+            run(subject.model, subject.batch).cpu()
         return torch.tensor(time.perf_counter() - start)
 
     return subject.once(("seconds",), measured).item()
@@ -175,24 +177,10 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
         )  # fmt: skip
         return torch.stack([found.deletion[:, 0], found.insertion[:, 0]])
 
-    with until(subject.model, wanted):
+    with until(subject.model, wanted), subject.switched():
         chance = subject.once(
             ("random", target, against), lambda: curves(faithfulness.random_maps(grid, ORDERS).to(subject.batch.device))
         )
         own = subject.once(("score", view, target, against), lambda: curves(torch.from_numpy(values)[None]))
     both = (faithfulness.Curves(counts, *each) for each in (own[:, 0], chance))
     return Score(*both, "" if against is None else " among the two")
-
-
-@contextlib.contextmanager
-def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this block and thread, call `wanted()`, which lets others in, before each forward of the model, and raise
-    Superseded once it is False."""
-    thread = threading.get_ident()
-
-    def ask(module, args) -> None:
-        if threading.get_ident() == thread and not wanted():
-            raise Superseded
-
-    with unwrap(model).register_forward_pre_hook(ask):
-        yield

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from vitlens import plot
 from vitlens.plot.maps import mark
-from vitlens.plot.style import DPI
+from vitlens.plot.style import DPI, color_bar
 from vitlens.widgets.stage import Panel
 from vitlens.widgets.subjects import Subject
 
@@ -29,11 +29,11 @@ def captioned(subject: Subject, panel: Panel) -> bytes:
     scale = panel.scale and {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
     plot.overlay(
         subject.pixels, panel.values, grid=subject.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
-        alpha=panel.strength, **(scale or {}),
+        alpha=panel.strength, opacity=panel.opacity, **(scale or {}),
     )  # fmt: skip
     if scale:
         beside = (1 - (bar - 0.12) / across, foot / down, 0.14 / across, tall / down)
-        figure.colorbar(ax.images[-1], cax=figure.add_axes(beside)).outline.set_visible(False)
+        color_bar(ax.images[-1], cax=figure.add_axes(beside))
     mark(ax, panel.selected, subject.grid.patch)
     ax.set(xlim=(0, width), ylim=(height, 0))
     ax.set_title(panel.title, fontsize=11)

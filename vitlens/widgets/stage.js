@@ -25,12 +25,15 @@ const shown = (value) => (Math.abs(value) >= 1e-3 || value === 0 ? Number(value.
 // ---------------------------------------------------------------- controls
 
 function control(described, send) {
+  if (described.kind === "switches") return switches(described, send);
   const id = `vitlens-${(number += 1)}`;
   const { name, label, kind, options } = described;
   const set = (value) => send({ set: { [name]: value } });
   let input, output, update;
   if (kind === "select") {
-    const choices = options.map(([text], index) => make("option", { value: index }, text));
+    let choices = options.map(([text], index) => make("option", { value: index }, text));
+    const rest = [...choices];
+    if (described.groups?.length) choices = described.groups.map(([label, count]) => make("optgroup", { label }, ...rest.splice(0, count)));
     input = make("select", { id, onchange: () => set(options[input.selectedIndex][1]) }, ...choices);
     update = (value) => (input.selectedIndex = options.findIndex((option) => same(option[1], value)));
   } else if (kind === "check") {
@@ -75,6 +78,78 @@ function control(described, send) {
   return { node, update, fixed: { ...described, value: null } };
 }
 
+// A column of switches for each layer, a row for each head. Arrow keys go from one to the next.
+function switches(described, send) {
+  const { name, label, options } = described;
+  const columns = [...new Set(options.map(([, [layer]]) => layer))];
+  const rows = 1 + Math.max(...options.map(([, [, head]]) => head));
+  let off = [];
+  const count = make("span");
+  const summary = make("summary", { onclick: () => node.open || send({ press: "switches" }) }, label, count);
+  const cells = new Map();
+  const tell = () => {
+    count.textContent = off.length ? ` (${off.length} off)` : "";
+    none.hidden = !off.length;
+    for (const [text, place] of options) {
+      const on = !off.some((each) => same(each, place));
+      const cell = cells.get(String(place));
+      cell.setAttribute("aria-checked", String(on));
+      cell.title = `${text} is ${on ? "on" : "off"}. Click to switch it ${on ? "off" : "on"}.`;
+    }
+  };
+  const set = (next) => {
+    off = next;
+    tell();
+    send({ set: { [name]: off } });
+  };
+  const turn = (places) => {
+    const left = off.filter((each) => !places.some((place) => same(each, place)));
+    set(off.length - left.length === places.length ? left : [...left, ...places]);
+  };
+  const onkeydown = (event) => {
+    const step = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+    if (!step || event.target.dataset.at === undefined) return;
+    event.preventDefault();
+    const [column, row] = event.target.dataset.at.split(" ").map(Number);
+    const next = cells.get(`${columns[column + step[0]]},${row + step[1]}`);
+    if (!next) return;
+    event.target.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  };
+  const style = `--columns: ${columns.length}`;
+  const grid = make("div", { class: "switches", role: "group", "aria-label": `${label}: heads by layer`, style, onkeydown });
+  for (let row = 0; row < rows; row += 1) {
+    grid.append(make("span", { class: "of" }, row));
+    columns.forEach((layer, column) => {
+      const option = options.find(([, place]) => same(place, [layer, row]));
+      if (!option) return grid.append(make("span"));
+      const turned = { class: "switch", type: "button", role: "switch", "aria-label": option[0], "data-at": `${column} ${row}` };
+      const cell = make("button", { ...turned, onclick: () => turn([option[1]]) });
+      cell.tabIndex = column || row ? -1 : 0;
+      cells.set(String(option[1]), cell);
+      grid.append(cell);
+    });
+  }
+  grid.append(make("span", { class: "of" }, "all"));
+  for (const layer of columns) {
+    const places = options.map(([, place]) => place).filter((place) => place[0] === layer);
+    const where = layer === "pool" ? "the pool" : `layer ${layer}`;
+    const whole = { class: "whole", type: "button", title: `Switch all heads of ${where} off, or on again`, "aria-label": `All heads of ${where}` };
+    grid.append(make("button", { ...whole, onclick: () => turn(places) }, layer === "pool" ? "p" : layer));
+  }
+  const none = make("button", { type: "button", class: "button small", onclick: () => set([]) }, "All on");
+  const how = "Rows are heads, columns layers. Click a head to switch it off: classes and maps are then those of the model without it.";
+  const node = make("details", { class: "control heads", "data-control": name }, summary, make("p", { class: "note" }, how), grid, none);
+  const update = (value) => {
+    off = value;
+    if (off.length && !node.seen) node.open = node.seen = true;
+    tell();
+  };
+  update(described.value);
+  return { node, update, fixed: { ...described, value: null } };
+}
+
 // ---------------------------------------------------------------- pictures
 
 const decoded = new WeakMap();
@@ -108,12 +183,11 @@ function painted(base, panel) {
   const out = result.data;
   const { rows, cols, strength, scale } = panel;
   if (!strength) return result;
-  if (strength < 1)
-    for (let i = 0; i < out.length; i += 4)
-      out[i] = out[i + 1] = out[i + 2] = (out[i] * 19595 + out[i + 1] * 38470 + out[i + 2] * 7471 + 32768) >> 16;
+  for (let i = 0; i < out.length; i += 4)
+    out[i] = out[i + 1] = out[i + 2] = (out[i] * 19595 + out[i + 1] * 38470 + out[i + 2] * 7471 + 32768) >> 16;
   const values = floatsOf(panel.values);
   const channels = values.length / (rows * cols);
-  const colors = scale && bytesOf(scale.colors);
+  const table = scale && bytesOf(scale.colors); // red, green, blue and opacity
   const across = between(Math.round(cols * panel.cell[1] * width), cols, panel.smooth);
   const down = between(Math.round(rows * panel.cell[0] * height), rows, panel.smooth);
   const at = (row, col, channel) => values[(row * cols + col) * channels + channel];
@@ -122,23 +196,22 @@ function painted(base, panel) {
     for (let x = 0; x < Math.min(width, across.length); x += 1) {
       const [left, right, h] = across[x];
       const pixel = 4 * (y * width + x);
-      let place = 0;
-      for (let channel = 0; channel < 3; channel += 1) {
-        let color;
-        if (channel < channels) {
-          const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
-          const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
-          const value = upper * (1 - v) + lower * v;
-          if (colors) place = Math.min(255, Math.max(0, ((value - scale.low) / (scale.high - scale.low || 1)) * 255));
-          else color = value * 255;
-        }
-        if (colors) {
-          const below = Math.floor(place);
-          const next = Math.min(below + 1, 255);
-          color = colors[3 * below + channel] * (1 - place + below) + colors[3 * next + channel] * (place - below);
-        }
-        out[pixel + channel] = out[pixel + channel] * (1 - strength) + color * strength;
+      const value = (channel) => {
+        const upper = at(top, left, channel) * (1 - h) + at(top, right, channel) * h;
+        const lower = at(bottom, left, channel) * (1 - h) + at(bottom, right, channel) * h;
+        return upper * (1 - v) + lower * v;
+      };
+      let color = (channel) => value(channel) * 255;
+      let opacity = strength;
+      if (table) {
+        const place = Math.min(255, Math.max(0, ((value(0) - scale.low) / (scale.high - scale.low || 1)) * 255));
+        const below = Math.floor(place);
+        const next = Math.min(below + 1, 255);
+        color = (channel) => table[4 * below + channel] * (1 - place + below) + table[4 * next + channel] * (place - below);
+        opacity = color(3) / 255;
       }
+      for (let channel = 0; channel < 3; channel += 1)
+        out[pixel + channel] = out[pixel + channel] * (1 - opacity) + color(channel) * opacity;
     }
   }
   return result;
@@ -152,7 +225,8 @@ function panelOf(name, send) {
   const under = make("p", { class: "under", "aria-live": "off" });
   const gradient = make("canvas", { width: 256, height: 1 });
   const ends = [make("span"), make("span")];
-  const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1]);
+  const unit = make("span", { class: "unit" });
+  const legend = make("div", { class: "legend", "aria-hidden": "true" }, ends[0], gradient, ends[1], unit);
   const words = make("figcaption", { "aria-live": "polite" });
   const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
   let panel, values, hovered, asked;
@@ -173,7 +247,7 @@ function panelOf(name, send) {
     const [row, col] = place;
     const channels = values.length / (panel.rows * panel.cols);
     const found = Array.from({ length: channels }, (_, k) => shown(values[(row * panel.cols + col) * channels + k]));
-    under.textContent = `${panel.axes[0]} ${row}, ${panel.axes[1]} ${col}` + (channels ? `: ${found.join(", ")}` : "");
+    under.textContent = `${panel.axes[0]} ${row}, ${panel.axes[1]} ${col}` + (channels ? `: ${found.join(", ")}${panel.unit ? ` ${panel.unit}` : ""}` : "");
   };
   const mark = () => {
     const [height, width] = panel.cell;
@@ -183,6 +257,10 @@ function panelOf(name, send) {
       for (let r = 0; r <= panel.rows; r += 1) lines.push(`M0 ${r * height}H${panel.cols * width}`);
       for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
       marks.append(make("path", { class: "grid", d: lines.join("") }));
+    }
+    for (const [row, col, color] of panel.points || []) {
+      const d = `M${(col + 0.5) * width} ${(row + 0.5) * height}h0`; // a round end of a line, whatever the shape
+      marks.append(make("path", { class: "point rim", d }), make("path", { class: "point", d, style: `stroke: ${color}` }));
     }
     if (panel.selected) {
       const [row, col] = panel.selected;
@@ -246,11 +324,10 @@ function panelOf(name, send) {
     picture.classList.toggle("picks", Boolean(panel.picks));
     legend.hidden = !panel.ends;
     if (panel.ends) {
-      const strip = new ImageData(256, 1);
-      bytesOf(panel.scale.colors).forEach((c, i) => (strip.data[4 * Math.floor(i / 3) + (i % 3)] = c));
-      for (let i = 3; i < strip.data.length; i += 4) strip.data[i] = 255;
+      const strip = new ImageData(new Uint8ClampedArray(bytesOf(panel.scale.colors)), 256, 1);
       gradient.getContext("2d").putImageData(strip, 0, 0);
       panel.ends.forEach((text, i) => (ends[i].textContent = text));
+      unit.textContent = panel.unit || "";
     }
     mark();
     tell();
@@ -260,16 +337,32 @@ function panelOf(name, send) {
 
 // ---------------------------------------------------------------- bars, curves and dots
 
+const inPercent = (share) => `${(100 * share).toFixed(1)} %`;
+
+function line({ name, share, before, now, tip, said }, message, send) {
+  const place = make("span", { class: "bar", style: `--share: ${share}`, "aria-hidden": "true" });
+  const parts = [make("span", { class: "name" }, name), place, make("span", { class: "share" }, inPercent(share))];
+  if (before !== undefined) {
+    place.append(make("i", { style: `--share: ${before}` }));
+    parts.push(make("span", { class: "before" }, `was ${inPercent(before)}`));
+  }
+  const button = { type: "button", title: tip, "aria-pressed": String(Boolean(now)), onclick: () => send(message) };
+  return make("li", { class: before === undefined ? "" : "changed" }, make("button", button, ...parts));
+}
+
 function bars(list, send) {
-  return list.map((each) => {
-    const why = { type: "button", title: `Why “${each.name}”?`, "aria-pressed": String(each.now) };
-    const parts = [
-      make("span", { class: "name" }, each.name),
-      make("span", { class: "bar", style: `--share: ${each.share}`, "aria-hidden": "true" }),
-      make("span", { class: "share" }, `${(100 * each.share).toFixed(1)} %`),
-    ];
-    return make("li", {}, make("button", { ...why, onclick: () => send({ why: each.number }) }, ...parts));
+  return list.map((each) => line({ ...each, tip: `Why “${each.name}”?` }, { why: each.number }, send));
+}
+
+// The likeliest class after each layer; a click goes to the layer.
+function classes({ title, rows, layer, note }, send) {
+  const lines = rows.map((row) => {
+    const tip = `After layer ${row.layer}: ${row.name}, ${inPercent(row.share)}`;
+    const item = line({ ...row, tip, now: row.layer === layer }, { set: { layer: row.layer } }, send);
+    item.firstChild.prepend(make("span", { class: "layer" }, row.layer));
+    return item;
   });
+  return [make("h3", {}, title), make("ol", { class: "bars layers" }, ...lines), make("p", { class: "note" }, note)];
 }
 
 // The probability of the class while patches are covered or shown in the order of the map, and in random orders.
@@ -301,28 +394,53 @@ function curves({ title, words, scale, shares, curves: lines }) {
   return [...found, make("p", { class: "note" }, words)];
 }
 
+const WIDTH = 320; // of charts, in their own units
+
+// Lines and numbers for the values of an axis.
+function rules(most, least, y, left) {
+  const span = most - least || 1;
+  const power = 10 ** Math.floor(Math.log10(span));
+  const step = power * (span / power < 3 ? 0.5 : 2);
+  const found = [];
+  for (let k = Math.ceil(least / step); k * step <= most; k += 1) {
+    const at = y(k * step);
+    found.push(make("line", { class: k ? "rule" : "rule zero", x1: left, x2: WIDTH - 6, y1: at, y2: at }));
+    found.push(make("text", { x: left - 5, y: at + 3.5, "text-anchor": "end" }, shown(k * step)));
+  }
+  return found;
+}
+
+// A chart that has the keyboard: arrow keys go to another layer or head, from where the last one led.
+function steered(plot, title, say, { layer, head }, go, aim) {
+  const onkeydown = (event) => {
+    const [dk, dh] = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
+    if (dk === undefined) return;
+    event.preventDefault();
+    const [k, h] = aim.at || [layer, head];
+    if (k === null) go(0, 0);
+    else go(k + dk, h === null ? 0 : h + dh);
+  };
+  return make("div", { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${say}`, onkeydown }, plot);
+}
+
 // The value of every head over the layers; a click or an arrow key chooses a head.
 function dots(described, send, aim) {
   const { values, uniform, layer, head, title, picks } = described;
-  const [width, height, left, bottom] = [320, 176, 30, 34];
+  const [height, left, bottom] = [176, 30, 34];
   const most = 1.08 * Math.max(uniform, ...values.flat());
-  const x = (k) => left + ((k + 0.5) / values.length) * (width - left - 6);
+  const x = (k) => left + ((k + 0.5) / values.length) * (WIDTH - left - 6);
   const y = (value) => (1 - value / most) * (height - bottom - 8) + 8;
   const go = (k, h) => {
     if (!picks || !values[k] || values[k][h] === undefined) return;
     aim.at = [k, h];
     send({ set: { layer: k, head: h } });
   };
-  const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  const step = 10 ** Math.floor(Math.log10(most)) * (most / 10 ** Math.floor(Math.log10(most)) < 3 ? 0.5 : 2);
-  for (let value = 0; value < most; value += step) {
-    plot.append(make("line", { class: "rule", x1: left, x2: width - 6, y1: y(value), y2: y(value) }));
-    plot.append(make("text", { x: left - 5, y: y(value) + 3.5, "text-anchor": "end" }, shown(value)));
-  }
+  const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": title });
+  plot.append(...rules(most, 0, y, left));
   const each = Math.ceil(values.length / 12);
   values.forEach((_, k) => k % each || plot.append(make("text", { x: x(k), y: height - 19, "text-anchor": "middle" }, k)));
-  plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "layer"));
-  plot.append(make("line", { class: "even", x1: left, x2: width - 6, y1: y(uniform), y2: y(uniform) }));
+  plot.append(make("text", { x: (WIDTH + left) / 2, y: height - 4, "text-anchor": "middle" }, "layer"));
+  plot.append(make("line", { class: "even", x1: left, x2: WIDTH - 6, y1: y(uniform), y2: y(uniform) }));
   values.forEach((heads, k) =>
     heads.forEach((value, h) => {
       const now = k === layer && (head === null || h === head);
@@ -332,18 +450,65 @@ function dots(described, send, aim) {
       plot.append(dot);
     }),
   );
-  const onkeydown = (event) => {
-    const [dk, dh] = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
-    if (dk === undefined) return;
-    event.preventDefault();
-    const [k, h] = aim.at || [layer, head];
-    go(k + dk, h === null ? 0 : h + dh);
-  };
   const say = picks ? "Click a dot, or use the arrow keys, to go to a head." : "";
   const now = head === null ? `layer ${layer}` : `layer ${layer}, head ${head}: ${shown(values[layer][head])} pixels`;
   const note = make("p", { class: "note" }, `${now}. Dashed: attention spread evenly. ${say}`);
-  const focus = { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${say}`, onkeydown };
-  return [make("h3", {}, title), make("div", focus, plot), note];
+  return [make("h3", {}, title), steered(plot, title, say, described, go, aim), note];
+}
+
+// What every part of a model adds to a logit: for each layer its heads and its MLP, and the rest at the right.
+function contributions(described, send, aim) {
+  const { heads, mlps, others, layer, head, title, note } = described;
+  const [height, left, bottom] = [200, 34, 34];
+  const values = [...heads.flat(), ...mlps, ...others.map(([, value]) => value), 0];
+  const [least, most] = [1.05 * Math.min(...values), 1.05 * Math.max(...values, 1e-9)];
+  const y = (value) => ((most - value) / (most - least)) * (height - bottom - 8) + 8;
+  const slots = heads.length * (heads[0].length + 2) + 2 * others.length;
+  const wide = (WIDTH - left - 6) / slots;
+  const plot = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `${title}. ${note}` });
+  plot.append(...rules(most, least, y, left));
+  const go = (k, h) => {
+    if (!heads[k] || heads[k][h] === undefined) return;
+    aim.at = [k, h];
+    send({ set: { layer: k, head: h } });
+  };
+  let slot = 0.5;
+  const bar = (kind, name, value, act) => {
+    const x = left + slot * wide;
+    slot += 1;
+    const mark = { class: `part ${kind}`, x: x + 0.08 * wide, width: 0.84 * wide };
+    const group = make("g", { class: act ? "goes" : "" }, make("title", {}, `${name}: ${value > 0 ? "+" : ""}${shown(value)} logits`));
+    group.append(make("rect", { class: "reach", x, width: wide, y: 8, height: height - bottom - 8 }));
+    group.append(make("rect", { ...mark, y: Math.min(y(value), y(0)), height: Math.max(0.7, Math.abs(y(value) - y(0))) }));
+    if (act) group.addEventListener("click", act);
+    plot.append(group);
+  };
+  const label = (from, text) => {
+    const x = left + ((from + slot) / 2) * wide;
+    plot.append(make("text", { x, y: height - 19, "text-anchor": "middle" }, text));
+  };
+  const each = Math.ceil(heads.length / 12);
+  heads.forEach((row, k) => {
+    const from = slot;
+    row.forEach((value, h) => {
+      const now = k === layer && (head === null || h === head);
+      bar(now ? "head now" : "head", `layer ${k}, head ${h}`, value, () => go(k, h));
+    });
+    bar("mlp", `layer ${k}, MLP`, mlps[k]);
+    if (k % each === 0) label(from, k);
+    slot += 1;
+  });
+  for (const [name, value] of others) {
+    bar("other", name, value);
+    slot += 1;
+  }
+  plot.append(make("text", { x: left + heads.length * (heads[0].length + 2) * wide * 0.5, y: height - 4, "text-anchor": "middle" }, "layer"));
+  const say = "Click the bar of a head, or use the arrow keys, to see its map.";
+  const key = [["head", "heads"], ["mlp", "MLPs"], ["other", others.map(([name]) => name).join(", ")]];
+  const keys = make("p", { class: "keys" }, ...key.map(([kind, text]) => make("span", { class: `key part ${kind}` }, text)));
+  const now = head === null ? "" : `Layer ${layer}, head ${head}: ${shown(heads[layer][head])} logits. `;
+  const told = make("p", { class: "note" }, `${now}${note} ${say}`);
+  return [make("h3", {}, title), steered(plot, title, say, described, go, aim), keys, told];
 }
 
 // ---------------------------------------------------------------- downloads
@@ -426,7 +591,9 @@ function render({ model, el }) {
   const list = make("ol", { class: "bars", "aria-label": "Most likely classes" });
   const trust = make("section", { class: "dots score", "aria-live": "polite" });
   const depth = make("section", { class: "dots" });
-  const side = make("div", { class: "side" }, tools, about, controls, list, trust, depth);
+  const written = make("section", { class: "dots parts" });
+  const said = make("section", { class: "dots lens" });
+  const side = make("div", { class: "side" }, tools, about, controls, list, written, said, trust, depth);
   const body = make("div", { class: "body" }, panels, side);
   const root = make("div", { class: "vitlens" }, alert, body);
   const made = { controls: new Map(), panels: new Map() };
@@ -579,6 +746,8 @@ function render({ model, el }) {
     body.classList.toggle("several", frame.panels.length > 1);
     if (!waiting()) aim.at = null;
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
+    renew(written, frame.parts || null, (each) => contributions(each, send, aim));
+    renew(said, frame.lens || null, (each) => classes(each, send));
     renew(trust, frame.score || null, curves);
     renew(depth, frame.dots || null, (each) => dots(each, send, aim));
     uploader.hidden = !frame.uploads;

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import anywidget
@@ -29,13 +29,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Control:
-    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number" or "text"."""
+    """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text" or
+    "switches", whose value is a tuple of the options that are off. groups: names of runs of options, and lengths."""
 
     name: str
     label: str
     kind: str
     value: object = None
     options: tuple[tuple[str, object], ...] = ()
+    groups: tuple[tuple[str, int], ...] = ()
     high: float = 0
     step: float = 1
     disabled: bool = False
@@ -45,7 +47,10 @@ class Control:
     def check(self, value: object) -> None:
         """Raise ValueError unless the control can have this value."""
         choices = [choice for _, choice in self.options]
-        if choices:
+        if self.kind == "switches":
+            fits = isinstance(value, tuple) and all(each in choices for each in value)
+            expected = f"some of {', '.join(map(repr, choices[:2]))} … {choices[-1]!r}"
+        elif choices:
             fits = any(value == choice and type(value) is type(choice) for choice in choices)
             expected = f"one of {', '.join(map(repr, choices))}"
         elif self.kind == "check":
@@ -67,7 +72,9 @@ class Panel:
     picture: its name among the pictures. cell: (height, width) as shares of the picture. axes: what rows and columns
     are called. selected: (row, col) or None. picks: what a click or an arrow key chooses; "" where it does nothing.
     values: (rows, cols) or (rows, cols, 3), told when hovering. scale: their colors; None for values that are colors
-    themselves or are not painted. strength: opacity of the map, 0 for none. ends: labels of the ends of the scale.
+    themselves or are not painted. unit: of the values. strength: the largest opacity of the map, 0 for none. opacity:
+    "value", growing with it, or "even". ends: labels of the ends of the scale. points: cells with a
+    dot, as (row, column, color).
     """
 
     name: str
@@ -82,16 +89,22 @@ class Panel:
     picks: str = ""
     values: np.ndarray | None = None
     scale: Scale | None = None
+    unit: str = ""
     strength: float = 0.0
+    opacity: str = "even"
     smooth: bool = False
     lines: bool = False
     ends: tuple[str, str] | None = None
+    points: list[tuple[int, int, str]] = field(default_factory=list)
 
     def message(self) -> dict:
         """The panel as stage.js takes it, with arrays as bytes."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
-        scale = None if self.scale is None else self.scale.message()
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"values": values, "scale": scale}
+        scale = self.scale and {
+            "low": self.scale.low, "high": self.scale.high,
+            "colors": self.scale.table(self.strength, self.opacity).tobytes(),
+        }  # fmt: skip
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"values": values, "scale": scale}
 
 
 class Ticket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from vitlens import attention, tokens
 from vitlens.images import load_image
 from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore
-from vitlens.recorder.families import unwrap
-from vitlens.recorder.grid import patch_embedding, prefix_names
+from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, taking
 from vitlens.widgets.paint import enlarged
+from vitlens.widgets.switches import ALL_ON, Off, switched
 from vitlens.widgets.worker import RUNNING, Superseded
 
 LIKELIEST = 10
@@ -71,18 +72,22 @@ class Subject:
     """An image as a model saw it.
 
     batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its capture. tokens: one
-    (1, T, D) per layer. classes: number of classes, 0 without a classifier. likeliest: numbers of the likeliest ones.
-    number: unique. small: tensors computed from it, by key.
+    (1, T, D) per layer. logits: (classes,) on the CPU. classes: their number, 0 without a classifier. likeliest:
+    numbers of the likeliest ones. off: the heads that were switched off. number: unique. small: tensors computed from
+    it, by key.
     """
 
     numbers = itertools.count()
 
-    def __init__(self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool):
-        self.weights = weights(model)
+    def __init__(
+        self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool, off: Off = ALL_ON
+    ):  # fmt: skip
+        self.weights, self.off = weights(model), off
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
-        with evaluating(model), torch.inference_mode(), capture(model) as attn, taking(model):
+        self._model = weakref.ref(model)  # a subject goes with its model
+        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn, taking(model):
             self.tokens, logits = tokens.features(model, self.batch)
         if not logits.isfinite().all():
             raise ValueError(
@@ -90,12 +95,12 @@ class Subject:
                 "weights are damaged, or its precision is too low."
             )
         self.attn, self.grid = attn, attn.grid
-        self._model = weakref.ref(model)  # a subject goes with its model
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
         self.classes = logits.shape[-1] if classed else 0
-        self._names, self._shares = label_names(model, logits.shape[-1]), logits[0].float().softmax(-1).cpu()
+        self.logits = logits[0].float().cpu()
+        self._names, self._shares = label_names(model, logits.shape[-1]), self.logits.softmax(-1)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
-        self.prefix = prefix_names(model)
+        self.prefix = family(model).prefix
         self.name = architecture(model)
         self.number = next(self.numbers)
         self.small: dict[tuple, Tensor] = {}
@@ -104,6 +109,10 @@ class Subject:
     def model(self) -> nn.Module:
         """The model that saw the image."""
         return self._model()
+
+    def switched(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the model runs as it ran for this subject."""
+        return switched(self.model, self.off, self.batch, self.weights)
 
     def label(self, number: int) -> str:
         """The name of a class, or its number."""
@@ -162,12 +171,11 @@ class Subject:
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
     """(height, width) in pixels for a whole photograph in its own shape, with about as many patches as the model was
     built for; None if the model takes one size only."""
-    inner = unwrap(model)
-    embed = patch_embedding(inner)
-    if not (getattr(inner, "dynamic_img_size", False) or hasattr(inner, "embeds")):
+    about = family(unwrap(model))
+    if not about.any_size:
         return None
-    height, width = getattr(embed, "img_size", None) or inner.pretrained_cfg["input_size"][1:]
-    patch = tuple(embed.patch_size)
+    height, width = about.built_size or about.preprocessing["input_size"][1:]
+    patch = about.patch
     shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
     area = (height * width) ** 0.5
     return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
@@ -196,21 +204,22 @@ _forgotten: deque[int] = deque()  # ids of models that are gone
 
 
 def subject(
-    model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False
-) -> Subject:
-    """The `Subject` of a model and a photograph, made now or kept from before.
+    model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False,
+    off: Off = ALL_ON,
+) -> Subject:  # fmt: skip
+    """The `Subject` of a model and a photograph, with some heads off, made now or kept from before.
 
     At most `CACHE` bytes are kept, or the two used last. Changed weights make it anew. One thread at a time.
     """
     model = unwrap(model)
     with RUNNING:
         now = weights(model)
-        key = (id(model), now, photograph.key, size, whole)
+        key = (id(model), now, photograph.key, size, whole, off)
         while _forgotten:
             gone = _forgotten.popleft()
             _drop(lambda known, gone=gone: known[0] == gone)
         if key not in _subjects:
-            made = Subject(model, photograph.image, size, whole)
+            made = Subject(model, photograph.image, size, whole, off)
             _drop(lambda known: known[1] != now and (known[0], *known[2:]) == (key[0], *key[2:]))
             if not any(known[0] == id(model) for known in _small):
                 weakref.finalize(model, _forgotten.append, id(model))

@@ -6,8 +6,8 @@ import numpy as np
 from torch import nn
 
 from vitlens.recorder.families import attention_modules, unwrap
-from vitlens.widgets.explorer import panel
 from vitlens.widgets.paint import mosaic, scale_of
+from vitlens.widgets.panels import panel
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel
 from vitlens.widgets.views import VIEWS, Choice, number, query_row, query_words

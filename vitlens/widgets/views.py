@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlens import tokens
+from vitlens.recorder.families import unwrap
 from vitlens.widgets.subjects import Subject
+from vitlens.widgets.worker import Superseded
 
 READOUT, MEAN, MAX = "readout", "mean", "max"
+SUM, EVERY = "sum", "every"
+HEADS = {
+    "each": (("mean of heads", MEAN), ("largest of heads", MAX)),
+    "mixed": (("mean of heads", MEAN), ("largest of heads", MAX)),
+    "added": (("all of all layers", EVERY), ("all of the layer", SUM)),
+}
+"""What the heads of a view can be put together to. Single heads come after these, but not where heads are mixed."""
+LOOKS, HOLDS, WRITES, WHY, SLOWER = (
+    "Where heads look", "What tokens hold", "What heads write", "Why this class?", "Why this class? (slower)",
+)  # fmt: skip
+"""The groups of the menu."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """What a view is asked for.
 
-    layer: from 0. head: a number, MEAN or MAX. query: READOUT, the position of a prefix token, or (row, column) of a
-    patch. target: the class to explain, None for the predicted one. against: the class to contrast it with, or None.
+    layer: from 0. head: a number, or a way of `HEADS`. query: READOUT, the position of a prefix token, or (row, column)
+    of a patch. target: the class to explain, None for the predicted one. against: the class to contrast it with, or
+    None.
     """
 
     layer: int = 0
@@ -33,27 +49,48 @@ class Choice:
 @dataclass(frozen=True)
 class Map:
     """What a view shows. values: (rows, cols), or (rows, cols, 3) for three color channels. words: a description
-    without its final period. limit: the end of the color scale, where it is known."""
+    without its final period. limit: the end of the color scale, where it is known. unit: of the values. beside: what
+    stands beside the picture, as stage.js takes it. arrays: more numbers to save."""
 
     values: np.ndarray
     words: str
     limit: float | None = None
+    unit: str = ""
+    beside: dict = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class View:
     """A row of the list of views.
 
-    title: its name in the menu. make: (subject, choice, wanted) → Map; it calls `wanted()` during long work and raises
-    Superseded once that is False. query, head: whether the map depends on them. explains: whether it explains a class,
-    and so depends on no layer.
+    title: its name above the picture. make: (subject, choice, wanted) → Map; it calls `wanted()` during long work and
+    raises Superseded once that is False. group: where it stands in the menu, and entry: its name there, if it is
+    another. query: whether the map depends on it. head: what can be chosen of the heads, a key of `HEADS`, or "" for
+    nothing. layered: whether the map is of a layer. explains: whether it is about a class; contrasts: and maybe about
+    that class rather than another.
     """
 
     title: str
     make: Callable[[Subject, Choice, Callable[[], bool]], Map]
+    group: str = LOOKS
+    entry: str = ""
     query: bool = False
-    head: bool = False
+    head: str = ""
+    layered: bool = True
     explains: bool = False
+    contrasts: bool = False
+
+    def heads(self, count: int) -> tuple[tuple[str, str | int], ...]:
+        """Names and values of what can be chosen of so many heads."""
+        single = () if self.head == "mixed" else tuple((str(head), head) for head in range(count))
+        return (*HEADS[self.head or "each"], *single)
+
+    def fitted(self, head: str | int) -> str | int:
+        """The head, or the first of what can be chosen instead."""
+        single = self.head != "mixed" and isinstance(head, int)
+        choices = [value for _, value in HEADS[self.head or "each"]]
+        return head if single or head in choices else choices[0]
 
 
 def number(value: float) -> str:
@@ -64,6 +101,25 @@ def number(value: float) -> str:
 def percent(share: float) -> str:
     """As in "12 %", or "< 0.5 %" for less than that."""
     return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:
+    """The class to explain, and the class to contrast it with."""
+    return subject.likeliest[0] if choice.target is None else choice.target, choice.against
+
+
+@contextlib.contextmanager
+def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
+    """In this block and thread, call `wanted()`, which lets others in, before each forward of the model, and raise
+    Superseded once it is False."""
+    thread = threading.get_ident()
+
+    def ask(module, args) -> None:
+        if threading.get_ident() == thread and not wanted():
+            raise Superseded
+
+    with unwrap(model).register_forward_pre_hook(ask):
+        yield
 
 
 def query_row(subject: Subject, query: str | int | tuple[int, int]) -> Tensor:
@@ -127,7 +183,7 @@ def _attention(subject: Subject, choice: Choice, wanted) -> Map:
         words += f". {percent(rest)} goes to {_prefix_words(subject)}; the rest is not renormalized"
     elif subject.grid.prefix:
         words += "; not renormalized"
-    return Map(values.numpy(), words + _gate_words(subject))
+    return Map(values.numpy(), words + _gate_words(subject), unit="of the attention")
 
 
 def _gate_words(subject: Subject) -> str:
@@ -142,24 +198,25 @@ def _prefix_words(subject: Subject) -> str:
 def _received(subject: Subject, choice: Choice, wanted) -> Map:
     values = _fused(subject.received(choice.layer, wanted), choice.head).unflatten(0, _shape(subject))
     words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
-    return Map(values.numpy(), words + "; not renormalized" * bool(subject.grid.prefix) + _gate_words(subject))
+    words += "; not renormalized" * bool(subject.grid.prefix) + _gate_words(subject)
+    return Map(values.numpy(), words, unit="of the attention")
 
 
 def _rollout(subject: Subject, choice: Choice, wanted) -> Map:
     row = query_row(subject, choice.query)  # refuses a read-out that there is not
     query = None if choice.query == READOUT else int(row.argmax())
-    fusion = choice.head if choice.head == MAX else MEAN
-    values = subject.rollout(choice.layer, query, fusion, wanted)
+    values = subject.rollout(choice.layer, query, choice.head, wanted)
     through = "all layers" if choice.layer == len(subject.attn) - 1 else f"layers 0 to {choice.layer}"
-    words = f"Rollout from {query_words(subject, choice.query)} through {through}, {_head_words(fusion)}"
+    words = f"Rollout from {query_words(subject, choice.query)} through {through}, {_head_words(choice.head)}"
     rest = f". {percent(1 - values.sum())} stays with {_prefix_words(subject)}" if subject.grid.prefix else ""
-    return Map(values.numpy(), words + rest + "; the rest is not renormalized" * bool(rest) + _gate_words(subject))
+    words += rest + "; the rest is not renormalized" * bool(rest) + _gate_words(subject)
+    return Map(values.numpy(), words, unit="of the rollout")
 
 
 def _similarity(subject: Subject, choice: Choice, wanted) -> Map:
     cosines = tokens.similarity(subject.tokens[choice.layer][0].float().cpu(), query_row(subject, choice.query))
     words = f"Cosine similarity of the tokens after layer {choice.layer} to {query_words(subject, choice.query)}"
-    return Map(subject.grid.image_map(cosines).numpy(), words, limit=1.0)
+    return Map(subject.grid.image_map(cosines).numpy(), words, limit=1.0, unit="cosine")
 
 
 def _components(subject: Subject, choice: Choice, wanted) -> Map:
@@ -180,7 +237,7 @@ def _norms(subject: Subject, choice: Choice, wanted) -> Map:
     words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(patches.median())}"
     if subject.prefix:
         words += f", that of the {subject.prefix[0]} {number(lengths[0])}"
-    return Map(subject.grid.image_map(lengths).numpy(), words)
+    return Map(subject.grid.image_map(lengths).numpy(), words, unit="length")
 
 
 def _shape(subject: Subject) -> tuple[int, int]:
@@ -188,11 +245,11 @@ def _shape(subject: Subject) -> tuple[int, int]:
 
 
 VIEWS = {
-    "attention": View("Attention from the query", _attention, query=True, head=True),
-    "received": View("Attention received", _received, head=True),
-    "rollout": View("Rollout from the query", _rollout, query=True, head=True),
-    "similarity": View("Similarity of tokens to the query", _similarity, query=True),
-    "components": View("Principal components of tokens", _components),
-    "norms": View("Length of tokens", _norms),
+    "attention": View("Attention from the query", _attention, query=True, head="each"),
+    "received": View("Attention received", _received, head="each"),
+    "rollout": View("Rollout from the query", _rollout, query=True, head="mixed"),
+    "similarity": View("Similarity of tokens to the query", _similarity, HOLDS, query=True),
+    "components": View("Principal components of tokens", _components, HOLDS),
+    "norms": View("Length of tokens", _norms, HOLDS),
 }
-"""The views of a layer; `vitlens.widgets.reasons.views` adds one for each attribution method."""
+"""The views of a layer that are about no class; `vitlens.widgets.reasons.views` adds those that are."""

@@ -1,11 +1,15 @@
-"""The paper in miniature: models of three kinds trained on more and more images (its Fig. 3 and 4), by one recipe."""
+"""The paper in miniature: kinds of models on more and more images (Fig. 3, 4), choices one by one (Table 8, Fig. 9)."""
 
 from vitlens.paper.studies.designs import STUDIES, Cell, Study, register, study
-from vitlens.paper.studies.networks import Network, trained
+from vitlens.paper.studies.figures import FIGURES, figure
+from vitlens.paper.studies.inside import insides, read_insides, write_insides
+from vitlens.paper.studies.networks import Network, Variant, trained
 from vitlens.paper.studies.running import five_shot, run_study
-from vitlens.paper.studies.table import curves, lead, read_table, write_table
+from vitlens.paper.studies.spreading import estimate
+from vitlens.paper.studies.table import against, curves, lead, rates, read_table, seeds_needed, write_table
 
 __all__ = [
-    "STUDIES", "Cell", "Network", "Study", "curves", "five_shot", "lead", "read_table", "register", "run_study",
-    "study", "trained", "write_table",
+    "FIGURES", "STUDIES", "Cell", "Network", "Study", "Variant", "against", "curves", "estimate", "figure",
+    "five_shot", "insides", "lead", "rates", "read_insides", "read_table", "register", "run_study", "seeds_needed",
+    "study", "trained", "write_insides", "write_table",
 ]  # fmt: skip

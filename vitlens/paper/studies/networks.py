@@ -1,4 +1,4 @@
-"""The small models of a study (plain ViTs, BiT-style ResNets, hybrids of both) and the files of their weights."""
+"""The small models of a study (ViTs, BiT-style ResNets, hybrids, variants of one recipe) and files of their weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import safetensors.torch
 import torch
@@ -15,7 +16,7 @@ from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
 from timm.models import ResNetV2, VisionTransformer
 from torch import nn
 
-from vitlens.files import write
+from vitlens.data.files import write
 from vitlens.train.hub_layout import stored
 from vitlens.train.recipes import Recipe
 
@@ -36,6 +37,9 @@ class Network:
     channels: int = 0
     """Output channels of the first stage; each next one doubles them."""
 
+    settings: ClassVar[tuple[str, ...]] = ()
+    """None: all networks of a study have one recipe."""
+
     @property
     def kind(self) -> str:
         return "ResNet" if not self.depth else "hybrid" if self.stages else "ViT"
@@ -53,6 +57,10 @@ class Network:
                 raise ValueError(f"{self.name} cannot be built from {self}: {error}.") from error
         model.pretrained_cfg = {"architecture": self.name, **recipe.pixels()}
         return model.train()
+
+    def plan(self, recipe: Recipe) -> Recipe:
+        """The recipe of its trainings."""
+        return recipe
 
     def tiny(self) -> Network:
         """The same kind, narrow and shallow."""
@@ -82,7 +90,29 @@ class Network:
         return model
 
 
-def save(path: Path, model: nn.Module, network: Network, recipe: Recipe, class_names: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Variant:
+    """The Vision Transformer of a study's recipe with some of its settings changed."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+    """As `vitlens train --set` takes them: "positions=rotary"."""
+    kind: ClassVar[str] = "ViT"
+
+    def plan(self, recipe: Recipe) -> Recipe:
+        """The recipe of its trainings. Raises ValueError for settings that do not go together."""
+        return recipe.override(*self.settings)
+
+    def build(self, recipe: Recipe) -> nn.Module:
+        """The model in training mode, by its plan; its weights are a function of the recipe's seed."""
+        return recipe.build()
+
+    def tiny(self) -> Variant:
+        """Itself: its sizes are the recipe's."""
+        return self
+
+
+def save(path: Path, model: nn.Module, network: Network | Variant, recipe: Recipe, class_names: Sequence[str]) -> None:
     """Write the weights, in half precision where it can hold them, and what `trained` needs to build the model."""
     about = {"network": asdict(network), "recipe": recipe.to_dict(), "label_names": list(class_names)}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in about.items()}
@@ -99,7 +129,9 @@ def trained(path: Path | str, *, weights: bool = True) -> nn.Module:
         with safe_open(path, "pt") as file:
             about = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             state = {name: file.get_tensor(name) for name in file.keys()} if weights else None  # noqa: SIM118
-        network = Network(**{**about["network"], "stages": tuple(about["network"]["stages"])})
+        kind = Variant if "settings" in about["network"] else Network
+        lists = {name: tuple(value) for name, value in about["network"].items() if isinstance(value, list)}
+        network = kind(**{**about["network"], **lists})
         model = network.build(Recipe.from_dict(about["recipe"]))
         if state is not None:
             model.load_state_dict(state)

@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -23,17 +23,21 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, load
+from vitlens.data.files import locked, writable, write
 from vitlens.evaluate import compute, features, few_shot, proportion, support
-from vitlens.files import locked, writable, write
 from vitlens.paper.studies.designs import Cell, Study
+from vitlens.paper.studies.inside import PICTURE
 from vitlens.paper.studies.networks import save
-from vitlens.train import Step, World, compiled, fit, join
+from vitlens.paper.studies.spreading import at_a_time, estimate
+from vitlens.train import World, compiled, fit, join, snapshots
 from vitlens.train.precision import said_of, settled
 from vitlens.train.recipes import Recipe
 from vitlens.train.runs import hardware, versions
 from vitlens.train.watching import Stop
 
 SHOTS, DRAWS = 5, 3
+PROBED = 100
+"""Validation images that attention distances are means of."""
 
 
 def run_study(
@@ -44,6 +48,7 @@ def run_study(
     root: Path | str | None = None,
     device: str | None = None,
     max_minutes: float | None = None,
+    processes: int = 1,
     on_damaged: str = "raise",
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
@@ -53,7 +58,9 @@ def run_study(
 
     data: what `data.load` reads; `root` and `on_damaged` are passed on to it. out: a folder; one that holds part of the
     same study is continued. max_minutes: stop after this time with a checkpoint, as on Ctrl-C and SIGTERM, and return
-    the records so far. say: called with a sentence for each training. progress: show a bar.
+    the records so far. processes: how many trainings run at a time, each with its share of the threads. say: called
+    with a sentence before the first training, on what is left to do and how long it takes, and with one for each
+    training. progress: show a bar.
 
     A record has the model's name, kind, parameters and FLOPs of one image; images, seed, steps, epochs and precision;
     accuracies in per cent: `top1` after the last step with the 95 % interval `low` to `high` of the validation images,
@@ -75,47 +82,53 @@ def run_study(
     for name in dict.fromkeys(name for split in found for name in split.damaged):
         say(f"Left out: {name}.")
     splits = [_chosen(split, study, data) for split in found]
+    if study.recipe.valid_images:
+        splits[1] = splits[1].subset(min(study.recipe.valid_images, len(splits[1])))
     _check(study, splits, data)
     resumed = (out / "study.json").exists()
-    study, threads = _same(out / "study.json", study, splits, world)
+    study, threads = _same(out / "study.json", study, splits, world, processes)
     if told := said_of(study.recipe, world.device, resumed):
         say(told)
-    train, valid = (split.to(world.device) for split in splits)
-    trial, records = Trial(valid, world, out), []
     cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
-    steps = study.recipe.steps
-    before = steps * sum(kept.exists() for _, kept in cells)
+    left = [cell for cell, kept in cells if not kept.exists()]
+    steps, done, number = study.recipe.steps, dict.fromkeys(left, 0), {cell: n for n, (cell, _) in enumerate(cells, 1)}
     with locked(out), Stop() as stop, _threads(threads), tqdm(
-        total=steps * len(cells), initial=before, unit="step", disable=not progress,
+        total=steps * len(cells), initial=steps * (len(cells) - len(left)), unit="step", disable=not progress,
         mininterval=0.5 if sys.stderr.isatty() else 10,
     ) as bar:  # fmt: skip
-        for number, (cell, kept) in enumerate(cells, 1):
-            if not kept.exists():
-                bar.set_description(f"{number} of {len(cells)}: {cell}")
-
-                def go_on(step: Step, trained: int = bar.n) -> bool:
-                    bar.update(trained + step.step - bar.n)
-                    return not (stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes))
-
-                rows, plan = subset(splits[0].labels, cell.images, study.classes, cell.seed), study.plan(cell)
-                if not trial.trained(cell, plan, train.chosen(rows), go_on):
+        trial = Trial(study, splits, world, out, command)
+        if left:
+            say(estimate(study, left, len(splits[1]), world.device, processes))
+        work = in_turn(trial, left) if processes == 1 else at_a_time(processes, trial, left, threads)
+        with closing(work) as reports:
+            for cell, step, finished in reports:
+                if done[cell] == 0:
+                    bar.set_description(f"{number[cell]} of {len(cells)}: {cell}")
+                bar.update(step - done[cell])
+                done[cell] = step
+                if finished:
+                    say(finished)
+                elif stop.signal or (max_minutes and time.monotonic() - start > 60 * max_minutes):
                     say(f"Stopped in {cell.name} with a checkpoint; the same command goes on.")
                     break
-                record = trial.record(study, cell, plan, command)
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                save(kept.with_suffix(".safetensors"), trial.model(cell), cell.network, plan, valid.class_names)
-                write(kept, json.dumps(record, indent=1, ensure_ascii=False).encode())
-                say(_line(record))
+    for cell, kept in cells:
+        if kept.exists():
             shutil.rmtree(trial.folder(cell), ignore_errors=True)
-            records.append(_read(kept))
-    return records
+    return [_read(kept) for _, kept in cells if kept.exists()]
+
+
+def in_turn(trial: Trial, cells: Sequence[Cell]) -> Iterator[tuple[Cell, int, str]]:
+    """What `Trial.training` says of each cell, one after the other."""
+    for cell in cells:
+        yield from trial.training(cell)
 
 
 class Trial:
-    """Trains one cell after the other; cells of one network share the module, which is compiled once."""
+    """Trains the cells of a study; those of one network share the module, which is compiled once."""
 
-    def __init__(self, valid: ImageSet, world: World, out: Path):
-        self.valid, self.world, self.out = valid, world, out
+    def __init__(self, study: Study, splits: Sequence[ImageSet], world: World, out: Path, command: str = ""):
+        self.study, self.world, self.out, self.command = study, world, out, command
+        self.train, self.valid = (split.to(world.device) for split in splits)
         self.models: dict[str, tuple[nn.Module, Callable]] = {}
 
     def folder(self, cell: Cell) -> Path:
@@ -125,23 +138,41 @@ class Trial:
         """The cell's network as it was trained last."""
         return self.models[cell.network.name][0]
 
-    def trained(self, cell: Cell, plan: Recipe, train: ImageSet, go_on: Callable[[Step], bool]) -> bool:
-        """Train; returns whether it reached its end. `go_on` is asked after each step."""
+    def training(self, cell: Cell) -> Iterator[tuple[Cell, int, str]]:
+        """Train from the newest checkpoint: (cell, steps taken, "") after each step, at the end with what was reached.
+
+        Closing the iterator writes a checkpoint.
+        """
+        plan = self.study.plan(cell)
         fresh = cell.network.build(plan).to(self.world.device)
         if cell.network.name not in self.models:
             self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
         model, criterion = self.models[cell.network.name]
         model.load_state_dict(fresh.state_dict())
+        rows = subset(self.train.labels.cpu(), cell.images, self.study.classes, cell.seed)
+        data = self.train.chosen(rows), self.valid
         with closing(
-            fit(model, (train, self.valid), plan, out=self.folder(cell), resume=True, criterion=criterion,
-                world=self.world)
-        ) as training:  # fmt: skip
+            fit(model, data, plan, out=self.folder(cell), resume=True, criterion=criterion, world=self.world)
+        ) as training:
             for step in training:
-                if not go_on(step) and step.step < step.steps:
-                    return False
-        return True
+                yield cell, step.step, ""
+        yield cell, plan.steps, _line(self.keep(cell, plan))
 
-    def record(self, study: Study, cell: Cell, plan: Recipe, command: str) -> dict:
+    def keep(self, cell: Cell, plan: Recipe) -> dict:
+        """Write weights, what is seen inside, and the record, which is returned."""
+        path, model = self.out / "cells" / f"{cell.name}.json", self.model(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(path.with_suffix(".safetensors"), model, cell.network, plan, self.valid.class_names)
+        if cell.network.kind != "ResNet":
+            path.with_suffix(".npz").unlink(missing_ok=True)
+            seen = snapshots.record(model, snapshots.probe(self.valid, plan, PROBED))
+            seen[PICTURE] = self.valid.subset(min(PROBED, len(self.valid))).images[0].permute(1, 2, 0).cpu().numpy()
+            snapshots.save(path.with_suffix(".npz"), plan.steps, seen)
+        record = self.record(cell, plan)
+        write(path, json.dumps(record, indent=1, ensure_ascii=False).encode())
+        return record
+
+    def record(self, cell: Cell, plan: Recipe) -> dict:
         network, model = cell.network, self.model(cell)
         log = [json.loads(line) for line in (self.folder(cell) / "log.jsonl").read_text().splitlines()]
         reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
@@ -152,15 +183,16 @@ class Trial:
         taken = taken[1:] or taken
         seconds = sum(n / speed for n, speed in taken) * seen / sum(n for n, _ in taken)
         return {
-            "study": study.name, "model": network.name, "kind": network.kind,
+            "study": self.study.name, "model": network.name, "kind": network.kind,
+            "settings": " ".join(network.settings), "lr": plan.lr,
             "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,
-            "classes": study.classes, "seed": cell.seed, "steps": plan.steps, "epochs": round(seen / cell.images, 2),
-            "precision": plan.precision,
+            "classes": self.study.classes, "seed": cell.seed, "steps": plan.steps,
+            "epochs": round(seen / cell.images, 2), "precision": plan.precision,
             **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
-            "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, study.classes), 3),
+            "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, plan.num_classes), 3),
             "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
             "seconds": round(seconds, 1), "device": hardware(self.world.device),
-            "date": datetime.date.today().isoformat(), **versions(), "command": command,
+            "date": datetime.date.today().isoformat(), **versions(), "command": self.command,
         }  # fmt: skip
 
 
@@ -217,7 +249,7 @@ def _check(study: Study, splits: list[ImageSet], data: str) -> None:
             )
 
 
-def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tuple[Study, int]:
+def _same(path: Path, study: Study, splits: list[ImageSet], world: World, processes: int) -> tuple[Study, int]:
     """The study with the precision, and the number of threads, that it was begun with.
 
     Writes study and data to `path`, and raises ValueError if another study stands there. Sizes and seeds may differ:
@@ -227,14 +259,15 @@ def _same(path: Path, study: Study, splits: list[ImageSet], world: World) -> tup
     if study.recipe.precision == "auto" and "precision" in before.get("recipe", ()):
         study = replace(study, recipe=replace(study.recipe, precision=before["recipe"]["precision"]))
     study = replace(study, recipe=settled(study.recipe, world))
-    threads = before.get("threads", torch.get_num_threads())
+    threads = before.get("threads", max(1, torch.get_num_threads() // processes))
     digest = hashlib.sha256("\0".join(splits[0].class_names).encode())
     for split in splits:
         digest.update(split.labels.numpy().tobytes())
         digest.update(split.images[:: max(1, len(split) // 100)].contiguous().numpy().tobytes())
     now = json.loads(json.dumps({**study.to_dict(), "data": digest.hexdigest()[:16], "threads": threads}))
     if before:
-        other = [key for key in now if key not in ("sizes", "seeds", "threads") and before.get(key) != now[key]]
+        compared = [key for key in now if key in before and key not in ("sizes", "seeds", "threads")]
+        other = [key for key in compared if before[key] != now[key]]
         if other:
             raise ValueError(
                 f"{path.parent} holds the study {before.get('name')} with other {' and '.join(other)}. Give another "

@@ -1,14 +1,15 @@
-"""The results of a study: a CSV file, and curves with intervals over its seeds."""
+"""The results of a study: a CSV file, curves and differences with intervals over its seeds, and how many it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+from vitlens.data.files import write
 from vitlens.evaluate import of_seeds, student
-from vitlens.files import write
 
 
 def write_table(path: Path | str, records: Sequence[dict]) -> None:
@@ -56,6 +57,14 @@ def curves(
     return {model: sorted(rows) for model, rows in found.items()}
 
 
+def rates(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple[float, float, float, float]]]:
+    """By model, which is called "NAME, RATE", rows of (learning rate, mean over the seeds, low, high)."""
+    found: dict[str, list[tuple[float, float, float, float]]] = {}
+    for (model, rate), cells in pd.DataFrame(records).groupby(["model", "lr"], sort=False):
+        found.setdefault(model.rpartition(", ")[0], []).append((float(rate), *of_seeds(cells[metric])))
+    return {model: sorted(rows) for model, rows in found.items()}
+
+
 def lead(
     records: Iterable[dict], first: str, second: str, metric: str = "top1"
 ) -> list[tuple[int, float, float, float]]:
@@ -74,3 +83,42 @@ def lead(
     if not rows:
         raise ValueError(f"No training of {first} has its pair among those of {second}; name two models of the table.")
     return rows
+
+
+def against(records: Iterable[dict], baseline: str, metric: str = "top1") -> list[tuple[str, float, float, float, int]]:
+    """How far each other model of a table of one size is ahead of `baseline`: rows of (model, mean, low, high, seeds).
+
+    Means and intervals are those of `lead`; seeds: how many `seeds_needed` asks for. In the order of the table.
+    """
+    records = list(records)
+    found = pd.DataFrame(records, columns=["model", "images", "seed", metric])
+    if len(sizes := found["images"].unique()) != 1:
+        raise ValueError(f"Models are compared at one number of images, and the table has {len(sizes)}. Choose one.")
+    paired = found.pivot_table(metric, "seed", "model", aggfunc="last")
+    rows = []
+    for model in found["model"].unique():
+        if model != baseline:
+            ((_, mean, low, high),) = lead(records, model, baseline, metric)
+            rows.append((model, mean, low, high, seeds_needed((paired[model] - paired[baseline]).dropna())))
+    return rows
+
+
+def seeds_needed(differences: Sequence[float], power: float = 0.8, most: int = 10_000) -> int:
+    """How many seeds a paired t-test at 5 % would take to find a mean difference like this one, with that chance.
+
+    As if the mean and the standard deviation (n - 1) of `differences` were the true ones, which few seeds hardly tell:
+    an order of magnitude. `most` stands for more. Raises ValueError for fewer than two differences.
+    """
+    from scipy.stats import nct, t
+
+    if len(differences) < 2:
+        raise ValueError(f"How many seeds it takes is told from two differences or more, got {len(differences)}.")
+    mean, std = abs(np.mean(differences)), np.std(differences, ddof=1)
+    if not mean:
+        return most
+    for n in range(2, most):
+        edge = t.ppf(0.975, n - 1)
+        center = np.inf if std == 0 else mean / std * np.sqrt(n)
+        if center > 40 or nct.sf(edge, n - 1, center) + nct.cdf(-edge, n - 1, center) >= power:
+            return n
+    return most

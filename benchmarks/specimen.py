@@ -1,0 +1,104 @@
+"""What a model made from much data has, and one trained from scratch on little has not, over many photographs.
+
+    python benchmarks/specimen.py --data tiny-imagenet --out data/results/specimen.csv
+
+--data: what `vitlens.data.load` opens; --images of its validation images are drawn with seed 0, the same for every
+model. The table has one row for each head: its mean attention distance in pixels of the model's input, that as a share
+of uniform attention, and the same share with the rows renormalized after the class token is dropped. Then, for each
+model, the rank correlation of position similarity with distance, the share of the filters' variance in 28 components,
+and the contrast of its rollouts (`vitlens.reports.inspection.contrast`) on its own grid, and averaged onto the coarsest
+grid of all models, which favors none. At the end by how much the first model's contrast is above the other's on the
+same photographs. Each mean over photographs has the half width of its 95 % interval (Student's t): what others give.
+"""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import torch
+from results import rounded, sentence, write
+from tqdm import tqdm
+
+from vitlens import attention, capture, data, load_model
+from vitlens.evaluate import student
+from vitlens.reports import inspection
+from vitlens.reports.pictures import prepared
+
+MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
+BATCH = 10
+
+
+def looked_at(model, images):
+    """(N, L, H) mean distances, the same renormalized, and (N, rows, cols) rollouts of photographs (N, 3, H, W)."""
+    found = []
+    for part in tqdm(images.split(BATCH), unit="batch", disable=None):
+        batch = torch.cat([x for _, x in prepared(model, (("", image) for image in part))])
+        with torch.inference_mode(), capture(model) as attn:
+            model(batch)
+        seen = attention.summary(attn, "mean_distance", "rollout")
+        found.append((seen.mean_distance, attention.mean_distance(attn, renormalize=True), seen.rollout))
+    return [torch.cat(each).double() for each in zip(*found, strict=True)]
+
+
+def coarser(maps, rows: int, cols: int):
+    """(N, rows, cols) the means of maps (N, h, w) over the parts of a coarser grid, by area."""
+    fine = maps.repeat_interleave(rows, 1).repeat_interleave(cols, 2)
+    return fine.unflatten(1, (rows, -1)).unflatten(3, (cols, -1)).mean((2, 4))
+
+
+def mean(name: str, values) -> dict[str, float]:
+    return {name: values.mean().item(), f"{name}_95": student(values)}
+
+
+def of_model(name: str, model, images, shape: tuple[int, int]):
+    """The rows of one model, and the contrast of its rollouts on a grid of `shape` for each photograph."""
+    found = inspection.inspect(model, [("", images[0])])
+    grid, (layers, heads) = found.grid, found.mean_distance.shape
+    near, renormalized, rollouts = looked_at(model, images)
+    rows = []
+    for layer, head in itertools.product(range(layers), range(heads)):
+        one = (slice(None), layer, head)
+        rows.append({"model": name, "quantity": "mean_distance", "layer": layer, "head": head}
+                    | mean("pixels", near[one]) | mean("of_uniform", near[one] / grid.uniform_distance())
+                    | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True)))  # fmt: skip
+    for quantity in ("position_rank_correlation", "filter_variance"):
+        rows.append({"model": name, "quantity": quantity, "value": found.measures[quantity]})
+    alike = inspection.contrast(coarser(rollouts, *shape))
+    own = {f"rollout_contrast, {grid.rows} × {grid.cols}": inspection.contrast(rollouts)}
+    for quantity, values in (own | {"rollout_contrast, {} × {}".format(*shape): alike}).items():
+        rows.append({"model": name, "quantity": quantity} | mean("value", values))
+    return rows, alike
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="a data set with validation images")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    options = parser.parse_args()
+    images = data.load(options.data, "valid", stream=False).subset(options.images).images
+    models = {Path(name).name: load_model(name) for name in options.models}
+    shape = min(tuple(model.patch_embed.grid_size) for model in models.values())
+    rows, contrasts = [], {}
+    for name, model in models.items():
+        more, contrasts[name] = of_model(name, model, images, shape)
+        rows += more
+    first, *others = contrasts
+    for other in others:
+        above = {"model": f"{first} − {other}", "quantity": "rollout_contrast, {} × {}".format(*shape)}
+        rows.append(above | mean("value", contrasts[first] - contrasts[other]))
+    rows = [{"images": len(images)} | rounded(row, lambda value: f"{value:.4g}") for row in rows]
+    command = f"python benchmarks/specimen.py --data tiny-imagenet --images {len(images)} --out {options.out}"
+    write(options.out, rows, sentence(command))
+    for row in rows:
+        if row["quantity"] != "mean_distance":
+            print(*row.values())
+    heads = [row for row in rows if row["quantity"] == "mean_distance"]
+    for name in models:
+        nearest = min((row for row in heads if row["model"] == name), key=lambda row: float(row["of_uniform"]))
+        print(name, "nearest head:", *nearest.values())
+
+
+if __name__ == "__main__":
+    main()

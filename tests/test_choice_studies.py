@@ -1,0 +1,218 @@
+"""Studies of choices: one setting changed, what is inside kept, several processes, statistics against references."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_rel
+from test_cli import vitlens
+from test_studies import timeless
+
+from vitlens import plot
+from vitlens.data import load
+from vitlens.paper import studies
+from vitlens.paper.studies import (
+    STUDIES,
+    Variant,
+    against,
+    estimate,
+    insides,
+    rates,
+    read_insides,
+    run_study,
+    seeds_needed,
+    study,
+    trained,
+    write_insides,
+)
+from vitlens.paper.studies.spreading import duration
+from vitlens.train import snapshots
+
+CHOICES = [each for each in STUDIES.values() if isinstance(each.networks[0], Variant)]
+TINY = replace(study("positions-cpu").tiny(), seeds=(0,), sizes=(40,))
+TINY = replace(TINY, networks=TINY.networks[:2], recipe=replace(TINY.recipe, image_size=8, patch_size=2))
+FIELDS = {"positions", "positions_at", "readout", "lr", "tokenizer", "attention"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A small study of two variants that nothing stopped, its folder, and what it said."""
+    out, said = tmp_path_factory.mktemp("whole"), []
+    return run_study(TINY, "digits", out, device="cpu", say=said.append), out, said
+
+
+@pytest.mark.parametrize("each", CHOICES, ids=lambda each: each.name)
+def test_variants_differ_in_what_they_name_and_in_nothing_else(each):
+    plans = {}
+    for network in each.networks:
+        cell = studies.Cell(network, each.sizes[0], each.seeds[0])
+        plans[network.name] = each.plan(cell).to_dict()
+        named = {setting.partition("=")[0] for setting in network.settings}
+        base = replace(each.recipe, name=each.name, num_classes=each.classes).to_dict()
+        changed = {name for name, value in plans[network.name].items() if value != base[name]}
+        assert changed - {"seed", "evaluate_every"} <= named <= FIELDS
+    assert all(one != other for one, other in pairwise(plans.values()))
+    assert each.baseline in ("", *plans) and each.figure in studies.FIGURES
+
+
+@pytest.mark.parametrize("each", CHOICES, ids=lambda each: each.name)
+def test_every_variant_is_built_and_computes(each):
+    small = each.tiny()
+    for network in small.networks:
+        plan = small.plan(studies.Cell(network, small.sizes[0], 0))
+        with torch.no_grad():
+            logits = network.build(plan).eval()(torch.randn(2, 3, plan.image_size, plan.image_size))
+        assert logits.shape == (2, small.classes) and logits.isfinite().all()
+
+
+def test_what_it_takes_is_said_before_the_first_training(whole):
+    records, _, said = whole
+    assert said[0].startswith("2 trainings of 6 steps are left: ")
+    work = sum(record["exaflops"] for record in records)
+    assert float(re.search(r": (\S+) exaFLOPs", said[0])[1]) == pytest.approx(work, rel=0.05)
+    assert len(said) == 3 and said[1].startswith("none, 40 images, seed 0: ")
+
+
+def test_an_estimate_grows_with_the_work_and_is_shared(monkeypatch):
+    monkeypatch.setattr(studies.spreading, "seconds_a_step", lambda model, plan, images, device: images * 0.1)
+    cells = list(TINY.cells())
+    told = estimate(TINY, cells, valid=360, device=torch.device("cpu"), processes=2)
+    seconds = 2 * 0.1 * (6 * 20 + 1 * 360 / 3)  # two trainings; a validation costs a third of as many training images
+    assert "2 at a time: " in told and f"about {duration(seconds / 2)} here" in told
+    assert [duration(s) for s in (0.2, 89, 91, 5399, 5401, 172801)] == [
+        "1 seconds", "89 seconds", "2 minutes", "90 minutes", "1.5 hours", "2.0 days"
+    ]  # fmt: skip
+
+
+def test_several_processes_that_are_stopped_go_on_to_the_same_table(tmp_path):
+    slow, said = replace(TINY, recipe=replace(TINY.recipe, steps=20)), []
+    options = {"device": "cpu", "processes": 2, "say": said.append}
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # each of several processes has its share of them, and a study keeps its number
+    try:
+        alone = run_study(slow, "digits", tmp_path / "one", device="cpu")
+        assert not run_study(slow, "digits", tmp_path / "two", **options, max_minutes=1e-9)
+        assert "the same command goes on" in said[-1] and list(tmp_path.glob("two/runs/*/checkpoints/step-*.json"))
+        together = run_study(slow, "digits", tmp_path / "two", **options)
+    finally:
+        torch.set_num_threads(before)
+    assert timeless(together) == timeless(alone) and not list(tmp_path.glob("*/runs/*"))
+    for cell in slow.cells():
+        paths = [tmp_path / name / "cells" / f"{cell.name}.safetensors" for name in ("one", "two")]
+        one, two = (trained(path).state_dict() for path in paths)
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_training_that_fails_in_another_process_is_told(tmp_path):
+    recipe = replace(TINY.recipe, lr=1e29, muon_lr=1e29, clip=0.0)
+    with pytest.raises(FloatingPointError):
+        run_study(replace(TINY, networks=TINY.networks[:1], recipe=recipe), "digits", tmp_path, processes=2)
+
+
+def test_what_is_inside_is_kept_of_every_variant(whole, tmp_path):
+    _, out, _ = whole
+    found, picture = insides(TINY, out)
+    assert list(found) == ["none", "learned, 1-D"] and picture.shape == (8, 8, 3) and picture.dtype == np.uint8
+    assert "positions" not in found["none"] and found["learned, 1-D"]["positions"].shape == (1, 4, 4, 4, 4)
+    assert found["none"]["distances"].shape == (1, 2, 3) and found["none"]["rollout"].shape == (1, 1, 4, 4)
+    valid = load("digits", "valid", size=8)
+    kept = torch.randperm(10, generator=torch.Generator().manual_seed(0))[:5].sort().values
+    valid = valid.chosen(torch.isin(valid.labels, kept).nonzero()[:, 0])
+    for cell in TINY.cells():
+        model = trained(out / "cells" / f"{cell.name}.safetensors")
+        again = snapshots.record(model, snapshots.probe(valid, TINY.plan(cell), studies.running.PROBED))
+        mine = found[cell.network.name]
+        assert np.allclose(mine["distances"][0], again["distances"], atol=0.02), "weights are kept in half precision"
+        assert np.allclose(mine["rollout"][0, 0], again["rollout"][0], atol=0.02)
+    write_insides(tmp_path / "a.npz", found, picture)
+    again, same = read_insides(tmp_path / "a.npz")
+    assert np.array_equal(same, picture) and again.keys() == found.keys()
+    assert all(np.array_equal(again[m][n], a) for m, arrays in found.items() for n, a in arrays.items())
+    with pytest.raises(ValueError, match="No seed of positions-cpu is complete"):
+        insides(TINY, tmp_path)
+
+
+def test_the_grid_shows_what_there_is(whole):
+    found, picture = insides(TINY, whole[1])
+    first = {model: {name: a[0] for name, a in arrays.items()} for model, arrays in found.items()}
+    figure = plot.variants(first, picture=picture, uniform=4.0)
+    rows = np.array(figure.axes[:10]).reshape(2, 5)
+    words = [text.get_text() for ax in rows[:, 0] for text in ax.texts]
+    assert words == ["none", "learned, 1-D"]
+    assert [text.get_text() for text in rows[0, 2].texts] == ["none"] and len(rows[1, 2].images) == 16
+    tile = np.asarray(rows[1, 2].images[5].get_array())
+    assert np.allclose(tile, first["learned, 1-D"]["positions"][1, 1].astype(np.float32), atol=1e-3)
+    with pytest.raises(ValueError, match="No models to draw"):
+        plot.variants({}, picture=picture)
+
+
+RNG = np.random.default_rng(0)
+VALUES = {name: RNG.normal(60 + 3 * k, 1, 5) for k, name in enumerate(("a, 0.1", "a, 0.2", "b, 0.1"))}
+RECORDS = [
+    {"model": model, "images": 40, "seed": seed, "lr": float(model[3:]), "top1": value}
+    for model, values in VALUES.items() for seed, value in enumerate(values)
+]  # fmt: skip
+
+
+def test_differences_are_those_of_a_paired_test():
+    for model, mean, low, high, _ in against(RECORDS, "a, 0.1"):
+        wanted = ttest_rel(VALUES[model], VALUES["a, 0.1"]).confidence_interval(0.95)
+        assert (low, high) == pytest.approx((wanted.low, wanted.high))
+        assert mean == pytest.approx(np.mean(VALUES[model] - VALUES["a, 0.1"]))
+    with pytest.raises(ValueError, match="the table has 2. Choose one"):
+        against([*RECORDS, {**RECORDS[0], "images": 80}], "a, 0.1")
+
+
+@pytest.mark.parametrize("size, seeds", [(0.2, 199), (0.5, 34), (0.8, 15), (1.5, 6)])
+def test_how_many_seeds_it_takes_is_what_power_tables_say(size, seeds):
+    """Two-sided paired t-test, 5 %, power 0.8: Faul et al. 2007 (G*Power)."""
+    differences = np.array([1.0, -1.0, 1.0, -1.0])
+    differences = differences / differences.std(ddof=1) + size
+    assert seeds_needed(differences) == seeds == seeds_needed(-differences)
+
+
+def test_edges_of_the_number_of_seeds():
+    assert seeds_needed([1.0, -1.0]) == 10_000 and seeds_needed([2.0, 2.0, 2.0]) == 2
+    with pytest.raises(ValueError, match="two differences or more, got 1"):
+        seeds_needed([1.0])
+
+
+def test_a_sweep_is_read_by_rate():
+    found = rates(RECORDS)
+    assert [row[0] for row in found["a"]] == [0.1, 0.2] and len(found["b"]) == 1
+    assert found["a"][1][1] == pytest.approx(VALUES["a, 0.2"].mean())
+
+
+@pytest.mark.parametrize("name", studies.FIGURES)
+def test_every_study_has_a_figure(name):
+    each = replace(TINY, figure=name, baseline="none" if name == "models" else "")
+    records = [{**record, "model": record["model"].replace("a, 0.1", "none")} for record in RECORDS]
+    records = RECORDS if name == "rates" else records
+    figure = studies.figure(each, records)
+    ax = figure.axes[0]
+    drawn = {round(float(x), 6) for line in ax.lines for x in (*line.get_xdata(), *line.get_ydata())}
+    assert round(float(VALUES["b, 0.1"].mean()), 6) in drawn
+    with pytest.raises(ValueError, match="at least one finished training"):
+        studies.figure(each, [])
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ("positions-cpu --data digits --out OUT --processes 0", "--processes must be 1 or more, got 0"),
+    ("positions-cpu --data digits --out OUT --figure OUT", "must be a file"),
+    ("positions-cpu --data digits --out OUT --inside OUT", "must be a file"),
+])  # fmt: skip
+def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path):
+    done = vitlens("study", *(tmp_path if a == "OUT" else a for a in arguments.split()), expect=2)
+    assert sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_baselines_and_settings_are_checked():
+    with pytest.raises(ValueError, match="'nothing' is none of the study's networks"):
+        replace(TINY, baseline="nothing")
+    with pytest.raises(ValueError, match="depht"):
+        replace(TINY, networks=(Variant("deep", ("depht=3",)),), baseline="")
+    with pytest.raises(ValueError, match="class token"):
+        replace(TINY, networks=(Variant("crossed", ("attention=axial",)),), baseline="")

@@ -1,0 +1,137 @@
+"""Reports, explorer, evaluation and commands with a model of each library."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from families_support import sized, small
+from test_cli import vitlens as command
+from test_evaluate_command import colors, evaluate
+from test_explorer import values
+
+import vitlens
+from vitlens.images import samples
+from vitlens.models import built_size, class_count, preprocess, restore
+from vitlens.recorder.families import UnsupportedModelError, family
+from vitlens.recorder.running import run
+from vitlens.reports import explanation, inspection
+from vitlens.widgets import explore
+
+CLASSIFIERS = [
+    "ViTForImageClassification",
+    "Dinov2ForImageClassification",
+    "Siglip2ForImageClassification",
+    "torchvision",
+]
+ONE_OF_EACH = [*CLASSIFIERS, "CLIPModel", "open_clip", "open_clip, timm"]
+PICTURES = [("chelsea", samples()["chelsea"])]
+each = pytest.mark.parametrize("name", ONE_OF_EACH)
+
+
+@each
+def test_preprocessing_is_undone(name):
+    model = small(name)
+    batch = preprocess(model, samples()["chelsea"])
+    assert batch.shape == (1, 3, *built_size(model))
+    pixels = torch.from_numpy(restore(model, batch)).permute(0, 3, 1, 2) / 255
+    told = family(model).preprocessing
+    again = (pixels - torch.tensor(told["mean"])[:, None, None]) / torch.tensor(told["std"])[:, None, None]
+    torch.testing.assert_close(again, batch, atol=0.02, rtol=0)
+
+
+@each
+def test_inspection(name, tmp_path):
+    model = small(name)
+    found = inspection.inspect(model, PICTURES)
+    names = {path.name for path in inspection.write(found, tmp_path)}
+    rows = family(model).grid(built_size(model)).readout is not None
+    assert names == {"summary.json", "distance.png", "filters.png", "positions.png"} | (
+        {"rollout.png"} if rows else set()
+    )
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_explanation(name):
+    model = small(name)
+    (found,) = explanation.explain(model, PICTURES, 2, orders=2)
+    starting = {"relevance", "gradient_rollout", "attention_gradient"} & set(found.maps)
+    assert (found.grid.readout is not None) == bool(starting) and {"legrad", "grad_cam"} <= set(found.maps)
+    with torch.no_grad():
+        logits = run(model, preprocess(model, samples()["chelsea"]))
+    assert found.target == "2" and found.value == pytest.approx(logits.softmax(-1)[0, 2].item())
+
+
+@each
+def test_the_explorer_shows_it(name):
+    model = small(name)
+    page, images = explore(model, samples()["chelsea"]), preprocess(model, samples()["chelsea"])
+    with torch.no_grad(), vitlens.capture(model) as attn:
+        run(model, images)
+    row = attn[1].weights()[0, 1, attn.grid.index(1, 2)]
+    page.set(layer=1, head=1, row=1, column=2)
+    np.testing.assert_allclose(values(page), attn.grid.image_map(row), atol=1e-6)
+    page.set(view="norms", layer=0)
+    with torch.no_grad():
+        tokens = vitlens.tokens.features(model, images)[0][0][0]
+    np.testing.assert_allclose(values(page), attn.grid.image_map(tokens.norm(dim=-1)), rtol=1e-5)
+
+
+@each
+def test_the_stream_is_read_or_refused(name):
+    model = small(name)
+    if not class_count(model):
+        with pytest.raises(ValueError, match="has none"):
+            vitlens.stream.lens(model, sized(model))
+        return
+    with torch.no_grad():
+        logits, tokens = vitlens.stream.lens(model, sized(model))
+        torch.testing.assert_close(logits, run(model, sized(model)))
+    assert tokens.shape[2] == 7
+    with pytest.raises(UnsupportedModelError, match="timm's pre-norm"):
+        vitlens.stream.contributions(model, sized(model))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "small-vit"
+    model = small("ViTForImageClassification", num_labels=3)
+    model.config.id2label = {0: "blue", 1: "green", 2: "red"}
+    model.save_pretrained(folder)
+    processor = {"size": {"height": 32, "width": 32}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
+    samples()["chelsea"].save(tmp_path / "cat.png")
+    said = command("inspect", folder, tmp_path / "cat.png", "--out", tmp_path / "figures").stdout
+    assert "small-vit" in said and (tmp_path / "figures" / "rollout.png").is_file()
+    command("explain", folder, tmp_path / "cat.png", "--target", "green", "--orders", 2, "--out", tmp_path / "why")
+    assert len([*(tmp_path / "why").iterdir()]) == 2
+
+
+def test_evaluation(folder, tmp_path):
+    """Accuracy counted by hand, with pictures normalized as the processor says; features are the classifier's input."""
+    data = colors(tmp_path / "data")
+    done = evaluate(folder, data, "top1", tmp_path / "results.json")
+    model = vitlens.load_model(folder)
+    files = [(path, number) for number, name in enumerate(("blue", "green", "red")) for path in
+             sorted((data / "test" / name).iterdir())]  # fmt: skip
+    with torch.no_grad():
+        right = [run(model, preprocess(model, path)).argmax().item() == number for path, number in files]
+    assert done.records[0]["value"] == pytest.approx(100 * sum(right) / len(right), abs=0.01)
+    assert evaluate(folder, data, "knn", tmp_path / "knn.json").records
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_features_before_the_head(name):
+    model = small(name)
+    with torch.no_grad():
+        pooled = family(model).pooled(sized(model))
+        torch.testing.assert_close(family(model).classifier(pooled), run(model, sized(model)))
+
+
+def test_training_takes_models_of_timm(folder, tmp_path):
+    said = evaluate(folder, "digits", "finetune", tmp_path / "tuned.json", "--runs", tmp_path / "runs", expect=2)
+    assert "Training takes models of timm" in said.stderr

@@ -1,0 +1,437 @@
+"""Interventions: equal to what is edited by hand, and gone without a trace."""
+
+import threading
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from capture_support import captured
+from timm.models.vision_transformer import ParallelScalingBlock
+
+import vitlens
+from vitlens import UnsupportedModelError, capture, intervene
+from vitlens.attribution import gradient_rollout
+
+DOOR = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, num_classes=7)
+
+
+def small(name="vit_tiny_patch16_224", seed=0, dtype=torch.float64, **more):
+    """A small model whose heads differ and matter."""
+    torch.manual_seed(seed)
+    model = timm.create_model(name, **(DOOR | more)).eval().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def pictures(n=3, size=32, seed=0, dtype=torch.float64):
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def run(model, images, **changes):
+    with torch.no_grad(), intervene(model, **changes):
+        return model(images)
+
+
+def plain(model, images):
+    with torch.no_grad():
+        return model(images)
+
+
+def close(one, other, dtype=torch.float64):
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-5)
+
+
+def output_projections(model):
+    """For each layer, the output projection of each of its attentions, and its width for one head."""
+    names = ("proj", "attn_out_proj")
+    for block in model.blocks:
+        owners = [m for m in block.modules() if hasattr(m, "num_heads")]
+        yield [(next(getattr(m, n) for n in names if hasattr(m, n)), m.num_heads) for m in owners]
+
+
+EVA = "eva02_tiny_patch14_336"
+FAMILIES = {
+    "plain": {},
+    "mean of patches": dict(global_pool="avg", class_token=False),
+    "registers": dict(name="vit_medium_patch16_rope_reg1_gap_256"),
+    "distilled": dict(name="deit_tiny_distilled_patch16_224"),
+    "attention pool": dict(name="vit_base_patch16_siglip_224"),
+    "biases": dict(name="beit_base_patch16_224"),
+    "eva": dict(name=EVA),
+    "parallel": dict(name="vit_small_patch16_18x2_224"),
+    "parallel and scaled": dict(name="vit_base_patch32_plus_256", block_fn=ParallelScalingBlock),
+    "grouped queries": dict(name=EVA, attn_type="rope", num_heads=4, num_kv_heads=2, qkv_fused=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_equals_a_state_dict_without_the_heads_columns(family, dtype):
+    model, x = small(**FAMILIES[family], dtype=dtype), pictures(dtype=dtype)
+    before = plain(model, x)
+    for layer, attentions in enumerate(output_projections(model)):
+        chosen = 0
+        for projection, heads in attentions:
+            found = run(model, x, heads={(layer, chosen + 1): "zero"})
+            width = projection.in_features // heads
+            kept = projection.weight.detach().clone()
+            with torch.no_grad():
+                projection.weight[:, width : 2 * width] = 0
+            close(found, plain(model, x), dtype)
+            with torch.no_grad():
+                projection.weight.copy_(kept)
+            assert (found - before).abs().max() > 1e-3
+            chosen += heads
+    assert torch.equal(plain(model, x), before)
+
+
+def test_a_head_of_the_attention_pool():
+    model, x = small("vit_base_patch16_siglip_224"), pictures()
+    found = run(model, x, heads={("pool", 2): "zero"})
+    with torch.no_grad():
+        model.attn_pool.proj.weight[:, 32:] = 0
+    close(found, plain(model, x))
+
+
+def entering(model, layer, images):
+    """(N, T, H·K) what the output projection is given: the heads side by side."""
+    kept = []
+    with model.blocks[layer].attn.proj.register_forward_pre_hook(lambda _, args: kept.append(args[0])):
+        plain(model, images)
+    return kept[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_equals_an_edited_state_dict(dtype):
+    """Of the last layer only the class token is read, so its mean can move into the bias."""
+    model, x, others = small(dtype=dtype), pictures(dtype=dtype), pictures(9, seed=1, dtype=dtype)
+    found = run(model, x, heads={(2, 1): "mean"}, reference=others)
+    mean = entering(model, 2, others)[:, 0, 16:32].mean(0)
+    with torch.no_grad():
+        projection = model.blocks[2].attn.proj
+        projection.bias += projection.weight[:, 16:32] @ mean
+        projection.weight[:, 16:32] = 0
+    close(found, plain(model, x), dtype)
+
+
+def test_a_vector_for_all_tokens_equals_an_edited_state_dict():
+    model, x = small(), pictures()
+    vector = torch.randn(16, dtype=torch.float64)
+    found = run(model, x, heads={(0, 1): vector})
+    with torch.no_grad():
+        projection = model.blocks[0].attn.proj
+        projection.bias += projection.weight[:, 16:32] @ vector
+        projection.weight[:, 16:32] = 0
+    close(found, plain(model, x))
+
+
+def by_hand(model, x, layer, change):
+    """The logits where the heads side by side, (B, T, H·K), of a layer are changed in place."""
+
+    def edit(_, args):
+        edited = args[0].clone()
+        change(edited)
+        return (edited,)
+
+    with model.blocks[layer].attn.proj.register_forward_pre_hook(edit):
+        return plain(model, x)
+
+
+def test_mean_is_over_pictures_for_each_position_and_resample_from_the_same_number():
+    model, x, others = small(), pictures(), pictures(3, seed=1)
+    theirs = entering(model, 1, others)[:, :, 16:32]
+    close(
+        run(model, x, heads={(1, 1): "mean"}, reference=others),
+        by_hand(model, x, 1, lambda heads: heads[:, :, 16:32].copy_(theirs.mean(0).expand(3, -1, -1))),
+    )
+    close(
+        run(model, x, heads={(1, 1): "mean"}, reference=[others[:1], others[1:]]),
+        run(model, x, heads={(1, 1): "mean"}, reference=others),
+    )
+    resampled = run(model, x, heads={(1, 1): "resample"}, reference=others)
+    close(resampled, by_hand(model, x, 1, lambda heads: heads[:, :, 16:32].copy_(theirs)))
+    one = run(model, x, heads={(1, 1): "resample"}, reference=others[:1])
+    close(one, by_hand(model, x, 1, lambda heads: heads[:, :, 16:32].copy_(theirs[:1].expand(3, -1, -1))))
+
+
+def test_what_is_put_back_changes_nothing():
+    model, x = small(), pictures()
+    same = {(0, 0): "resample", (2, 1): "resample"}
+    found = run(model, x, heads=same, mlps={1: "resample"}, residual={(0, 3): "resample"}, reference=x)
+    assert torch.equal(found, plain(model, x))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])
+def test_knocked_out_attention_equals_masking_by_hand(name):
+    model, x = small(name), pictures()
+    found = run(model, x, block={1: (0, "patches"), (0, 1): ([(0, 1), 5], [(3, 3), 4, 5, 6])})
+    hidden = {layer: torch.zeros(17, 17, dtype=torch.bool) for layer in (0, 1)}
+    for mask in hidden.values():
+        mask[[2, 5]] = mask[[2, 5]].index_fill(1, torch.tensor([16, 4, 5, 6]), True)
+    hidden[1][0, 1:] = True
+    for layer, mask in hidden.items():
+        attention = model.blocks[layer].attn
+
+        def forward(tokens, attention=attention, mask=mask, **given):
+            q, k, v = attention.qkv(tokens).reshape(3, 17, 3, 3, 16).permute(2, 0, 3, 1, 4)
+            if name.startswith("beit"):
+                bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
+                q, k, v = (attention.qkv(tokens) + bias).reshape(3, 17, 3, 3, 16).permute(2, 0, 3, 1, 4)
+            logits = q @ k.mT / 4
+            if name.startswith("beit"):
+                logits = logits + attention._get_rel_pos_bias()
+            weights = logits.masked_fill(mask, -torch.inf).softmax(-1)
+            return attention.proj((weights @ v).transpose(1, 2).reshape(3, 17, 48))
+
+        attention.forward = forward
+    close(found, plain(model, x))
+    del model.blocks[0].attn.forward, model.blocks[1].attn.forward
+    assert (found - plain(model, x)).abs().max() > 1e-3
+
+
+def test_an_mlp_equals_an_edited_state_dict():
+    model, x, others = small(), pictures(), pictures(5, seed=1)
+    found = run(model, x, mlps={1: "zero"})
+    kept = []
+    with model.blocks[2].mlp.register_forward_hook(lambda _, args, output: kept.append(output)):
+        plain(model, others)
+    mean = run(model, x, mlps={(2, "prefix"): "mean"}, reference=others)
+    both = run(model, x, mlps={2: "mean"}, reference=others)
+    close(mean, both)  # of the last layer, only the class token is read
+    last = model.blocks[2].mlp.fc2
+    before = [p.detach().clone() for p in last.parameters()]
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.copy_(kept[0][:, 0].mean(0))
+    close(mean, plain(model, x))
+    with torch.no_grad():
+        for parameter, value in zip(last.parameters(), before, strict=True):
+            parameter.copy_(value)
+        for parameter in model.blocks[1].mlp.fc2.parameters():
+            parameter.zero_()
+    close(found, plain(model, x))
+
+
+def test_mlps_of_parallel_blocks():
+    things, scaled = (small(**FAMILIES[each]) for each in ("parallel", "parallel and scaled"))
+    for model, last in (
+        (things, [ffn.mlp.fc2 for ffn in things.blocks[1].ffns]),
+        (scaled, [scaled.blocks[1].mlp_out_proj]),
+    ):
+        found = run(model, pictures(), mlps={1: "zero"})
+        with torch.no_grad():
+            for layer in last:
+                for parameter in layer.parameters():
+                    parameter.zero_()
+        close(found, plain(model, pictures()))
+
+
+def test_patching_the_residual_stream():
+    model, clean, changed = small(), pictures(), pictures(seed=1)
+    with torch.no_grad():
+        layers, logits = vitlens.tokens.features(model, clean)
+        ours, _ = vitlens.tokens.features(model, changed)
+    for layer in range(3):
+        assert torch.equal(run(model, changed, residual={layer: "resample"}, reference=clean), logits)
+        close(run(model, changed, residual={layer: layers[layer]}), logits)
+    stream = ours[1].clone()
+    stream[:, [0, 7]] = layers[1][:, [0, 7]]
+    with torch.no_grad():
+        expected = model.forward_head(model.norm(model.blocks[2](stream)))
+    close(run(model, changed, residual={(1, 0): "resample", (1, (1, 2)): "resample"}, reference=clean), expected)
+    close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # nobody reads them
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nothing_is_left_behind_not_even_by_an_exception(compiled):
+    model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
+    before, state = plain(model, x), {k: v.clone() for k, v in model.state_dict().items()}
+    runs = []
+    backend = lambda graph, _: lambda *inputs: runs.append(1) or graph(*inputs)  # noqa: E731
+    handle = torch.compile(model, backend=backend) if compiled else model
+    changes = dict(heads={(0, 0): "mean"}, mlps={1: "zero"}, residual={0: "mean"}, block={2: (0, 5)}, reference=x)
+    with pytest.raises(KeyError), intervene(handle, **changes):
+        assert not torch.equal(plain(handle, x), before)
+        raise KeyError("mine")
+    assert not runs
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert torch.equal(plain(handle, x), before) and len(runs) == compiled
+    with intervene(handle):
+        logits = handle(x)
+    assert torch.equal(logits, before) and logits.requires_grad and len(runs) == compiled
+
+
+def test_an_error_in_the_middle_of_a_forward_leaves_no_trace():
+    model, x = small(), pictures()
+    with pytest.raises(ValueError, match=r"head 0 of layer 1 is \(3, 17, 16\) here .* \(5,\), does not fit"):
+        run(model, x, heads={(1, 0): torch.zeros(5)})
+    with pytest.raises(IndexError, match="row 4, column 0"):
+        run(model, x, residual={(0, (4, 0)): "zero"})
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert torch.equal(run(model, x), plain(model, x))
+    captured(model, x)
+
+
+def test_threads_do_not_meet():
+    model, x = small(), pictures()
+    expected = [plain(model, x), *(run(model, x, heads={(0, h): "zero"}, mlps={h: "zero"}) for h in range(3))]
+    found, barrier = {}, threading.Barrier(4, timeout=60)
+
+    def look(which):
+        for _ in range(5):
+            barrier.wait()
+            changes = {} if which == 0 else dict(heads={(0, which - 1): "zero"}, mlps={which - 1: "zero"})
+            found.setdefault(which, []).append(run(model, x, **changes) if which else plain(model, x))
+
+    threads = [threading.Thread(target=look, args=(which,)) for which in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for which, logits in found.items():
+        assert len(logits) == 5
+        for each in logits:
+            close(each, expected[which])
+
+
+def test_a_capture_sees_the_same_from_inside_and_from_outside():
+    model, x = small(), pictures()
+    changes = dict(heads={(1, 1): "mean"}, block={(0, 1): (0, [3, 4])}, reference=pictures(2, seed=1))
+    expected = run(model, x, **changes)
+    with torch.no_grad(), capture(model, values=True) as outside, intervene(model, **changes):
+        one = model(x)
+    with torch.no_grad(), intervene(model, **changes), capture(model, values=True) as inside:
+        other = model(x)
+    assert torch.equal(one, expected) and torch.equal(other, expected)
+    for a, b in zip(outside, inside, strict=True):
+        assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights()) and torch.equal(a.output, b.output)
+        close(a.weights() @ a.v, a.output)
+    assert (outside[1].weights()[:, :, 0, [3, 4]] == 0).all() and (outside[2].weights() > 0).all()
+    with torch.no_grad():
+        assert torch.equal(model(x), plain(model, x))
+
+
+def test_gradients_do_not_come_from_a_head_that_is_switched_off():
+    model, x = small(), pictures()
+    found = []
+    for order in (0, 1):
+        first, second = (capture(model, gradients=True), intervene(model, heads={(1, 1): "zero"}))[:: 1 - 2 * order]
+        with first as one, second as two:
+            logits = model(x)
+        attn = one or two
+        attn.differentiate(logits[:, 2].sum())
+        assert not attn[1].gradient[:, 1].any() and attn[1].gradient[:, 0].any()
+        found.append(attn[0].gradient)
+    assert torch.equal(*found)
+    with intervene(model, heads={(1, 1): "zero"}):
+        within = gradient_rollout(model, x, 2)
+    assert (within - gradient_rollout(model, x, 2)).abs().max() > 1e-6
+
+
+def test_the_inner_intervention_has_the_last_word_and_the_reference_is_of_the_model_itself():
+    model, x, others = small(), pictures(), pictures(4, seed=1)
+    alone = run(model, x, heads={(1, 0): "mean"}, reference=others)
+    with torch.no_grad(), intervene(model, heads={(1, 0): "zero"}), capture(model) as attn:
+        assert torch.equal(run(model, x, heads={(1, 0): "mean"}, reference=others), alone)
+    assert len(attn) == 3, "the reference images were no forward of the capture"
+    with torch.no_grad(), intervene(model, heads={(0, 0): "zero"}, mlps={0: "zero"}):
+        both = run(model, x, heads={(1, 0): "mean"}, mlps={2: "mean"}, reference=others)
+    together = dict(heads={(1, 0): "mean"}, mlps={2: "mean"}, reference=others)
+    with torch.no_grad(), intervene(model, **together):
+        close(run(model, x, heads={(0, 0): "zero"}, mlps={0: "zero"}), both)
+
+
+def test_many_forwards_of_several_sizes():
+    model = small(dynamic_img_size=True)
+    with intervene(model, block={0: ("prefix", (1, 1))}), torch.no_grad():
+        for size, other in ((32, 6), (48, 8), (32, 6)):
+            x = pictures(size=size)
+            found = model(x)
+            hidden = run(model, x, block={0: (0, other)})
+            assert torch.equal(found, hidden)
+
+
+def test_checkpointed_models_are_differentiated_as_they_ran():
+    model, x = small(), pictures()
+    gradients = []
+    for checkpointed in (False, True):
+        model.set_grad_checkpointing(checkpointed)
+        with intervene(model, heads={(1, 1): "zero"}):
+            score = model(x).sum()
+        gradients.append(torch.autograd.grad(score, list(model.parameters())))
+        assert model.grad_checkpointing == checkpointed
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes, error, match",
+    [
+        (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads, counted from 0"),
+        (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
+        (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has 3 of them"),
+        (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
+        (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
+        (dict(heads={0: "zero"}), ValueError, r"by \(layer, head\).* got 0"),
+        (dict(heads=[(0, 1)]), ValueError, "dictionary such as heads=.* got list"),
+        (dict(heads={(0, 1): "average"}), ValueError, "'mean', 'resample' or a tensor for head 1 of layer 0"),
+        (dict(residual={0: 0.0}), ValueError, "for the residual stream of layer 0, got 0.0"),
+        (dict(residual={(0, 0.5): "zero"}), ValueError, "'patches'; got 0.5"),
+        (dict(block={0: ("class", 1)}), ValueError, "'patches'; got 'class'"),
+        (dict(block={0: 1}), ValueError, r"pair \(queries, keys\).* got 1"),
+        (dict(heads={(0, 1): "mean"}), ValueError, "'mean' comes from pictures, but there are none"),
+        (dict(mlps={1: "mean"}, reference=torch.zeros(0, 3, 32, 32)), ValueError, "there are none"),
+        (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),
+        (dict(mlps={1: "resample"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
+        (dict(mlps={1: "resample"}, reference=torch.zeros(2, 3, 32, 32)), ValueError, r"layer 1 is \(3, 17, 48\)"),
+        (dict(mlps={1: torch.zeros(4, 48)}), ValueError, r"\(4, 48\), does not fit"),
+        (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
+        (dict(block={2: (4, "all")}), ValueError, "hides all tokens of layer 2 from one of them"),
+    ],
+)  # fmt: skip
+def test_wrong_use(changes, error, match):
+    with pytest.raises(error, match=match) as raised:
+        run(small(dtype=torch.float32), pictures(dtype=torch.float32), **changes)
+    assert str(raised.value).count(". ") <= 1 and str(raised.value).endswith(".")
+
+
+def test_models_and_runs_that_cannot_be_changed_are_refused():
+    model, x = small(), pictures()
+    for other, match in ((timm.create_model("resnet18"), "convolutions"), (torch.nn.Sequential(model), r"model\[0\]")):
+        with pytest.raises(UnsupportedModelError, match=match):
+            run(other, x)
+    with pytest.raises(UnsupportedModelError, match="at random"):
+        run(small(attn_drop_rate=0.1).train(), x)
+    with pytest.raises(UnsupportedModelError, match="causal"), intervene(model):
+        model(x, is_causal=True)
+    missed = pytest.raises(RuntimeError, match="Nothing was changed in head 0 of layer 2.* in this thread")
+    with missed, intervene(model, heads={(2, 0): "zero"}):
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
+    others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    missed = pytest.raises(RuntimeError, match="Nothing was changed in the attention of layer 1")
+    with missed, intervene(model, block={1: (0, 1)}):
+        torch.func.functional_call(model, others, x)
+    timm.layers.set_fused_attn(False)
+    try:
+        unfused = small()
+    finally:
+        timm.layers.set_fused_attn(True)
+    with pytest.raises(UnsupportedModelError, match="fused attention is switched off"):
+        run(unfused, x)
+
+
+def test_attention_of_others_stays_as_it_is():
+    model, x = small(), pictures()
+    q = torch.randn(3, 3, 17, 16, dtype=torch.float64)
+    expected = F.scaled_dot_product_attention(q, q, q), plain(small(seed=1), x)
+    with torch.no_grad(), intervene(model, heads={(0, 0): "zero", (2, 1): "zero"}, block={0: (0, 1)}):
+        model(x)
+        assert torch.equal(F.scaled_dot_product_attention(q, q, q), expected[0])
+        assert torch.equal(small(seed=1)(x), expected[1])

@@ -1,0 +1,425 @@
+"""Learning without labels: corruption, targets and losses are what B.1.2 and He et al. define, and runs are runs."""
+
+import json
+import multiprocessing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from capture_support import captured
+from safetensors.torch import load_file
+from scipy.stats import binom, chisquare
+
+from vitlens import load_model
+from vitlens.data import ImageSet
+from vitlens.data.augment import normalized
+from vitlens.train import autoencoder, fit, masked, recipe, runs, snapshots, starting_from
+from vitlens.train.choices import SETTINGS
+from vitlens.train.optim import optimizers
+from vitlens.train.validation import objective_loss, validate
+
+torch.set_num_threads(1)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BASE = replace(
+    recipe("masked-patches"), image_size=16, width=48, depth=2, heads=3, epochs=2, batch_size=32, log_every=1,
+    precision="fp32", num_classes=10, readout="class-token", optimizer="adamw", lr=1e-3,
+)  # fmt: skip
+CHANGES = {
+    "mean-color": {}, "colors-4x4": {"objective": "colors-4x4"}, "pixels": {"objective": "pixels"},
+    "autoencoder": {"objective": "autoencoder", "masked": 0.75, "decoder_depth": 1},
+}  # fmt: skip
+VARIANTS = {name: replace(BASE, **changes) for name, changes in CHANGES.items()}
+TOLD = [name for name in VARIANTS if name != "autoencoder"]
+each_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """64 + 48 images of 16 × 16 pixels; the labels say nothing."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(count):
+        coarse = torch.randint(0, 256, (count, 3, 2, 2), generator=generator, dtype=torch.uint8)
+        noise = torch.randint(-9, 10, (count, 3, 16, 16), generator=generator)
+        pixels = (coarse.repeat_interleave(8, 2).repeat_interleave(8, 3).int() + noise).clamp(0, 255)
+        return ImageSet(pixels.to(torch.uint8), torch.zeros(count, dtype=torch.int64), tuple("abcdefghij"))
+
+    return some(64), some(48)
+
+
+def batch(data, count=6):
+    return normalized(data[0].images[:count], MEAN, STD)
+
+
+# B.1.2: what is corrupted, and what is to be told
+
+
+@pytest.mark.parametrize("share", [0.5, 0.15])
+def test_the_shares_of_corruption_are_those_of_the_paper(share):
+    """Counts of 640,000 draws stay within bounds that a right program leaves once in 10⁷ runs."""
+    torch.manual_seed(0)
+    corrupted, source = masked.corruption(10_000, 64, share)
+    own = torch.arange(64)
+    counts = {
+        share: corrupted, 0.8 * share: source == -1, 0.1 * share: (source >= 0) & (source != own),
+    }  # fmt: skip
+    kept = corrupted & (source == own)
+    for chance, found in [*counts.items(), (0.1 * share, kept)]:
+        low, high = binom.interval(1 - 1e-7, found.numel(), chance)
+        assert low <= int(found.sum()) <= high
+    assert (source == own)[~corrupted].all()
+    offset = ((source - own) % 64)[(source >= 0) & (source != own)]
+    assert chisquare(torch.bincount(offset, minlength=64)[1:]).pvalue > 1e-6  # every other patch is equally likely
+
+
+@pytest.mark.parametrize("share", [0.5, 0.15])
+def test_patches_are_corrupted_independently(share):
+    torch.manual_seed(1)
+    counts = masked.corruption(20_000, 16, share)[0].sum(1)
+    expected = 20_000 * binom.pmf(np.arange(17), 16, share)
+    kept = expected > 5
+    observed = torch.bincount(counts, minlength=17).numpy()
+    pooled = [np.append(each[kept], each[~kept].sum() + 1e-9) for each in (observed, expected)]
+    assert chisquare(pooled[0], pooled[1] * pooled[0].sum() / pooled[1].sum()).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("side", [1, 4])
+def test_every_level_is_floor_of_8_times_the_mean_by_256(side):
+    """All 256 even colors, and means a 256th of a pixel value to both sides of every border between two levels."""
+    patch = 16 // (4 // side)
+    for value in range(256):
+        ids = masked.colors(torch.full((1, 3, patch, patch), value, dtype=torch.uint8), patch, side)
+        assert (ids == 73 * (value // 32)).all() and ids.shape == (1, 1, side * side)
+    for border in range(32, 256, 32):
+        image = torch.full((1, 3, 16, 16), border, dtype=torch.uint8)
+        assert masked.colors(image, 16).item() == 73 * border // 32
+        image[0, :, 3, 5] -= 1
+        assert masked.colors(image, 16).item() == 73 * (border // 32 - 1)
+
+
+@pytest.mark.parametrize("side", [1, 4])
+def test_colors_equal_an_independent_computation(data, side):
+    images = data[0].images
+    x = normalized(images, MEAN, STD)
+    pixels = masked.restored(x, torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
+    assert torch.equal(pixels, images.long())  # normalization is undone to the bit
+    part, found = 8 // side, masked.colors(pixels, 8, side).numpy()
+    values = images.numpy().astype(np.float64)
+    for image, patch, cell in np.ndindex(*found.shape):
+        top = patch // 2 * 8 + cell // side * part
+        left = patch % 2 * 8 + cell % side * part
+        mean = values[image, :, top : top + part, left : left + part].mean((1, 2))
+        red, green, blue = np.floor(8 * mean / 256).astype(int)
+        assert found[image, patch, cell] == 64 * red + 8 * green + blue
+
+
+def test_the_color_of_a_number_lies_in_the_middle_of_its_bin():
+    ids = torch.arange(512)
+    pixels = (masked.color_of(ids) * 255).round().to(torch.uint8)[..., None, None].expand(-1, -1, 4, 4)
+    assert torch.equal(masked.colors(pixels, 4)[:, 0, 0], ids)
+
+
+def test_pixels_go_into_patches_and_back(data):
+    x = batch(data)
+    cut = masked.in_patches(x, 4)
+    assert torch.equal(cut[2, 5].reshape(4, 4, 3), x[2, :, 4:8, 4:8].permute(1, 2, 0))
+    assert torch.equal(masked.assembled(cut, 4, 4), x.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_loss_is_that_of_the_corrupted_patches_alone(data, name):
+    model, x = VARIANTS[name].build(), batch(data)
+    torch.manual_seed(0)
+    corrupted, source = masked.corruption(len(x), 16, 0.5)
+    predicted = model.objective.predicted(model, x, source).detach().requires_grad_()
+    loss = model.objective.loss(predicted, x, corrupted)
+    loss.backward()
+    assert not predicted.grad[~corrupted].any() and predicted.grad[corrupted].any(-1).all()
+    said, each = predicted.detach().double().numpy(), []
+    images = data[0].images[: len(x)].numpy().astype(np.float64)
+    for image, patch in np.argwhere(corrupted.numpy()):
+        top, left = patch // 4 * 4, patch % 4 * 4
+        pixels = images[image, :, top : top + 4, left : left + 4]
+        if name == "pixels":
+            values = (pixels / 255 - np.array(MEAN)[:, None, None]) / np.array(STD)[:, None, None]
+            each.append(np.square(said[image, patch] - values.transpose(1, 2, 0).ravel()).mean())
+            continue
+        cells = [pixels.mean((1, 2))] if name == "mean-color" else pixels.reshape(3, 16).T
+        for k, mean in enumerate(cells):
+            logits = said[image, patch, 512 * k : 512 * (k + 1)]
+            target = int(np.floor(8 * mean / 256) @ [64, 8, 1])
+            each.append(np.log(np.exp(logits).sum()) - logits[target])
+    np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
+
+
+def test_nothing_corrupted_is_no_loss_and_no_nan(data):
+    model, x = VARIANTS["mean-color"].build(), batch(data)
+    nothing = torch.zeros(len(x), 16, dtype=torch.bool)
+    assert model.objective.loss(torch.zeros(len(x), 16, 512), x, nothing).item() == 0
+
+
+def test_embeddings_are_corrupted_before_positions_are_added(data):
+    """The same outputs as of timm's own forward, its patch embedding replaced by a list of corrupted embeddings."""
+    model, x = VARIANTS["mean-color"].build().eval(), batch(data, 2)
+    source = torch.arange(16).repeat(2, 1)
+    source[0, 3], source[0, 7], source[1, 0] = -1, 2, 15
+    clean = model.patch_embed(x)
+    tokens = clean.clone()
+    tokens[0, 3], tokens[0, 7], tokens[1, 0] = model.objective.mask_token[0, 0], clean[0, 2], clean[1, 15]
+    handle = model.patch_embed.register_forward_hook(lambda *_: tokens)
+    expected = model.objective.head(model.forward_features(x)[:, 1:])
+    handle.remove()
+    torch.testing.assert_close(model.objective.predicted(model, x, source), expected)
+
+
+# The autoencoder
+
+
+def test_the_encoder_sees_nothing_of_hidden_patches(data):
+    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 3)
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(3, 16, 0.75)
+    assert visible == 4
+    hidden = torch.ones(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], False)
+    noise = 10 * torch.randn_like(x)
+    of_patch = hidden.view(3, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    tokens = model.objective.encoded(model, x, order[:, :visible])
+    assert tokens.shape == (3, 1 + 4, 48)
+    assert torch.equal(model.objective.encoded(model, x + noise * of_patch, order[:, :visible]), tokens)
+    assert not torch.equal(model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens)
+
+
+def test_the_encoder_of_all_patches_is_timms_forward(data):
+    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 3)
+    every = torch.arange(16).expand(3, -1)
+    torch.testing.assert_close(model.objective.encoded(model, x, every), model.forward_features(x))
+
+
+def test_unshuffling_restores_the_order():
+    torch.manual_seed(0)
+    order, _ = autoencoder.shuffled(5, 16, 0.75)
+    tokens = torch.randn(5, 16, 7)
+    mixed = torch.stack([each[rows] for each, rows in zip(tokens, order, strict=True)])
+    assert not torch.equal(mixed, tokens) and torch.equal(autoencoder.unshuffled(mixed, order), tokens)
+
+
+def test_every_patch_is_equally_likely_to_be_visible():
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(40_000, 16, 0.75)
+    seen = torch.bincount(order[:, :visible].flatten(), minlength=16)
+    low, high = binom.interval(1 - 1e-7, 40_000, 0.25)
+    assert (seen >= low).all() and (seen <= high).all()
+
+
+def test_predictions_do_not_depend_on_the_order_that_patches_were_drawn_in(data):
+    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 2)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+    again = torch.cat([order[:, :4].flip(1), order[:, 4:].flip(1)], 1)
+    one, other = (model.objective.decoded(model.objective.encoded(model, x, o[:, :4]), o) for o in (order, again))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_is_the_squared_error_of_hidden_normalized_patches(data):
+    model, x = VARIANTS["autoencoder"].build(), batch(data, 3)
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(3, 16, 0.75)
+    predicted = torch.randn(3, 16, 48, requires_grad=True)
+    loss = model.objective.loss(predicted, x, order[:, visible:])
+    loss.backward()
+    each, values = [], x.double().numpy()
+    for image, patch in ((i, int(p)) for i in range(3) for p in order[i, visible:]):
+        top, left = patch // 4 * 4, patch % 4 * 4
+        pixels = values[image, :, top : top + 4, left : left + 4].transpose(1, 2, 0).ravel()
+        target = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
+        each.append(np.square(predicted[image, patch].detach().numpy() - target).mean())
+    np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
+    shown = torch.zeros(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], True)
+    assert not predicted.grad[shown].any() and predicted.grad[~shown].any(-1).all()
+
+
+# Runs
+
+
+@each_variant
+def test_every_variant_learns_and_moves_all_its_weights(data, name):
+    r = replace(VARIANTS[name], average=0.5, epochs=10, lr=3e-3)
+    model, average = r.build(), {}
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    steps = list(fit(model, data, r, device="cpu", average=average))
+    assert all(not torch.equal(t, before[n]) for n, t in model.named_parameters())
+    assert steps[-1].loss < 0.97 * steps[0].loss
+    found = steps[-1].metrics
+    assert set(found) == {"valid_loss", "valid_loss_average"}
+    assert found["valid_loss"] == objective_loss(model, data[1], r) == objective_loss(model, data[1], r)
+    model.load_state_dict(average, strict=False)
+    assert found["valid_loss_average"] == pytest.approx(objective_loss(model, data[1], r), rel=1e-6)
+
+
+@pytest.mark.parametrize("positions", SETTINGS["positions"])
+def test_masked_patches_go_with_all_positions(data, positions):
+    r = replace(BASE, positions=positions)
+    model = r.build()
+    assert next(fit(model, data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
+
+
+@each_variant
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_every_parameter_is_trained_and_mask_tokens_do_not_decay(name, optimizer):
+    r = replace(VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0)
+    model = r.build()
+    names = {p: n for n, p in model.named_parameters()}
+    groups = [(names[p], g) for o in optimizers(model, r) for g in o.param_groups for p in g["params"]]
+    assert sorted(n for n, _ in groups) == sorted(names.values())
+    assert dict(groups)["objective.mask_token"]["weight_decay"] == 0
+    assert dict(groups)["objective.head.weight"]["peak_lr"] == r.lr
+
+
+@each_variant
+def test_weights_are_a_function_of_the_seed(name):
+    one, same, other = (replace(VARIANTS[name], seed=s).build().state_dict() for s in (0, 0, 1))
+    assert all(torch.equal(one[n], same[n]) for n in one)
+    assert not torch.equal(one["objective.head.weight"], other["objective.head.weight"])
+
+
+@pytest.mark.parametrize("name", ["mean-color", "autoencoder"])
+def test_precision_is_what_the_recipe_says(data, name):
+    for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        r, seen = replace(VARIANTS[name], precision=precision), []
+        model = r.build()
+        handle = model.objective.head.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.dtype))
+        step = next(fit(model, data, r, device="cpu"))
+        handle.remove()
+        assert set(seen) == {kind} and np.isfinite(step.loss)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+LONG = {name: replace(VARIANTS[name], epochs=20, save_every=0.0) for name in ("mean-color", "autoencoder")}
+
+
+def long_run(name, data, out, steps) -> None:
+    torch.set_num_threads(1)
+    for step in fit(LONG[name].build(), data, LONG[name], device="cpu", out=out, resume=True):
+        steps.send(step.step)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path, forked, name):
+    whole = LONG[name].build()
+    list(fit(whole, data, LONG[name], device="cpu"))
+    for _ in range(2):
+        steps, sender = multiprocessing.Pipe(duplex=False)
+        child = forked(long_run, name, data, tmp_path, sender)
+        for _ in range(3):
+            assert steps.poll(60) and steps.recv() > 0
+        child.kill()
+        child.join()
+    model = LONG[name].build()
+    rest = list(fit(model, data, LONG[name], device="cpu", out=tmp_path, resume=True))
+    assert 0 < len(rest) <= 40 - 2 * 2
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+
+
+TINY = ("image_size=8", "patch_size=2")
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("masked-patches", TINY), ("masked-autoencoder", TINY), ("masked-patches", (*TINY, "average=0.5")),
+])  # fmt: skip
+def test_a_run_from_the_top_and_fine_tuning_after_it(tmp_path, name, changes):
+    quiet = {"tiny": True, "device": "cpu", "quiet": True}
+    account = runs.run(name, "digits", tmp_path / "a", overrides=changes, watch=3, **quiet)
+    found = account["validation"]
+    assert found["valid_loss"] > 0 and "top1" not in found and account["finished"]
+    folder = tmp_path / "a" / "model"
+    model = load_model(folder)
+    assert model.num_classes == 0 and not hasattr(model, "objective") and not hasattr(model, "label_names")
+    assert not any(n.startswith("objective") for n in load_file(folder / "model.safetensors"))
+    assert all(n.startswith("objective.") for n in load_file(folder / "pretraining_head" / "head.safetensors"))
+    assert len(captured(model, torch.randn(2, 3, 8, 8))) == 2
+    shots = snapshots.load(tmp_path / "a" / "snapshots.npz")
+    assert shots["predicted"].shape[0] == len(shots["steps"]) and "top1_confidence" not in shots
+    assert (shots["source"] == shots["source"][0]).all() and (shots["corrupted"] == shots["corrupted"][0]).all()
+    assert shots["predicted"].min() >= 0 and shots["predicted"].max() <= 1
+    tuned = runs.run(
+        "masked-tuning", "digits", tmp_path / "b", model=str(folder), overrides=["image_size=8"], watch=0, **quiet
+    )
+    assert tuned["validation"]["top1"] > 0
+    state = starting_from(recipe("masked-tuning").override("image_size=8"), folder).build().state_dict()
+    kept = load_file(folder / "model.safetensors")
+    assert all(torch.equal(state[n], kept[n].float()) for n in kept)
+
+
+def test_a_stopped_run_is_resumed_from_the_top(tmp_path):
+    options = {"tiny": True, "device": "cpu", "quiet": True, "overrides": TINY, "watch": 3}
+    whole = runs.run("masked-patches", "digits", tmp_path / "a", **options)
+    assert not runs.run("masked-patches", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
+    rest = runs.run("masked-patches", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
+    assert rest["validation"] == whole["validation"]
+    a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
+    assert a == b
+
+
+def test_pictures_without_classes_are_learned_from(data):
+    r = replace(BASE, num_classes=1)
+    one = tuple(replace(split, class_names=("photos",)) for split in data)
+    assert next(fit(r.build(), one, r, device="cpu")).loss > 0
+    with pytest.raises(ValueError, match="at least two classes"):
+        fit(replace(r, objective="labels", masked=0.0).build(), one, replace(r, objective="labels", masked=0.0))
+
+
+def test_validation_hides_the_same_patches_and_leaves_the_random_state(data):
+    r = BASE
+    model = r.build()
+    before = torch.get_rng_state()
+    first, second = (validate(model, {}, data[1], r) for _ in range(2))
+    assert first == second and torch.equal(torch.get_rng_state(), before) and model.training
+
+
+@pytest.mark.parametrize("name, settings, message", [
+    ("masked-patches", ["masked=0"], "share between 0 and 1"),
+    ("masked-patches", ["masked=1"], "share between 0 and 1"),
+    ("masked-patches", ["masked=1.5"], "between 0 and 1"),
+    ("masked-autoencoder", ["masked=0.999"], "some of each kind"),
+    ("masked-patches", ["objective=colors"], "one of labels"),
+    ("masked-patches", ["architecture=vit_base_r50_s16_224"], "vit_base_r50_s16_224 is none of them"),
+    ("masked-patches", ["architecture=resnet50"], "plain Vision Transformers"),
+    ("masked-patches", ["image_size=30"], "30 pixels do not divide into patches of 4"),
+    ("masked-patches", ["objective=colors-4x4", "image_size=36", "patch_size=6"], "6 pixels are no multiple of 4"),
+    ("masked-patches", ["decoder_depth=2"], "decoder_depth is of the decoder"),
+    ("masked-autoencoder", ["decoder_depth=0"], "1 or more there"),
+    ("masked-autoencoder", ["width=90"], "multiple of 8"),
+    ("masked-patches", ["tokenizer=conv-stem"], "must not show in another's token"),
+    ("masked-autoencoder", ["tokenizer=shifted-patches"], "must not show in another's token"),
+    ("masked-patches", ["attention=axial"], "it takes positions, read-out and registers"),
+    ("masked-autoencoder", ["positions=rotary"], "sees some of the patches only"),
+    ("masked-autoencoder", ["positions_at=every-layer"], "sees some of the patches only"),
+    ("masked-patches", ["label_smoothing=0.1"], "label_smoothing=0.1"),
+    ("masked-patches", ["loss=sigmoid"], "loss=sigmoid"),
+    ("masked-patches", ["head=mlp"], "head=mlp"),
+    ("masked-patches", ["patch_drop=0.5", "patch_drop_until=0.5"], "patch_drop=0.5"),
+    ("masked-patches", ["augment.mixup=0.2"], "no labels to mix"),
+    ("masked-patches", ["model.dynamic_img_size=true"], "no dynamic_img_size"),
+    ("masked-patches", ["init=elsewhere"], "random weights"),
+    ("masked-patches", ["continues=true"], "random weights"),
+    ("tiny-imagenet", ["masked=0.5"], "objective without labels"),
+    ("tiny-imagenet", ["decoder_depth=2"], "objective=autoencoder"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused_in_a_sentence(name, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        recipe(name).override(*settings)
+    assert str(caught.value).endswith(".")
+
+
+def test_the_recipe_goes_to_json_and_back_with_what_it_learns(tmp_path):
+    r = recipe("masked-autoencoder")
+    assert json.loads(r.to_json())["objective"] == "autoencoder" and type(r).from_json(r.to_json()) == r
+
+
+def test_capture_of_a_model_that_is_being_trained_is_that_of_the_plain_one(data):
+    r, x = VARIANTS["autoencoder"], batch(data, 2)
+    model = r.build().eval()
+    logits = model(x)
+    assert len(captured(model, x)) == 2 and torch.equal(model(x), logits)
+    assert F.cosine_similarity(logits, model.forward_head(model.forward_features(x))).min() > 0.999

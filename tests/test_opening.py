@@ -1,0 +1,247 @@
+"""Models of other libraries by name and from folders, beside the same weights in timm."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from families_support import small
+
+import vitlens
+from vitlens import attention, attribution, capture
+from vitlens.models import architecture, class_count, label_names, load_model, preprocess
+from vitlens.recorder.families import family
+from vitlens.recorder.families.opening import prepared
+from vitlens.recorder.running import run
+
+BLOCK = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.o_proj",
+         "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}  # fmt: skip
+STEM = {"cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
+        "dist_token": "embeddings.distillation_token", "patch_embed.proj": "embeddings.patch_embeddings.projection",
+        "norm": "layernorm"}  # fmt: skip
+
+
+def converted(model, name: str, **settings):
+    """A model of timm with the same weights in transformers."""
+    import transformers
+
+    embed, block = model.patch_embed, model.blocks[0]
+    config = dict(
+        hidden_size=model.embed_dim, num_hidden_layers=len(model.blocks), num_attention_heads=block.attn.num_heads,
+        intermediate_size=block.mlp.fc1.out_features, image_size=embed.img_size[0], patch_size=embed.patch_size[0],
+        layer_norm_eps=model.norm.eps, num_labels=max(2, model.num_classes),
+    ) | settings  # fmt: skip
+    kind = getattr(transformers, name)
+    other = kind(kind.config_class(**config)).eval()
+    heads = {"head": "classifier" if hasattr(other, "classifier") else "cls_classifier",
+             "head_dist": "distillation_classifier"}  # fmt: skip
+    dino, state = "Dinov2" in name, {}
+    inner = f"{other.base_model_prefix}." if hasattr(other, other.base_model_prefix) else ""
+    for key, value in model.state_dict().items():
+        parts = key.split(".")
+        where, leaf = ".".join(parts[:-1]), parts[-1]
+        if parts[0] == "blocks":
+            to = f"{inner}{'encoder.layer' if dino else 'layers'}.{parts[1]}."
+            part = ".".join(parts[2:-1])
+            if part == "attn.qkv":
+                for letter, each in zip("qkv", value.chunk(3), strict=True):
+                    state[f"{to}attention.{letter}_proj.{leaf}"] = each
+            elif part in ("ls1", "ls2"):
+                state[f"{to}layer_scale{part[-1]}.lambda1"] = value
+            else:
+                state[f"{to}{part if dino and part.startswith('norm') else BLOCK[part]}.{leaf}"] = value
+        elif where in heads:
+            state[f"{heads[where]}.{leaf}"] = value
+        elif key in STEM:
+            state[inner + STEM[key]] = value
+        else:
+            state[f"{inner}{STEM[where]}.{leaf}"] = value
+    missing, unexpected = other.load_state_dict(state, strict=False)
+    assert not unexpected and all("mask_token" in key or "pooler" in key for key in missing)
+    return other
+
+
+SAME = {
+    "ViT": ("vit_tiny_patch16_224", {}, "ViTForImageClassification"),
+    "DeiT": ("deit_tiny_distilled_patch16_224", {}, "DeiTForImageClassificationWithTeacher"),
+    "DINOv2": ("vit_small_patch14_dinov2", dict(num_classes=0), "Dinov2Model"),
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_the_same_weights_in_timm_and_in_transformers(kind, tmp_path):
+    """Also after they were written and opened again: the same maps, statistics and class-specific maps."""
+    name, settings, other = SAME[kind]
+    torch.manual_seed(0)
+    size = 56 if kind == "DINOv2" else 64
+    model = timm.create_model(name, **dict(embed_dim=64, depth=3, num_heads=2, img_size=size, num_classes=7) | settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.eval()
+    converted(model, other).save_pretrained(tmp_path)
+    theirs = load_model(tmp_path)
+    images = torch.randn(2, 3, size, size)
+    found = []
+    for each in (model, theirs):
+        with torch.no_grad(), capture(each) as attn:
+            output = run(each, images)
+        assert family(each).prefix == family(model).prefix and attn.grid == family(model).grid((size, size))
+        numbers = attention.summary(attn, "mean_distance", "entropy", "received")
+        found.append([output, *(layer.weights() for layer in attn), attention.rollout(attn), attn.grid.readout,
+                      numbers.mean_distance, numbers.entropy, numbers.received])  # fmt: skip
+        found[-1] += [vitlens.filters.kernels(each), vitlens.positions.table(each)]
+        if class_count(each):
+            for method in ("relevance", "gradient_rollout", "legrad", "grad_cam", "balanced_gradients", "occlusion"):
+                found[-1].append(attribution.METHODS[method](each, images, [2, 5]))
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+def test_deit_tiny_in_transformers_layout(real_data, tmp_path):
+    """Preprocessing, class names, logits and maps are timm's."""
+    from safetensors.torch import load_file
+
+    model = timm.create_model("deit_tiny_patch16_224").eval()
+    model.load_state_dict(load_file(real_data / "deit-tiny" / "deit_tiny_patch16_224.safetensors"))
+    converted(model, "ViTForImageClassification").save_pretrained(tmp_path)
+    processor = {
+        "do_center_crop": True, "crop_size": {"height": 224, "width": 224}, "size": {"shortest_edge": 248},
+        "resample": 3, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    theirs = load_model(str(tmp_path))
+    assert label_names(theirs) == label_names(model) and class_count(theirs) == 1000
+    images = preprocess(model, vitlens.images.samples()["chelsea"])
+    torch.testing.assert_close(preprocess(theirs, vitlens.images.samples()["chelsea"]), images)
+    for method in ("relevance", "gradient_rollout", "legrad", "grad_cam"):
+        mine, other = (attribution.METHODS[method](each, images) for each in (model, theirs))
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3)
+
+
+def test_processors_are_read():
+    vit = {"size": {"height": 224, "width": 224}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    assert prepared(vit) == {"crop_mode": "squash", "crop_pct": 1.0, "mean": (0.5,) * 3, "std": (0.5,) * 3,
+                             "input_size": (3, 224, 224), "interpolation": "bilinear"}  # fmt: skip
+    dino = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
+    assert prepared(dino) == {"crop_mode": "center", "crop_pct": 224 / 256, "input_size": (3, 224, 224)}
+    assert prepared({"size": 224})["input_size"] == (3, 224, 224)
+    assert prepared({}) == {"crop_mode": "center", "crop_pct": 1.0}
+
+
+def test_names_and_classes(tmp_path):
+    model = small("ViTForImageClassification")
+    assert class_count(model) == 7 and label_names(model) is None and architecture(model) == "ViTForImageClassification"
+    model.config.id2label = dict(enumerate("abcdefg"))
+    assert label_names(model) == list("abcdefg")
+    model.save_pretrained(tmp_path / "mine")
+    opened = load_model(tmp_path / "mine")
+    assert label_names(opened) == list("abcdefg") and architecture(opened) == "mine" and not opened.training
+    assert not torch.equal(load_model(tmp_path / "mine", pretrained=False).classifier.weight, model.classifier.weight)
+
+
+def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    small("ViTModel").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in state.items() if "pooler" not in k}, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load_model(tmp_path)
+    assert model.pooler is None
+    with torch.no_grad():
+        images = torch.randn(1, 3, 32, 32)
+        assert torch.equal(run(model, images), model(images).last_hidden_state[:, 0])
+    last = sorted(k for k in state if "pooler" not in k)[-1]
+    save_file({k: v for k, v in state.items() if k != last}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="no weights for 1 part"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="cannot open the folder"):
+        load_model(tmp_path)
+
+
+def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
+    import transformers
+
+    config = transformers.ViTMAEConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                                       image_size=32, patch_size=8, decoder_hidden_size=32, decoder_num_hidden_layers=1,
+                                       decoder_num_attention_heads=2, decoder_intermediate_size=32)  # fmt: skip
+    transformers.ViTMAEForPreTraining(config).save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    with torch.no_grad(), capture(model) as attn:
+        run(model, torch.randn(1, 3, 32, 32))
+    assert type(model).__name__ == "ViTMAEModel" and attn.grid.patches == 16
+
+
+def test_classes_that_are_unknown_are_refused(tmp_path):
+    import transformers
+
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="BertModel.*Dinov2Model"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai", "torchvision:vit_b_16"])
+def test_without_the_network_a_sentence_says_so(name, monkeypatch):
+    def unreachable():
+        raise OSError("no network")
+
+    monkeypatch.setattr("vitlens.models.opening.reach", unreachable)
+    monkeypatch.setenv("TORCH_HOME", "/nowhere")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    with pytest.raises(ConnectionError, match=f"{name} is not on this disk"):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    "name, match",
+    [("torchvision:resnet18", "vit_b_16"), ("torchvision:vit_b_16/NONE", "IMAGENET1K_V1"),
+     ("open_clip:none", "list_models"), ("open_clip:ViT-B-32", "ViT-B-32/openai")],
+)  # fmt: skip
+def test_names_that_libraries_do_not_have(name, match):
+    with pytest.raises(ValueError, match=match):
+        load_model(name)
+
+
+def test_random_weights_by_name():
+    model = load_model("torchvision:vit_b_32", pretrained=False)
+    assert architecture(model) == "vit_b_32" and class_count(model) == 1000
+
+
+@pytest.mark.parametrize("name, extra", [("hf:a/b", "transformers"), ("open_clip:ViT-B-32/openai", "openclip")])
+def test_extras(name, extra):
+    """Nothing of vitlens imports the libraries, and without them a sentence says which extra has them."""
+    code = (
+        "import sys, importlib.util as util\n"
+        "real = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name in ('transformers', 'open_clip') else real(name, *rest)\n"
+        "for name in ('transformers', 'open_clip', 'peft'): sys.modules[name] = None\n"
+        "import vitlens, vitlens.commands, vitlens.attribution.forward, vitlens.widgets.app\n"
+        "vitlens.load_model('test_vit', pretrained=False)\n"
+        f"try: vitlens.load_model({name!r})\n"
+        "except ImportError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert f'pip install "vitlens[{extra}]"' in said.stdout
+
+
+def test_checkpoints_of_torch_hub(tmp_path):
+    """DINO's and DINOv2's; the latter has a token for masks, which timm leaves out."""
+    for name, more in (
+        ("vit_small_patch14_dinov2", {"mask_token": torch.zeros(1, 64)}),
+        ("vit_small_patch16_224.dino", {}),
+    ):
+        settings = dict(embed_dim=64, depth=2, num_heads=2, num_classes=0)
+        model = timm.create_model(name, **settings)
+        torch.save(model.state_dict() | more, tmp_path / "weights.pth")
+        opened = load_model(name, checkpoint=tmp_path / "weights.pth", **settings)
+        assert all(torch.equal(v, opened.state_dict()[k]) for k, v in model.state_dict().items())
+    torch.save({"something": torch.zeros(1)}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="does not hold the weights"):
+        load_model(name, checkpoint=tmp_path / "weights.pth", **settings)
+    with pytest.raises(ValueError, match="there is no file"):
+        load_model(name, checkpoint=tmp_path / "nothing.pth", **settings)

@@ -1,0 +1,192 @@
+"""Parts of a logit add up to it, in every kind of model, and each is what the weights say; what a lens reads."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from maps_support import left_as_found, refuses
+from test_timm import QUICK
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from vitlens import UnsupportedModelError, capture, stream
+from vitlens.attribution import balanced_gradients, direct
+
+SIZE = (64, 96)
+MORE = {
+    "vit_tiny_patch16_224": [
+        dict(init_values=0.1), dict(qk_norm=True, qkv_bias=True), dict(scale_attn_norm=True, scale_mlp_norm=True),
+        dict(proj_bias=False), dict(global_pool="avg", fc_norm=False), dict(global_pool="max"),
+        dict(global_pool="avg", pool_include_prefix=True, reg_tokens=2), dict(global_pool="map", class_token=False),
+    ],
+    "naflexvit_base_patch16_gap": [dict(attn_gated=True), dict(swiglu_mlp=True), dict(global_pool="map")],
+}  # fmt: skip
+CASES = [(name, {}) for name in QUICK] + [(name, more) for name, all_ in MORE.items() for more in all_]
+
+
+def images(size=SIZE, batch=2, dtype=torch.float64):
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(3), dtype=dtype)
+
+
+def small(name, **more):
+    """A tiny model in float64 in which no parameter is 0 or 1 (but a hybrid's backbone), and images for it."""
+    for sizes in (dict(img_size=SIZE, embed_dim=32), dict(embed_dim=32, num_kv_heads=(1, 2)), dict(img_size=64)):
+        try:
+            model = timm.create_model(name, depth=2, num_heads=2, num_classes=5, **sizes, **more).eval().double()
+            break
+        except (TypeError, AssertionError, RuntimeError, ValueError):
+            continue
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for owner, parameter in model.named_parameters():
+            if "backbone" not in owner:
+                parameter.normal_(std=0.2, generator=generator).add_(0.1)
+    if isinstance(model, timm.models.NaFlexVit) or sizes.get("img_size") == SIZE:
+        return model, images()
+    return model, images(sizes.get("img_size") and (64, 64) or model.pretrained_cfg["input_size"][1:])
+
+
+@pytest.mark.parametrize("name, more", CASES, ids=str)
+def test_the_parts_add_up_to_the_logit(name, more):
+    model, x = small(name, **more)
+    with torch.no_grad():
+        logits = model(x)
+    found = stream.contributions(model, x, [1, 3], against=0)
+    expected = logits[[0, 1], [1, 3]] - logits[:, 0]
+    assert torch.equal(found.logits, expected) and len(found.names) == found.parts.shape[1]
+    torch.testing.assert_close(found.parts.sum(1), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(stream.direct(model, x, [1, 3], 0, tokens=True).sum(-1), found.heads)
+    assert found.heads.any(0).all() and found.mlps.any(0).all() and found.embedding.all() and found.biases.all()
+    assert balanced_gradients(model, x, 1).isfinite().all()  # it raises where gradient × input is not complete
+    read, tokens = stream.lens(model, x)
+    assert torch.equal(read, logits)
+    assert tokens.shape[::2] == (2, 5)
+    if model.global_pool == "token" and not hasattr(model, "head_dist"):
+        torch.testing.assert_close(tokens[:, 0], logits)
+    model, x = model.float(), x.float()
+    parts, logit = stream.contributions(model, x, 1).parts.sum(1), model(x)[:, 1]
+    assert ((parts - logit).abs() < 1e-4 * logit.abs().clamp_min(0.1)).all()
+
+
+def plain(vit):
+    model = vit(dtype=torch.float64, img_size=SIZE, embed_dim=24)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, dtype=torch.float64))
+    return model, images()
+
+
+def test_each_part_is_what_the_weights_say(vit):
+    """Written out for a class token: A·V·W_O, the norm with its deviation held, the vector of the class."""
+    model, x = plain(vit)
+    added = {}
+    hooks = [b.mlp.register_forward_hook(lambda m, _, out: added.update({m: out[:, 0]})) for b in model.blocks]
+    hooks += [model.blocks[0].register_forward_pre_hook(lambda m, args: added.update(embedding=args[0][:, 0]))]
+    hooks += [model.norm.register_forward_pre_hook(lambda m, args: added.update(last=args[0][:, 0]))]
+    with torch.no_grad(), capture(model, values=True) as attn:
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    deviation = (added["last"].var(-1, unbiased=False, keepdim=True) + model.norm.eps).sqrt()
+    vector = model.norm.weight * model.head.weight[4] / deviation
+    vector = (vector - vector.mean(-1, keepdim=True)).detach()  # what the norm subtracts
+    found, maps = stream.contributions(model, x, 4), stream.direct(model, x, 4)
+    torch.testing.assert_close(found.embedding, (added["embedding"] * vector).sum(-1))
+    biases = model.head.bias[4] + model.norm.bias @ model.head.weight[4]
+    for i, block in enumerate(model.blocks):
+        torch.testing.assert_close(found.mlps[:, i], (added[block.mlp] * vector).sum(-1))
+        biases = biases + vector @ block.attn.proj.bias
+        for head, weight in enumerate(block.attn.proj.weight.split(8, 1)):
+            written = attn[i].v[:, head] @ weight.T  # (B, T, D) by each token, before it is weighed
+            expected = attn[i].weights()[:, head, 0] * torch.einsum("btd,bd->bt", written, vector)
+            torch.testing.assert_close(maps[:, i, head], attn.grid.image_map(expected.detach()))
+    torch.testing.assert_close(found.biases, biases.detach())
+    torch.testing.assert_close(direct(model, x, 4), maps.sum((1, 2)))
+
+
+def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand(vit):
+    model, x = plain(vit)
+    tokens, kept = model.patch_embed(x), []
+
+    def norm(module, t):
+        deviation = (t.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
+        return (t - t.mean(-1, keepdim=True)) / deviation * module.weight + module.bias
+
+    tokens = (torch.cat([model.cls_token.expand(2, -1, -1), tokens], 1) + model.pos_embed).detach().requires_grad_()
+    for block in model.blocks:
+        kept.append(tokens)
+        q, k, v = block.attn.qkv(norm(block.norm1, tokens)).reshape(2, 25, 3, 3, 8).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / 8**0.5).softmax(-1).detach()
+        tokens = tokens + block.attn.proj((weights @ v).transpose(1, 2).reshape(2, 25, 24))
+        hidden = block.mlp.fc1(norm(block.norm2, tokens))
+        gate = torch.special.ndtr(hidden).detach()
+        tokens = tokens + block.mlp.fc2(hidden * gate)
+    logit = model.head(norm(model.norm, tokens)[:, 0])[:, 4].sum()
+    gradients = torch.autograd.grad(logit, kept)
+    expected = sum((t * g).sum(-1) for t, g in zip(kept, gradients, strict=True))[:, 1:].unflatten(1, (4, 6))
+    torch.testing.assert_close(balanced_gradients(model, x, 4), expected.detach())
+
+
+class Flops(TorchDispatchMode):
+    """FLOPs of all matrix products; FlopCounterMode would hook the modules too, where autograd has no node yet."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def test_the_cost_is_half_a_forward_more_at_most(vit):
+    model, x = vit(img_size=224, embed_dim=48), images((224, 224), 1, torch.float32)
+    with Flops() as once, torch.no_grad():
+        model(x)
+    with Flops() as counted:
+        stream.direct(model, x, 3)
+    assert 0 < once.total < counted.total <= 1.5 * once.total
+
+
+def test_what_cannot_be_taken_apart_is_refused(vit):
+    model, x = vit(img_size=SIZE, embed_dim=24), images(dtype=torch.float32)
+    cannot = dict(error=UnsupportedModelError)
+    post = timm.create_model("vit_base_patch16_rpn_224", depth=2, embed_dim=24, num_heads=2, img_size=SIZE)
+    refuses("layer 0 .ResPostBlock. is post-norm", stream.contributions, post, x, 3, **cannot)
+    block = type("Own", (type(model.blocks[1]),), {})
+    model.blocks[1].__class__ = block
+    refuses("layer 1 .Own. is unknown", stream.direct, model, x, 3, **cannot)
+    model.blocks[1].__class__ = block.__mro__[1]
+    with left_as_found(model):
+        refuses("numbered from 0 to 9, but class 10", stream.contributions, model, x, 10)
+        refuses("3 layers.* layer 3", stream.lens, model, x, 3, error=IndexError)
+        refuses("floating-point tensor", stream.contributions, model, x[0], 3)
+    model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)  # the logit is a sum no more
+    refuses("miss the logit by .* of their size", stream.contributions, model, x, 3, **cannot)
+
+
+def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path):
+    """The last layer adds one vector to every token, which the lens before it has to learn."""
+    model, x = vit(img_size=SIZE, embed_dim=24), images(dtype=torch.float32)
+    last, generator = model.blocks[-1], torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in (last.attn.proj, last.mlp.fc2):
+            layer.weight.zero_()
+            layer.bias.copy_(torch.randn(24, generator=generator))
+        model.head.weight.normal_(generator=generator)
+
+    def distance(tuned):
+        said, goal = (stream.lens(model, x, i, tuned=tuned)[1].log_softmax(-1) for i in (1, 2))
+        return F.kl_div(said, goal, log_target=True, reduction="none").sum(-1).mean()
+
+    losses = []
+    tuned = stream.tune(model, [x] * 200, lr=0.02, on_step=losses.append)
+    assert distance(tuned) < 0.02 * distance(None) and len(losses) == 200 and losses[-1] < 0.1 * losses[0]
+    assert tuned.save(tmp_path).name == "lens.safetensors"
+    again = stream.TunedLens.load(tmp_path)
+    stored = stream.TunedLens(tuned.weights.half().float(), tuned.biases.half().float(), tuned.mark)
+    assert torch.equal(stream.lens(model, x, 0, tuned=again)[1], stream.lens(model, x, 0, tuned=stored)[1])
+    assert torch.equal(stream.lens(model, x, tuned=again)[0], model(x))
+    refuses("tuned on a model with other weights", stream.lens, vit(seed=1, img_size=SIZE), x, tuned=again)
+    refuses("no batch", stream.tune, model, [])
+    refuses("is no tuned lens", stream.TunedLens.load, tmp_path / "nowhere")

@@ -1,0 +1,128 @@
+"""Outliers and attention received by tokens against a forward by hand; a register that takes over planted outliers."""
+
+import pytest
+import timm
+import torch
+
+from vitlens import UnsupportedModelError, attention, capture, tokens
+
+NEURON = (1, 40)  # layer and hidden unit that makes the planted outliers
+
+
+def small(name="vit_tiny_patch16_224", **more):
+    torch.manual_seed(0)
+    sizes = dict(img_size=64, patch_size=16, embed_dim=48, depth=4, num_heads=3, num_classes=5) | more
+    return timm.create_model(name, **sizes).eval()
+
+
+def planted(**more):
+    """A model whose dark patches (in `pictures`, two of each) get a huge norm in layer 1, from one neuron."""
+    model = small(**more).double()
+    layer, neuron = NEURON
+    with torch.no_grad():
+        rng = torch.Generator().manual_seed(1)
+        direction = torch.randn(48, generator=rng, dtype=torch.float64)
+        bright, dark = model.patch_embed(pictures()).flatten(0, 1)[[1, 0]]
+        model.patch_embed.proj.weight *= 5
+        toward = torch.nn.functional.normalize(dark - bright, dim=0)
+        mlp = model.blocks[layer].mlp
+        mlp.fc1.weight[neuron] = 20 * toward
+        mlp.fc1.bias[neuron] = -20.0
+        mlp.fc2.weight[:, neuron] = 3 * direction
+    return model
+
+
+def pictures():
+    """Three bright, noisy pictures; patches 0 and 5 of each are dark."""
+    images = 1 + 0.2 * torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    images[:, :, :16, :16] *= -1
+    images[:, :, 16:32, 16:32] *= -1
+    return images
+
+
+def test_the_norms_and_what_is_received_are_those_of_the_blocks():
+    model, x = small(), torch.randn(2, 3, 64, 64)
+    found = tokens.sinks(model, x)
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.no_grad(), capture(model) as attn:
+        model(x)
+    assert torch.equal(found.norms, torch.stack([each.norm(dim=-1) for each in seen], 1))
+    maps = torch.stack([layer.weights() for layer in attn], 1)  # (B, L, H, T, T)
+    torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1:])
+    torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., 0])
+    assert found.grid == attn.grid and attention.received(attn).shape == (2, 4, 3, 16)
+
+
+def test_an_outlier_is_several_times_the_median():
+    lengths = torch.tensor([[1.0, 1, 1, 2.9, 3.1], [10, 10, 10, 10, 10]])
+    assert tokens.outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
+    assert tokens.outliers(lengths, 2).sum() == 2
+
+
+def test_the_planted_neuron_is_found_and_its_patches():
+    model, x = planted(), pictures()
+    seen = tokens.sinks(model, x)
+    expected = torch.zeros(3, 16, dtype=torch.bool)
+    expected[:, [0, 5]] = True
+    assert not seen.outliers()[:, 0].any()
+    assert torch.equal(seen.outliers()[:, 1], expected)
+    assert tokens.register_neurons(model, x, 1) == {NEURON[0]: [NEURON[1]]}
+
+
+@pytest.mark.parametrize("more", [{}, {"no_embed_class": True}, {"reg_tokens": 2}, {"global_pool": "avg"}])
+def test_a_register_takes_over_as_by_hand(more):
+    model, x = planted(**more), pictures()
+    layer, neuron = NEURON
+    other = tokens.with_register(model, {layer: [neuron]})
+    prefix = model.num_prefix_tokens
+
+    with torch.no_grad():  # the blocks by hand, with a token of zeros behind the prefix
+        stream = model._pos_embed(model.patch_embed(x))
+        stream = torch.cat([stream[:, :prefix], torch.zeros(3, 1, 48).double(), stream[:, prefix:]], 1)
+        layers = []
+        for number, block in enumerate(model.blocks):
+            stream = stream + block.attn(block.norm1(stream))
+            hidden = block.mlp.act(block.mlp.fc1(block.norm2(stream)))
+            if number == layer:
+                largest = hidden[:, :, neuron].max(1).values
+                hidden[:, :, neuron] = 0
+                hidden[:, prefix, neuron] = largest
+            stream = stream + block.mlp.fc2(hidden)
+            layers.append(stream)
+        stream = torch.cat([stream[:, :prefix], stream[:, prefix + 1 :]], 1)
+        expected = model.forward_head(model.norm(stream))
+        found, logits = tokens.features(other, x)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.stack(found), torch.stack(layers), rtol=1e-9, atol=1e-9)
+
+    before, after = tokens.sinks(model, x), tokens.sinks(other, x)
+    bulk = before.norms[..., prefix:][~before.outliers()].max()
+    assert before.outliers()[:, layer:].any(-1).all() and not after.outliers().any()
+    assert after.norms[:, layer, prefix + 1 :].max() < 1.2 * bulk < after.norms[:, layer, prefix].min()
+    assert after.grid.prefix == prefix + 1
+
+
+def test_the_model_itself_stays_as_it_was():
+    model, x = planted(), pictures()
+    before = model(x)
+    names = list(model.state_dict())
+    tokens.with_register(model, {1: [40], 2: [0, 3]})
+    assert torch.equal(model(x), before) and list(model.state_dict()) == names and model.num_prefix_tokens == 1
+
+
+def test_wrong_use_is_said_in_a_sentence():
+    model, x = small(), torch.randn(2, 3, 64, 64)
+    with pytest.raises(ValueError, match=r"above 3 times the median .*: 1\.\d\d times.* nothing to take over"):
+        tokens.register_neurons(model, x)
+    with pytest.raises(IndexError, match="no neuron 999 in layer 1 of .* has 192"):
+        tokens.with_register(model, {1: [3, 999]})
+    with pytest.raises(IndexError, match="no layer 4: .* has 4 of them"):
+        tokens.with_register(model, {4: [3]})
+    with pytest.raises(UnsupportedModelError, match="plain Vision Transformers only"):
+        tokens.with_register(small("beit_base_patch16_224"), {})
+    with pytest.raises(UnsupportedModelError, match="head reads all prefix tokens"):
+        tokens.with_register(small(global_pool="avg", pool_include_prefix=True), {})
+    with pytest.raises(ValueError, match="count"):
+        tokens.register_neurons(model, x, 0)

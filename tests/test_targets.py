@@ -1,0 +1,325 @@
+"""What is explained need not be a class: scores of features, against autograd and closed forms."""
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from families_support import small
+from test_attribution import materialized, relevance_of, starts
+from typer.testing import CliRunner
+
+from vitlens import capture, faithfulness
+from vitlens.attribution import METHODS, centroid, direction, explained, like, norm, relevance, text
+from vitlens.attribution.target import NothingToAsk, bound
+from vitlens.images import ImageError, load_image, samples
+from vitlens.models import preprocess
+from vitlens.recorder.families import family
+from vitlens.reports import explanation
+
+KWARGS = {
+    "kernel_shap": dict(n_samples=72),
+    "integrated_gradients": dict(n_steps=4),
+    "gradient_shap": dict(n_samples=4),
+}
+CLASSY = [name for name, method in METHODS.items() if method.knows_class]
+GRADIENT = [name for name, method in METHODS.items() if method.needs in ("gradients", "readings", "inputs")]
+
+
+def images(count=2, seed=0, dtype=torch.float64, size=(64, 96)):
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.fixture
+def model(vit):
+    """A model in float64 with classes, whose head is not near zero."""
+    made = vit(dtype=torch.float64, img_size=(64, 96), embed_dim=48, depth=2)
+    with torch.no_grad():
+        made.head.weight.normal_(generator=torch.Generator().manual_seed(1))
+        made.head.bias.normal_(generator=torch.Generator().manual_seed(2))
+    return made
+
+
+def pooled(model, x):
+    return model.forward_head(model.forward_features(x), pre_logits=True)
+
+
+def cosine_by_hand(model, x, others):
+    """(B,) cosine with the mean of the others' unit features, by NumPy."""
+    with torch.no_grad():
+        here, there = pooled(model, x).numpy(), pooled(model, others).numpy()
+    mean = (there / np.linalg.norm(there, axis=1, keepdims=True)).mean(0)
+    return here @ mean / np.linalg.norm(here, axis=1) / np.linalg.norm(mean)
+
+
+def score(model, x, question, against=None):
+    """(B,) the score that a question means."""
+    target, _ = bound(model, question, against)
+    with torch.no_grad():
+        return target.score(family(model).pooled(x))
+
+
+def test_scores_by_hand(model):
+    x, others = images(), images(3, seed=1)
+    np.testing.assert_allclose(score(model, x, centroid(others)), cosine_by_hand(model, x, others), rtol=1e-12)
+    np.testing.assert_allclose(score(model, x, like(others[:1])), cosine_by_hand(model, x, others[:1]), rtol=1e-12)
+    assert torch.equal(score(model, x, centroid(others[:1])), score(model, x, like(others[:1])))
+    torch.testing.assert_close(score(model, x[:1], like(x[:1])), torch.ones(1, dtype=torch.float64))
+    features = pooled(model, x).detach()
+    vector = torch.arange(features.shape[1], dtype=torch.float64)
+    torch.testing.assert_close(score(model, x, direction(vector)), features @ vector)
+    torch.testing.assert_close(score(model, x, norm()), features.norm(dim=1))
+
+
+def test_a_contrast_is_antisymmetric(model):
+    x, a, b = images(), like(images(1, seed=1)), like(images(1, seed=2))
+    one, other = score(model, x, a, b), score(model, x, b, a)
+    torch.testing.assert_close(one, -other, rtol=1e-12, atol=0)
+    torch.testing.assert_close(one, score(model, x, a) - score(model, x, b), rtol=1e-9, atol=1e-15)
+    maps = [METHODS["input_x_gradient"](model, x, *pair[:1], against=pair[1]) for pair in ((a, b), (b, a))]
+    torch.testing.assert_close(maps[0], -maps[1], rtol=1e-9, atol=1e-15)
+
+
+def test_gradients_equal_autograd_through_materialized_attention(model):
+    x, other = images(), images(1, seed=1)
+    with torch.no_grad():
+        goal = F.normalize(pooled(model, other), dim=-1)
+    found = explained(model, x, like(other)).captures["gradients"]
+    plain = copy.deepcopy(model)
+    plain.head = torch.nn.Identity()
+
+    class Similar(torch.nn.Module):  # a model whose only logit is the cosine
+        def __init__(self):
+            super().__init__()
+            self.plain, self.blocks = plain, plain.blocks
+
+        def forward(self, images):
+            return F.cosine_similarity(self.plain(images), goal)[:, None]
+
+    layers, _ = materialized(Similar(), x, target=[0, 0])
+    for mine, (_, gradient) in zip(found, layers, strict=True):
+        assert (mine.weights_gradient() - gradient).abs().max() <= 1e-9 * gradient.abs().max()
+    expected = relevance_of(layers, *starts("first token", layers, None))[:, 1:].unflatten(1, (4, 6))
+    torch.testing.assert_close(relevance(model, x, like(other)), expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", CLASSY)
+def test_a_row_of_the_classifier_is_a_direction(model, name):
+    """The logit of a class is the product with its row, and a bias: every method must give both the same map."""
+    x, method, kwargs = images(1), METHODS[name], KWARGS.get(name, {})
+    regressed = name == "kernel_shap"  # by captum, with weights of a million beside those of one
+    close = dict(rtol=1e-4, atol=1e-5) if regressed else dict(rtol=1e-8, atol=1e-12)
+    rows = [direction(model.head.weight[k]) for k in (3, 7)]
+    for target, against, pair in ((3, None, (rows[0], None)), (3, 7, rows)):
+        expected = method(model, x, target, against=against, **kwargs)
+        torch.testing.assert_close(method(model, x, pair[0], against=pair[1], **kwargs), expected, **close)
+    curves = [
+        faithfulness.curves(model, x, expected, target, score=measure, step=6)
+        for target, measure in ((3, "logit"), (rows[0], None))
+    ]
+    torch.testing.assert_close(curves[0].deletion - model.head.bias[3], curves[1].deletion)
+
+
+@pytest.mark.parametrize("name", CLASSY)
+def test_every_method_explains_a_likeness_without_classes(vit, name):
+    bare = vit(img_size=(64, 96), embed_dim=48, depth=2, num_classes=0, dtype=torch.float64)
+    x, other = images(), images(1, seed=1)
+    values = METHODS[name](bare, x, like(other), **KWARGS.get(name, {}))
+    assert values.shape == (2, 4, 6) and values.isfinite().all() and values.any()
+    alone = METHODS[name](bare, x[1:], like(other), **KWARGS.get(name, {}))
+    torch.testing.assert_close(values[1:], alone, rtol=1e-7, atol=1e-12)
+
+
+def test_methods_that_take_apart_add_up_to_the_cosine(model):
+    from vitlens.stream import contributions
+
+    x, other = images(), like(images(1, seed=1))
+    found = contributions(model, x, other)
+    torch.testing.assert_close(found.parts.sum(1), score(model, x, other), rtol=1e-9, atol=1e-12)
+    length = contributions(model, x, norm())
+    torch.testing.assert_close(length.parts.sum(1), score(model, x, norm()), rtol=1e-9, atol=1e-12)
+
+
+def test_integrated_gradients_are_complete(model):
+    x, other = images(1), like(images(1, seed=1))
+    values = METHODS["integrated_gradients"](model, x, other, n_steps=100)
+    gained = score(model, x, other) - score(model, torch.zeros_like(x), other)
+    torch.testing.assert_close(values.sum((1, 2)), gained, rtol=1e-3, atol=1e-4)
+
+
+def test_insertion_and_deletion_plot_the_cosine_itself(model):
+    x, other = images(), images(1, seed=1)
+    maps = torch.rand(2, 4, 6, generator=torch.Generator().manual_seed(3))
+    found = faithfulness.curves(model, x, maps, like(other), baseline="zero", step=8)
+    order = maps.flatten(1).argsort(descending=True)
+    for image in range(2):
+        for s, count in enumerate(found.counts.tolist()):
+            for curve, gone in ((found.deletion, order[image, :count]), (found.insertion, order[image, count:])):
+                covered = x[image].clone()
+                for patch in gone.tolist():
+                    row, col = divmod(patch, 6)
+                    covered[:, 16 * row : 16 * row + 16, 16 * col : 16 * col + 16] = 0
+                expected = cosine_by_hand(model, covered[None], other)[0]
+                assert curve[image, s].item() == pytest.approx(expected, rel=1e-9)
+
+
+def small_clip():
+    """A CLIP that reads a text at the token 98, the last of its words."""
+    made = small("CLIPModel")
+    made.config.text_config.eos_token_id = made.text_model.eos_token_id = 98
+    return made
+
+
+def test_text_of_a_clip_by_autograd():
+    clip, x = small_clip().double(), images(2, size=(32, 32))
+    prompts = [torch.tensor([[0, 5, 9, 98]]), torch.tensor([[0, 7, 98, 98]])]
+    a, b = (text("words", tokenizer=lambda *_, ids=ids, **__: Tokens(input_ids=ids)) for ids in prompts)
+    with torch.no_grad():
+        rows = torch.cat([clip.get_text_features(input_ids=ids).pooler_output for ids in prompts])
+        rows = F.normalize(rows, dim=-1)
+    with capture(clip, gradients=True) as attn:
+        features = clip.get_image_features(pixel_values=x).pooler_output
+    cosines = F.normalize(features, dim=-1) @ rows.T
+    torch.testing.assert_close(score(clip, x, a), cosines[:, 0].detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(score(clip, x, a, b), (cosines[:, 0] - cosines[:, 1]).detach(), rtol=1e-9, atol=1e-12)
+    attn.differentiate((cosines[:, 0] - cosines[:, 1]).sum())
+    found = explained(clip, x, a, against=b).captures["gradients"]
+    for mine, theirs in zip(found, attn, strict=True):
+        torch.testing.assert_close(mine.gradient, theirs.gradient, rtol=1e-9, atol=1e-12)
+
+
+class Tokens(dict):
+    def to(self, device):
+        return self
+
+
+def test_text_by_the_tokenizer_beside_the_weights(tmp_path):
+    """A tokenizer written here, in a folder in transformers' layout, as a downloaded model has it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import AutoModel, PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "a": 2, "cat": 3, "dog": 4, "</s>": 98}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 98)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    small_clip().save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    clip, x = AutoModel.from_pretrained(tmp_path).eval(), images(1, dtype=torch.float32, size=(32, 32))
+    with torch.no_grad():
+        there = clip.get_text_features(input_ids=torch.tensor([[1, 2, 3, 98]])).pooler_output
+        expected = F.cosine_similarity(clip.get_image_features(pixel_values=x).pooler_output, there)
+    torch.testing.assert_close(score(clip, x, text("a cat")), expected)
+    assert METHODS["relevance"](clip, x, text("a cat"), against=text("a dog")).any()
+
+
+def test_text_by_the_tokenizer_of_open_clip():
+    import open_clip
+    from open_clip.model import CLIP
+
+    torch.manual_seed(0)
+    vision = dict(layers=2, width=32, head_width=16, image_size=32, patch_size=8)
+    words = dict(context_length=12, vocab_size=49408, width=32, heads=2, layers=2)
+    clip, x = CLIP(24, vision, words).eval(), images(2, dtype=torch.float32, size=(32, 32))
+    ids = open_clip.SimpleTokenizer(context_length=12)(["a photo of a cat"])
+    with torch.no_grad():
+        expected = F.cosine_similarity(clip.encode_image(x), clip.encode_text(ids))
+    torch.testing.assert_close(score(clip, x, text("a photo of a cat")), expected)
+    assert METHODS["relevance"](clip, x, text("a photo of a cat")).shape == (2, 4, 4)
+    sentence(lambda: score(small("open_clip"), x, text("a cat")), "99 tokens", "tokenizer")
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "SiglipModel", "open_clip, pool", "open_clip, timm", "torchvision"])
+def test_likeness_by_models_of_other_libraries(name):
+    model = small(name)
+    side = family(model).built_size
+    x, other = (images(n, seed=n, dtype=torch.float32, size=side) for n in (2, 1))
+    for method in GRADIENT:
+        if method in ("relevance", "gradient_rollout", "attention_gradient") and name == "open_clip, mean of a pool":
+            continue
+        values = METHODS[method](model, x, like(other))
+        assert values.shape[0] == 2 and values.isfinite().all()
+
+
+def sentence(call, *parts, kind=ValueError):
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(part in str(caught.value) for part in parts), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_refusals(model, vit, tmp_path):
+    x = images()
+    sentence(lambda: relevance(model, x, text("a cat")), "text tower", "vit_tiny_patch16_224")
+    sentence(lambda: relevance(model, x, like(tmp_path / "none.jpg")), "none.jpg", kind=ImageError)
+    sentence(lambda: relevance(model, x, direction(torch.ones(5))), "48", "5")
+    sentence(lambda: direction(torch.zeros(96)), "zero")
+    sentence(lambda: direction(torch.ones(2, 96)), "(2, 96)")
+    sentence(lambda: text(" "), "caption")
+    sentence(lambda: centroid([]), "at least one")
+    sentence(lambda: relevance(model, x, like(x[:1]), against=3), "contrast")
+    sentence(lambda: relevance(model, x, like(x[:1]), against=norm()), "cannot be contrasted")
+    sentence(lambda: relevance(model, x, like(x[:1]), against=like(x[:1])), "itself", kind=NothingToAsk)
+    sentence(lambda: faithfulness.confidence(model, x, torch.ones(2, 4, 6), norm()), "probability", "curves")
+    sentence(lambda: faithfulness.curves(model, x, torch.ones(2, 4, 6), norm(), score="probability"), "length")
+    for name in (*GRADIENT, "input_x_gradient"):  # a maximum has no gradient, and rounding errors are no map
+        sentence(lambda name=name: METHODS[name](model, x, like(x[:1])), "greater", kind=NothingToAsk)
+    assert METHODS["occlusion"](model, x, like(x[:1])).any()
+    dead = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in dead.norm.parameters():
+            p.zero_()
+    sentence(lambda: relevance(dead, x, like(x[:1])), "zero")
+    sentence(lambda: relevance(dead, x, norm()), "zero")
+    tokens = vit(dtype=torch.float64, img_size=(64, 96), num_classes=0, global_pool="")
+    sentence(lambda: relevance(tokens, x, norm()), "(2, 25, 96)")
+    wrapped = torch.nn.Sequential(vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double())
+    sentence(lambda: relevance(wrapped, x, norm()), "model[0]")
+
+
+def test_weights_at_random_keep_the_question(model):
+    asked = []
+
+    def method(model, images, target):
+        asked.append(target)
+        return relevance(model, images, target)
+
+    found = faithfulness.randomization(model, images(), method, like(images(1, seed=1)))
+    assert len(found.parts) > 4 and all(each is asked[0] for each in asked)
+    assert (found.rank_correlation[0] == 1).all()  # features do not pass the head
+
+
+def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
+    """num_classes=0, end to end: figures, scores, and the picture itself left out."""
+    from vitlens.commands import app
+
+    torch.manual_seed(0)
+    bare = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0)
+    monkeypatch.setattr("vitlens.models.load_model", lambda name: bare.eval())
+    paths = []
+    for number, picture in enumerate(list(samples().values())[:2]):
+        paths.append(tmp_path / f"{number}.jpg")
+        load_image(picture).save(paths[-1])
+    told = ["--like", str(paths[0]), "--orders", "2", "--out", str(tmp_path / "o")]
+    run = CliRunner().invoke(app, ["explain", "bare", *map(str, paths), *told])
+    assert run.exit_code == 1 and "0.jpg is left out" in run.output, run.output
+    table = pd.read_csv(tmp_path / "o" / "scores.csv")
+    assert set(table.image) == {"1.jpg"} and set(table.target) == {"the similarity to 0.jpg"}
+    assert set(table.score) == {"similarity"} and (tmp_path / "o" / "00-1.png").exists()
+
+
+def test_a_report_says_what_the_score_is(vit, tmp_path):
+    model = vit(img_size=224)
+    one, two = list(samples().items())[:2]
+    (found,) = explanation.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"], orders=2)
+    with torch.no_grad():
+        x = [preprocess(model, each[1]) for each in (one, two)]
+        expected = F.cosine_similarity(pooled(model, x[0]), pooled(model, x[1])).item()
+    assert found.value == pytest.approx(expected, rel=1e-5) and found.target == "the similarity to tabby.jpg"
+    assert f"{expected:.3g}".replace("-", "−") in found.title and "%" not in found.title
+    assert "cosine" in found.under and "probability" not in found.under
+    whole = found.scores.set_index("method").loc["relevance"]
+    assert whole.score == "similarity"

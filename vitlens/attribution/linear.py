@@ -1,0 +1,135 @@
+"""A forward in which what multiplies is held fixed, so that a logit is a sum of gradient × input, exactly.
+
+The weights of attention, the statistics of the norms and, where wanted, the gates of activations are constants in
+autograd's graph. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's functions,
+and hooks say where the graph is cut or begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitlens.attribution.forward import explaining
+from vitlens.recorder.families import UnsupportedModelError, model_name
+from vitlens.recorder.running import full_precision
+
+
+@contextlib.contextmanager
+def held_fixed(model: nn.Module, images: Tensor, hooks: list, *, activations: bool = False) -> Iterator[Tensor]:
+    """In this block, a forward is linear in autograd's eyes. Yields the (B,) zeros that stand for biases.
+
+    hooks: pairs of a module's method that registers a hook, and the hook; they see this thread alone.
+    """
+    thread = threading.get_ident()
+
+    def here(hook: Callable) -> Callable:
+        return lambda *args: hook(*args) if threading.get_ident() == thread else None
+
+    with explaining(model), full_precision(images.device), contextlib.ExitStack() as stack:
+        zeros = images.new_zeros(len(images), requires_grad=True)
+        stack.enter_context(_Fixed(zeros, activations))
+        for register, hook in hooks:
+            stack.enter_context(register(here(hook)))
+        yield zeros
+
+
+def product(values: Tensor, gradient: Tensor) -> Tensor:
+    """Gradient × input, summed over the last axis, in at least float32."""
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return (values.detach().to(wide) * gradient.to(wide)).sum(-1)
+
+
+def refuse_apart(model: nn.Module, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
+
+
+def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
+    """Raise UnsupportedModelError unless the parts, (B, parts), sum to the logits, (B,), up to rounding."""
+    off = (parts.sum(1) - logits).abs() / parts.abs().sum(1).clamp_min(torch.finfo(parts.dtype).tiny)
+    if not (off <= torch.finfo(logits.dtype).eps ** 0.5).all():
+        raise refuse_apart(
+            model,
+            f"its parts miss the logit by {off.max():.2g} of their size, so something in it is neither linear nor a "
+            "known norm, attention or MLP",
+        )
+
+
+def held(tensor: Tensor) -> Tensor:
+    """The same values, detached. The capture must not see this: it refuses graphs that are cut by accident."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach()
+
+
+def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
+    """The tensor, detached and made a new leaf of autograd's graph, which is appended to `leaves`."""
+    with torch._C.DisableTorchFunction():
+        leaves.append(tensor.detach().requires_grad_())
+    return leaves[-1]
+
+
+class _Fixed(TorchFunctionMode):
+    """Treats attention weights and norm statistics as constants, so that autograd's graph is linear.
+
+    All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
+    by 1 + zeros, so the gradient by the zeros is what all of them add, image by image. activations: the gates of
+    activations are constants, too.
+    """
+
+    def __init__(self, zeros: Tensor, activations: bool):
+        super().__init__()
+        self.zeros, self.activations = zeros, activations
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            query, key, *rest = args
+            return func(held(query), held(key), *rest, **kwargs)
+        result = func(*args, **kwargs)
+        if not (isinstance(result, Tensor) and result.requires_grad):
+            return result
+        bias = None
+        if func in _NORMS:
+            bias, result = kwargs.get("bias"), _with_values(result, _NORMS[func](*args, **kwargs))
+        elif func is F.linear:
+            bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+        elif func in _SUMS and isinstance(args[1], Tensor) and args[1].dim() < result.dim():
+            bias = args[1]
+        elif self.activations and func in _SIGMOIDS:
+            return held(result)
+        elif self.activations and func in _ACTIVATIONS:
+            given = held(args[0])
+            return _with_values(result, args[0] * torch.where(given == 0, 0.5, held(result) / given))
+        return result if bias is None else result + self.zeros.view(-1, *[1] * (result.dim() - 1)) * bias
+
+
+def _with_values(values: Tensor, linear: Tensor) -> Tensor:
+    """One tensor's values with another's gradient. The two must be equal up to rounding."""
+    return held(values) + (linear - held(linear))
+
+
+def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> Tensor:
+    """Layer norm without its bias, its standard deviation a constant."""
+    axes = tuple(range(-len(shape), 0))
+    return _scaled(x - x.mean(axes, keepdim=True), axes, weight, eps)
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight=None, eps: float | None = None) -> Tensor:
+    return _scaled(x, tuple(range(-len(shape), 0)), weight, torch.finfo(x.dtype).eps if eps is None else eps)
+
+
+def _scaled(x: Tensor, axes: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
+    scale = (held(x).square().mean(axes, keepdim=True) + eps).rsqrt()
+    return x * scale if weight is None else x * scale * weight
+
+
+_NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}
+_ACTIVATIONS = {F.gelu, F.silu}
+_SIGMOIDS = {torch.sigmoid, Tensor.sigmoid}
+_SUMS = {Tensor.add, Tensor.__add__, Tensor.__iadd__}

@@ -1,0 +1,337 @@
+"""Models of timm, and those that `vitlens.train` builds from its parts.
+
+To add one, write its class in `MODELS` and that of its attention in `ATTENTION`; to refuse one, its reason in
+`REASONS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlens.recorder.families.protocol import Family, qualified_name, refuse, short_name
+from vitlens.recorder.grid import TokenGrid
+
+MODELS = {
+    "timm.models.vision_transformer.VisionTransformer",
+    "timm.models.deit.VisionTransformerDistilled",
+    "timm.models.vision_transformer_relpos.VisionTransformerRelPos",
+    "timm.models.beit.Beit",
+    "timm.models.eva.Eva",
+    "timm.models.naflexvit.NaFlexVit",
+    "vitlens.train.parts.VariedTransformer",
+    "vitlens.train.parts.FactoredTransformer",
+}
+
+# Modules that make exactly one attention call. ParallelScalingBlock is a block and its own attention.
+ATTENTION = {
+    "timm.layers.attention.Attention",
+    "timm.layers.attention.AttentionRope",
+    "timm.models.vision_transformer.Attention",
+    "timm.models.vision_transformer.ParallelScalingBlock",
+    "timm.models.vision_transformer_relpos.RelPosAttention",
+    "timm.models.beit.Attention",
+    "timm.models.eva.EvaAttention",
+    "vitlens.train.parts.VariedAttention",
+}
+
+_REFUSED = {
+    "its attention stays inside windows of the image, so no map covers the whole image": (
+        "SwinTransformer SwinTransformerV2 SwinTransformerV2Cr VisionTransformerSAM HieraDet MaxxVit GlobalContextVit "
+        "Nest TinyVit DaVit EfficientVitMsra Twins"
+    ),
+    "it is not a Vision Transformer: its features come from convolutions or mixing layers": (
+        "ResNet ByobNet MlpMixer ConvNeXt MetaFormer EfficientNet RegNet"
+    ),
+    "its attention shrinks the grid between stages": "Levit LevitDistilled PoolingVisionTransformer",
+    "its attention reads pooled or strided tokens, so the keys are not the patches of the image": (
+        "MultiScaleVit PyramidVisionTransformerV2"
+    ),
+    "its attention runs inside mask units and pools the queries, so no map covers the whole image": "Hiera",
+    "its attention is a softmax over channels, not over patches": "Xcit",
+    "it mixes the heads after the softmax, so no head's map is what the model uses": "Cait",
+    "its outlook attention weighs a small neighborhood and is not a softmax over the patches": "VOLO",
+    "its heads blend a softmax over content with one over positions, which no single map shows": "ConVit",
+    "it runs two grids of different patch sizes side by side": "CrossVit",
+    "it attends within patches and between them": "TNT",
+}
+REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+"""Why models of these classes are refused."""
+
+_DIFFERENCE = "its attention is the difference of two softmaxes, which no single map shows"
+ATTENTION_REASONS = {"DiffAttention": _DIFFERENCE, "DiffParallelScalingBlock": _DIFFERENCE}
+
+PRE_NORM = {
+    "timm.models.vision_transformer.Block",
+    "timm.models.vision_transformer.ParallelScalingBlock",
+    "timm.models.vision_transformer.ParallelThingsBlock",
+    "timm.models.vision_transformer_relpos.RelPosBlock",
+    "timm.models.beit.Block",
+    "timm.models.eva.EvaBlock",
+}
+"""Pre-norm blocks: attention and MLP read normalized tokens, and their outputs are added to the residual stream."""
+
+KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS if name.startswith("timm.")))
+UNFUSED = "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
+
+
+class Timm(Family):
+    """A model of timm; also any other model, looked at for what timm's models say of themselves."""
+
+    @property
+    def title(self) -> str:
+        """The architecture; sizes follow where they are not those in its name, as of vit_tiny_patch16_224 with patches
+        of 8 pixels."""
+        name, embed = short_name(self.model), getattr(self.model, "patch_embed", None)
+        sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
+        parts = [name]
+        for pattern, attribute, words in sizes:
+            said, built = re.search(pattern, name), getattr(embed, attribute, None)
+            if said and built and tuple(built) != (int(said[1]),) * 2:
+                parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
+        return ", ".join(parts)
+
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        """One module a layer, two for the parallel blocks of "Three things everyone should know about ViTs"."""
+        model, layers = self.model, []
+        if (group := getattr(model, "equivariance", "none")) != "none":
+            raise refuse(
+                model,
+                f"it averages over copies of each picture (equivariance={group}), so no single map is what its head "
+                'reads; set model.equivariance = "none" to look at what it makes of one copy',
+            )
+        for index, block in enumerate(model.blocks):
+            names = {qualified_name(m): m for m in block.modules()}
+            for name, module in names.items():
+                if (reason := ATTENTION_REASONS.get(type(module).__name__)) is not None:
+                    raise refuse(model, reason)
+                if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
+                    raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
+            parts = ((f"blocks.{index}.{name}".rstrip("."), m) for name, m in block.named_modules())
+            found = [(name, m) for name, m in parts if qualified_name(m) in ATTENTION]
+            if not found:
+                raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
+            layers.append(found)
+        if not layers:
+            raise refuse(model, "it has no blocks")
+        if len({id(m) for layer in layers for _, m in layer}) < sum(map(len, layers)):
+            raise refuse(model, "its blocks share one attention module, so its calls cannot be told apart")
+        return layers
+
+    @property
+    def blind(self) -> str | None:
+        """A layer that was created with timm's fused attention switched off calls none."""
+        fused = (getattr(m, "fused_attn", True) for layer in self.attention() for _, m in layer)
+        return None if all(fused) else UNFUSED
+
+    @property
+    def gated(self) -> bool:
+        """Those of Eva and NaFlex may be."""
+        return any(getattr(m, "gate", None) is not None for layer in self.attention() for _, m in layer)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.model.blocks
+
+    @property
+    def pool(self) -> nn.Module | None:
+        return getattr(self.model, "attn_pool", None)
+
+    @property
+    def before_pool(self) -> Sequence[nn.Module]:
+        return (self.model.norm,)  # which announces a pool without parameters
+
+    @property
+    def apart(self) -> str | None:
+        for number, block in enumerate(self.blocks):
+            if qualified_name(block) not in PRE_NORM:
+                post = "Post" in type(block).__name__
+                kind = "is post-norm: it normalizes what attention adds" if post else "is unknown"
+                return f"layer {number} ({type(block).__name__}) {kind}"
+        return None
+
+    @property
+    def recomputing(self) -> list[nn.Module]:
+        return [self.model] if hasattr(self.model, "grad_checkpointing") else []
+
+    @property
+    def embedding(self) -> nn.Module:
+        """`embeds` in NaFlex."""
+        return self.model.embeds if hasattr(self.model, "embeds") else self.model.patch_embed
+
+    @property
+    def enters(self) -> list[nn.Parameter]:
+        first = super().enters
+        return first[:1] if hasattr(self.embedding, "backbone") else first
+
+    @property
+    def pads(self) -> bool:
+        return hasattr(self.embedding, "backbone") or getattr(self.embedding, "dynamic_img_pad", False)
+
+    @property
+    def channels(self) -> int:
+        """The first convolution's, or `in_chans` for NaFlex."""
+        first = next((each for each in self.model.modules() if isinstance(each, nn.Conv2d)), None)
+        return self.model.in_chans if first is None else first.in_channels
+
+    @property
+    def prefix(self) -> list[str]:
+        model = self.model
+        special = ["class token"] if getattr(getattr(model, "embeds", model), "cls_token", None) is not None else []
+        special += ["distillation token"] if hasattr(model, "dist_token") else []
+        return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
+
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        embed = self.embedding
+        rows, cols = _features(embed, tuple(image))
+        grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, tuple(image))
+        return replace(grid, readout=_readout(self.model, grid))
+
+    def pool_readout(self, weights, grid: TokenGrid) -> Tensor | None:
+        """The pool's attention, averaged over heads; none if it has T queries (PRR)."""
+        if not hasattr(self.pool, "latent_len"):
+            return None
+        row = weights(slice(0, 1) if self.pool.pool == "token" else slice(None)).mean((1, 2))
+        return F.pad(row, (grid.tokens - row.shape[-1], 0))
+
+    @property
+    def whole_patches(self) -> tuple[int, int] | None:
+        embed = getattr(self.model, "embeds", None)  # NaFlex's cuts no pixels off
+        return embed.patch_size if getattr(embed, "is_linear", False) and not embed.dynamic_img_pad else None
+
+    @property
+    def built_size(self) -> tuple[int, int] | None:
+        embed = getattr(self.model, "embeds", None) or getattr(self.model, "patch_embed", None)
+        size = getattr(embed, "img_size", None)
+        return size and tuple(size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        return tuple(self.embedding.patch_size)
+
+    @property
+    def any_size(self) -> bool:
+        return getattr(self.model, "dynamic_img_size", False) or hasattr(self.model, "embeds")
+
+    @property
+    def preprocessing(self) -> dict:
+        """Of the model's own `pretrained_cfg`, else timm's defaults."""
+        from timm.data import resolve_model_data_config
+
+        config = resolve_model_data_config(self.model)
+        channels, *size = config["input_size"]
+        return config | {"input_size": (getattr(self.model, "in_chans", channels), *size)}
+
+    @property
+    def told(self) -> bool:
+        return hasattr(self.model, "pretrained_cfg")
+
+    @property
+    def classes(self) -> int | None:
+        """The head's outputs, as it may have been replaced, or `num_classes` where the head does not say."""
+        said = getattr(self.model, "num_classes", None)
+        if not hasattr(self.model, "get_classifier"):
+            return said
+        heads = self.model.get_classifier()
+        layers = [layer for head in (heads if isinstance(heads, tuple | list) else [heads]) for layer in head.modules()]
+        if all(isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList) for layer in layers):
+            return 0
+        widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
+        return next((width for width in reversed(widths) if width), said)
+
+    def features(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """As timm's `forward_intermediates` gives them."""
+        model, prefix = self.model, self.model.num_prefix_tokens > 0
+        last, layers = model.forward_intermediates(images, return_prefix_tokens=prefix, output_fmt="NLC")
+        if prefix:
+            layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
+        return layers, model.forward_head(last)
+
+    def pooled(self, images: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+
+    def pooling(self, tokens: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.norm(tokens), pre_logits=True)
+
+    def head(self, tokens: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.norm(tokens))
+
+    def filters(self) -> Tensor:
+        model = self.model
+        try:
+            embed = self.embedding
+            weight = embed.proj.weight
+        except AttributeError:
+            if type(getattr(model, "patch_embed", None)).__name__ == "ShiftedPatches":
+                raise ValueError(
+                    f"{type(model).__name__} normalizes the pixels of five shifted images before its filters see them, "
+                    "so its filters are no pictures. Use a model that embeds patches of pixels."
+                ) from None
+            raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
+        if hasattr(embed, "backbone"):
+            raise ValueError(
+                f"{type(model).__name__} is a hybrid: its patch embedding reads a feature map, not pixels, so its "
+                "filters are no pictures. Use a model that embeds patches of pixels."
+            )
+        weight = weight.detach()
+        if weight.dim() == 4:
+            return weight.permute(0, 2, 3, 1)
+        (p, q), channels = embed.patch_size, model.in_chans  # NaFlex: a linear layer over flattened patches
+        if getattr(embed, "channels_last", True):
+            return weight.unflatten(1, (p, q, channels))
+        return weight.unflatten(1, (channels, p, q)).permute(0, 2, 3, 1)
+
+    def positions(self) -> Tensor | None:
+        model = self.model
+        embed = getattr(model, "embeds", None) or getattr(model, "patch_embed", None)
+        table = getattr(embed if hasattr(model, "embeds") else model, "pos_embed", None)
+        width, grid = getattr(model, "embed_dim", None), getattr(embed, "grid_size", None)
+        shape = tuple(table.shape) if isinstance(table, Tensor) else ()
+        if len(shape) == 4 and shape[0] == 1 and shape[-1] == width and hasattr(model, "embeds"):  # NaFlex
+            return table.detach()[0]
+        if len(shape) == 3 and shape[0] == 1 and shape[-1] == width and grid and shape[1] >= grid[0] * grid[1]:
+            return table.detach()[0, shape[1] - grid[0] * grid[1] :].unflatten(0, tuple(grid))
+        return None
+
+
+def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns. For a hybrid at the size it was built for, timm found them by running the backbone."""
+    if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
+        return tuple(embed.grid_size)
+    return embed.dynamic_feat_size(image)
+
+
+def _stride(embed: nn.Module) -> tuple[int, int]:
+    """Pixels from one token to the next.
+
+    timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
+    which is right unless the backbone was changed: then it does not fit the features that timm found.
+    """
+    backbone = getattr(embed, "backbone", None)
+    if backbone is None or not hasattr(backbone, "feature_info"):
+        return tuple(embed.feat_ratio(as_scalar=False))
+    info = backbone.feature_info
+    reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
+    sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
+    return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
+
+
+def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    if getattr(model, "attn_pool", None) is not None:
+        return None
+    if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads
+        row[:2] = 0.5
+    elif model.global_pool == "token":
+        row[0] = 1.0
+    elif model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
+        first = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
+        row[first:] = 1.0 / (grid.tokens - first)
+    else:  # max, avgmax and no pooling have no such row
+        return None
+    return row

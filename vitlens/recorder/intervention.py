@@ -1,0 +1,333 @@
+"""Switch parts of a model off, or put something else in their place, while it runs.
+
+Heads and attention are changed where fused attention is called, which an `Interception` sees; MLPs and the residual
+stream by hooks that only this thread obeys. No module is patched, and afterwards everything is as it was.
+
+Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.recorder.arguments import whole
+from vitlens.recorder.families import attention_modules, family, model_name, refuse, refuse_chance, unwrap
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.interception import POOL, THREAD, Interception, alone, hides_all
+from vitlens.recorder.running import evaluating, float64, require_images, run, switched_off, taking, uncompiled
+
+WORDS = ("zero", "mean", "resample")
+TOKENS = ("all", "prefix", "patches")
+AT_ONCE = 64  # reference images in one forward
+
+
+@contextlib.contextmanager
+def intervene(
+    model: nn.Module,
+    *,
+    heads: Mapping | None = None,
+    mlps: Mapping | None = None,
+    residual: Mapping | None = None,
+    block: Mapping | None = None,
+    reference: Tensor | Iterable[Tensor] | None = None,
+) -> Iterator[None]:
+    """Run a Vision Transformer in this block with some of its parts switched off or replaced.
+
+        with vitlens.intervene(model, heads={(0, 3): "mean"}, reference=others):
+            logits = model(images)
+
+    heads: by (layer, head), what takes the place of the head's output. That is what fused attention returns for this
+    head, A·V, (B, T, K): before the output projection, and before a norm or a gate that some models have in between.
+    An attention pool is the layer "pool". Heads of a parallel block are counted as `capture` counts them.
+    mlps: by layer or (layer, tokens), what takes the place of what the MLP returns, (B, T, D), before LayerScale or a
+    norm that follows; in a parallel block, of what each of its MLPs returns.
+    residual: by layer or (layer, tokens), what takes the place of the tokens after the layer, (B, T, D).
+
+    What takes the place is "zero"; "mean", the mean over the reference images, of each token position for itself, so
+    that what a part says whatever the picture is stays; "resample", what the same token has in the reference image of
+    the same number (one image serves all): with a clean picture for reference and a changed one to run, this is
+    activation patching; or a tensor that `expand`s to the shape above, with as many tokens as are named.
+
+    block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys. Their logits
+    become −∞ in the call of fused attention, so its softmax spreads the rest of the row over the other keys.
+    tokens, queries, keys: a position, a patch (row, column), a list of such, or "all", "prefix" or "patches".
+    reference: images (N, C, height, width), or batches of them one after the other, of as many tokens as those that
+    run. The model as it is without any intervention runs them once, before the block, in eval mode.
+
+    Several interventions may lie within each other; the inner one has the last word. A capture, inside or outside,
+    records the attention with its blocked keys, and a head's own output rather than what took its place. Any number of
+    forwards of this thread may run, others do not notice. Compiled models run uncompiled meanwhile, in all threads.
+
+    Raises UnsupportedModelError for a model or call that `capture` refuses, ValueError and IndexError for parts that
+    do not exist or do not fit, and RuntimeError where a part was never run.
+    """
+    model = unwrap(model)
+    modules = attention_modules(model)
+    refuse_chance(model)
+    if blind := family(model).blind:
+        raise refuse(model, blind)
+    wishes = _wishes(model, modules, heads, mlps, residual)
+    blocks = _blocks(model, block)
+    recomputing = family(model).recomputing  # in the backward pass, maybe after the block
+    with uncompiled(), switched_off(recomputing, "grad_checkpointing"):
+        values = _values(model, modules, wishes, reference)
+        mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
+        with mode.working():
+            THREAD.interventions.append(mode)
+            try:
+                yield
+            finally:
+                THREAD.interventions.remove(mode)
+    asked = {*values, *(Place("attention", layer) for layer in blocks)}
+    if missed := [place for place in asked if place not in mode.reached]:
+        raise RuntimeError(
+            f"Nothing was changed in {missed[0]}, because {model_name(model)} did not run it in this thread inside "
+            "the `with` block with its own parameters. Call the model itself there, in the thread that opened it."
+        )
+
+
+class Place(NamedTuple):
+    """A part of a model, whose output can be replaced."""
+
+    kind: str
+    """"head", "MLP", "residual stream" or "attention"."""
+    layer: int
+    part: Any = "all"
+    """The number of a head, or else tokens."""
+    call: int = 0
+    """Of the MLPs of a parallel block, which one."""
+
+    def __str__(self) -> str:
+        where = "the attention pool" if self.layer == POOL else f"layer {self.layer}"
+        if self.kind == "head":
+            return f"head {self.part} of {where}"
+        return f"the {self.kind} of {where}" + ("" if self.part == "all" else f" at {self.part!r}")
+
+
+class Intervention(Interception):
+    """Shows the outputs at some places to `act`, and puts in their place what it returns, unless that is None.
+
+    blocks: for each layer, pairs of queries and keys.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: list,
+        places: Iterable[Place],
+        act: Callable[[Place, Tensor], Tensor | None],
+        blocks: Mapping[int, list[tuple[Any, Any]]] | None = None,
+        grid: TokenGrid | None = None,
+    ):
+        super().__init__(model, modules, grid)
+        self.places, self.act, self.blocks = list(places), act, blocks or {}
+        self.thread, self.reached = threading.get_ident(), set()
+        self.keep: dict[tuple[int, int], Tensor] | None = None  # what fused attention returns, by layer and call
+        self.known: dict[tuple[int, int], Tensor] = {}  # and what it need not compute once more
+        self.first = {
+            (i, j): sum(self.family.heads(module) for _, module in layer[:j])
+            for i, layer in enumerate(modules)
+            for j in range(len(layer))
+        }
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """In this block the places are seen, those of MLPs and of the residual stream by hooks."""
+        with contextlib.ExitStack() as stack:
+            for kind, layer, call in dict.fromkeys((p.kind, p.layer, p.call) for p in self.places if p.kind != "head"):
+                block = self.family.blocks[layer]
+                module = _mlps(block)[call] if kind == "MLP" else block
+                stack.enter_context(module.register_forward_hook(self._hook(kind, layer, call)))
+            stack.enter_context(self)
+            yield
+
+    def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
+        index, call, _ = where
+        mask = self._masked(index, query, mask)
+        output = self.known.get((index, call))
+        if output is None:
+            output = func(query, key, value, mask, **kwargs)
+        if self.keep is not None:
+            self.keep[index, call] = output
+        first = self.first.get((index, call), 0)
+        for place in self.places:
+            if place[:2] == ("head", index) and 0 <= place.part - first < output.shape[1]:
+                output = self._changed(place, output, (slice(None), place.part - first))
+        return output
+
+    def _hook(self, kind: str, layer: int, call: int) -> Callable:
+        def change(_, args: tuple, output: Tensor) -> Tensor:
+            if threading.get_ident() == self.thread and THREAD.alone in (None, self):
+                for place in self.places:
+                    if (place.kind, place.layer, place.call) == (kind, layer, call):
+                        output = self._changed(place, output, (slice(None), positions(place.part, self.grid)))
+            return output
+
+        return change
+
+    def _changed(self, place: Place, output: Tensor, index: tuple) -> Tensor:
+        self.reached.add(place)
+        part = output[index]
+        value = self.act(place, part)
+        if value is None:
+            return output
+        try:
+            value = value.to(part).expand(part.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"What comes from {place} is {tuple(part.shape)} here (images, tokens, width), and what shall replace "
+                f"it, {tuple(value.shape)}, does not fit. Give a tensor of this shape, or as many reference images as "
+                "are run, of their size."
+            ) from None
+        output = output.clone()
+        output[index] = value
+        return output
+
+    def _masked(self, layer: int, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        for queries, keys in self.blocks.get(layer, ()):
+            self.reached.add(Place("attention", layer))
+            seen = torch.ones(self.grid.tokens, self.grid.tokens, dtype=torch.bool, device=query.device)
+            rows = torch.tensor(positions(queries, self.grid), device=query.device)
+            seen[rows[:, None], positions(keys, self.grid)] = False
+            if mask is None or mask.dtype == torch.bool:
+                mask = seen if mask is None else mask & seen
+            else:
+                mask = mask.masked_fill(~seen, -torch.inf)
+            if not mask.is_meta and hides_all(mask):
+                raise ValueError(
+                    f"The block hides all tokens of layer {layer} from one of them, so no attention is left to it. "
+                    "Leave every query a key at least, such as itself."
+                )
+        return mask
+
+
+def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Tensor) -> dict[Place, Tensor]:
+    """What the model has at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
+
+    No capture and no intervention of this thread sees, or changes, this forward.
+    """
+    kept: dict[Place, Tensor] = {}
+    reader = Intervention(model, modules, places, kept.__setitem__)
+    with torch.no_grad(), evaluating(model), taking(model), alone(reader), reader.working():
+        run(model, images)
+    return kept
+
+
+def positions(tokens: Any, grid: TokenGrid) -> list[int]:
+    """Positions in the sequence of what `intervene` takes as tokens. Raises IndexError outside of the grid."""
+    if isinstance(tokens, str):
+        ends = {"all": (0, grid.tokens), "prefix": (0, grid.prefix), "patches": (grid.prefix, grid.tokens)}
+        return list(range(*ends[tokens]))
+    if isinstance(tokens, tuple) or whole(tokens) is not None:
+        return [grid.position(tokens)]
+    return [grid.position(token) for token in tokens]
+
+
+def head_places(model: nn.Module, modules: list) -> list[Place]:
+    """All heads of a model, the attention pool's last."""
+    about = family(model)
+    counts = {i: sum(about.heads(module) for _, module in layer) for i, layer in enumerate(modules)}
+    if about.pool is not None:
+        counts[POOL] = about.pool_heads
+    return [Place("head", layer, head) for layer, count in counts.items() for head in range(count)]
+
+
+def _wishes(model: nn.Module, modules: list, heads, mlps, residual) -> dict[Place, str | Tensor]:
+    """What shall take the place of what."""
+    found: dict[Place, str | Tensor] = {}
+    there = head_places(model, modules)
+    for key, wish in _items("heads", heads, "{(0, 3): 'mean'}"):
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise ValueError(f"A head is named by (layer, head), as in heads={{(0, 3): 'mean'}}, got {key!r}.")
+        layer = POOL if key[0] == "pool" else _layer(model, key[0])
+        place = Place("head", layer, whole(key[1]))
+        if place not in there:
+            count = sum(other.layer == layer for other in there)
+            raise IndexError(f"There is no {Place('head', layer, key[1])}: it has {count} heads, counted from 0.")
+        found[place] = wish
+    for key, wish in _items("mlps", mlps, "{2: 'mean'}"):
+        number, tokens = _where(model, key)
+        if not (calls := len(_mlps(family(model).blocks[number]))):
+            raise refuse(model, f"the MLP of layer {number} is no module of its own")
+        found |= {Place("MLP", number, tokens, call): wish for call in range(calls)}
+    for key, wish in _items("residual", residual, "{(2, 'patches'): 'mean'}"):
+        found[Place("residual stream", *_where(model, key))] = wish
+    for place, wish in found.items():
+        if not isinstance(wish, Tensor) and not (isinstance(wish, str) and wish in WORDS):
+            raise ValueError(f"Expected 'zero', 'mean', 'resample' or a tensor for {place}, got {wish!r}.")
+    return found
+
+
+def _blocks(model: nn.Module, block: Mapping | None) -> dict[int, list[tuple[Any, Any]]]:
+    """For each layer the pairs of queries and keys that do not meet."""
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    for layers, pair in _items("block", block, "{0: ('prefix', 'patches')}"):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"A block is a pair (queries, keys), as in {{0: ('prefix', 'patches')}}, got {pair!r}.")
+        for layer in layers if isinstance(layers, tuple | range) else [layers]:
+            found.setdefault(_layer(model, layer), []).append((_tokens(pair[0]), _tokens(pair[1])))
+    return found
+
+
+def _items(name: str, given: Mapping | None, example: str) -> list[tuple[Any, Any]]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"Expected a dictionary such as {name}={example}, got {type(given).__name__}.")
+    return list((given or {}).items())
+
+
+def _where(model: nn.Module, key: Any) -> tuple[int, Any]:
+    """The layer and the tokens that a key names."""
+    layer, tokens = key if isinstance(key, tuple) and len(key) == 2 else (key, "all")
+    return _layer(model, layer), _tokens(tokens)
+
+
+def _layer(model: nn.Module, layer: Any) -> int:
+    number, count = whole(layer), len(family(model).blocks)
+    if number is None or not 0 <= number < count:
+        raise IndexError(f"There is no layer {layer!r}: {model_name(model)} has {count} of them, counted from 0.")
+    return number
+
+
+def _tokens(tokens: Any) -> Any:
+    if tokens in TOKENS if isinstance(tokens, str) else whole(tokens) is not None or hasattr(tokens, "__iter__"):
+        return tokens
+    raise ValueError(
+        f"Tokens are positions, patches (row, column), lists of them, 'all', 'prefix' or 'patches'; got {tokens!r}."
+    )
+
+
+def _mlps(block: nn.Module) -> list[nn.Module]:
+    """What the MLPs of a block end with: several in one of parallel things, its projection in a parallel block."""
+    if hasattr(block, "ffns"):
+        return [each.mlp for each in block.ffns]
+    return [m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None]
+
+
+def _values(model: nn.Module, modules: list, wishes: Mapping, reference) -> dict[Place, Tensor]:
+    """What takes the place of each part."""
+    values = {p: wish if isinstance(wish, Tensor) else torch.zeros(()) for p, wish in wishes.items()}
+    wanted = {p: wish for p, wish in wishes.items() if isinstance(wish, str) and wish != "zero"}
+    if not wanted:
+        return values
+    empty = reference is None or isinstance(reference, Tensor) and not len(reference)
+    parts, count = {p: [] for p in wanted}, 0
+    for images in [] if empty else reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference:
+        require_images(images, model)
+        count += len(images)
+        for place, part in outputs(model, modules, wanted, images).items():
+            if wanted[place] == "resample":
+                parts[place].append(part)
+            else:
+                parts[place] = [sum(parts[place], float64(part).sum(0))]
+    if not count:
+        word = next(iter(wanted.values()))
+        raise ValueError(f"{word!r} comes from pictures, but there are none. Give at least one as reference=images.")
+    return values | {
+        p: torch.cat(parts[p]) if word == "resample" else parts[p][0] / count for p, word in wanted.items()
+    }

@@ -1,0 +1,50 @@
+"""The residual stream, token by token: what a model has after every layer.
+
+Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.recorder.families import UnsupportedModelError, attention_modules, family, unwrap
+from vitlens.recorder.running import require_images, taking
+
+
+def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
+
+    They are the residual stream as it leaves the layer, before any final norm, prefix tokens first.
+    Works inside `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError
+    for images that the model does not take.
+    """
+    model = unwrap(model)
+    attention_modules(model)
+    require_images(images, model)
+    expected = family(model).grid(tuple(images.shape[-2:])).tokens
+    with taking(model):
+        layers, output = family(model).features(images)
+    if layers[0].shape[1] != expected:
+        raise UnsupportedModelError(
+            f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
+            "it leaves patches out or merges them."
+        )
+    return layers, output
+
+
+def similarity(tokens: Tensor, query: Tensor) -> Tensor:
+    """(…, T) cosine similarity of every token with what a query reads: 1 the same direction, 0 unrelated.
+
+    tokens: (…, T, D). query: (T,) or (…, T), a probability row: one-hot for one token, `grid.readout` for the read-out.
+    """
+    read = (query.to(tokens)[..., None, :] @ tokens).squeeze(-2)
+    return torch.cosine_similarity(tokens, read[..., None, :], dim=-1)
+
+
+def norms(tokens: Tensor) -> Tensor:
+    """(…, T) Euclidean norms of tokens (…, T, D).
+
+    Some large models store global information in a few background patches, whose norms are several times as large
+    (Darcet et al. 2024, "Vision Transformers Need Registers")."""
+    return tokens.norm(dim=-1)

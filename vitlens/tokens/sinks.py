@@ -1,0 +1,71 @@
+"""Sinks: patches whose norms lie far above the others', and tokens that receive much attention.
+
+Large models keep information on the whole picture in a few patches of the background, whose norms are several times as
+large as the rest (Darcet et al. 2024, "Vision Transformers Need Registers"), and to which much attention goes.
+
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitlens import attention
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.recording import capture
+from vitlens.recorder.running import evaluating
+from vitlens.tokens.residual import features, norms
+
+TIMES = 3.0
+"""How many times the median norm of a picture's patches makes an outlier."""
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Norms of the tokens after every layer and the attention that they receive in it.
+
+    norms: (B, L, T). received: (B, L, P) the share of a layer's attention that goes to each patch, the mean over heads
+    and all queries; what is left of 1 goes to the prefix tokens. grid: of the patches.
+    """
+
+    norms: Tensor
+    received: Tensor
+    grid: TokenGrid
+
+    @property
+    def ratios(self) -> Tensor:
+        """(B, L, P) norm of each patch over the median of the patches of its picture and layer."""
+        return ratios(self.norms[..., self.grid.prefix :])
+
+    def outliers(self, times: float = TIMES) -> Tensor:
+        """(B, L, P) bool, `vitlens.tokens.outliers` after every layer."""
+        return self.ratios > times
+
+    @property
+    def prefix(self) -> Tensor:
+        """(B, L) the share of a layer's attention that goes to all prefix tokens together."""
+        return (1 - self.received.sum(-1)).clamp_min(0)
+
+
+def sinks(model: nn.Module, images: Tensor) -> Sinks:
+    """The `Sinks` of images (B, C, height, width) from one forward in eval mode. Raises what `capture` raises."""
+    with torch.no_grad(), evaluating(model), capture(model) as attn:
+        layers, _ = features(model, images)
+    return Sinks(torch.stack([norms(layer) for layer in layers], 1), attention.received(attn).mean(2), attn.grid)
+
+
+def ratios(lengths: Tensor) -> Tensor:
+    """(…, P) norms (…, P) of patches, over the median of each picture."""
+    return lengths / lengths.median(-1, keepdim=True).values.clamp_min(torch.finfo(lengths.dtype).tiny)
+
+
+def outliers(lengths: Tensor, times: float = TIMES) -> Tensor:
+    """(…, P) bool: patches whose norm is more than `times` the median of the norms (…, P) of their picture.
+
+    A rule that needs no number of the model; Darcet et al. draw the line at a norm of 150 in DINOv2-g, where the others
+    lie around 50.
+    """
+    return ratios(lengths) > times

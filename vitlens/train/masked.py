@@ -1,0 +1,127 @@
+"""Masked patch prediction, as in the paper's B.1.2: some patch embeddings are corrupted, and what was there is told.
+
+Of every corrupted patch the model tells, from its output token, the mean color in 3 bits per channel, the same of 4 × 4
+parts of it, or its pixels. What the paper leaves open is settled here: the head is a linear layer on the last norm, and
+"another patch" is one of the same image, each equally likely.
+
+Shapes: B batch, P patches of p × p pixels, D width; S parts of a patch, 1 or 16.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MASKED, REPLACED = 0.8, 0.1
+"""Shares of the corrupted patches whose embedding is the learned one, or another patch's; the rest keep theirs."""
+LEVELS = 8
+"""Levels of a channel in 3 bits."""
+COLORS = LEVELS**3
+
+
+def corruption(batch: int, patches: int, share: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """(corrupted, source), both (B, P), drawn from the global generator, independently for each patch.
+
+    corrupted: bool, with probability `share`. source: int64, the patch whose embedding is put there, its own for most;
+    −1 for the learned embedding.
+    """
+    u = torch.rand(batch, patches, device=device)
+    own = torch.arange(patches, device=device).expand(batch, -1)
+    other = (own + torch.randint(1, patches, (batch, patches), device=device)) % patches
+    source = torch.where(u < MASKED * share, -1, torch.where(u < (MASKED + REPLACED) * share, other, own))
+    return u < share, source
+
+
+def in_patches(images: Tensor, patch: int) -> Tensor:
+    """(B, P, p · p, C) the pixels of each patch, row by row, of images (B, C, H, W)."""
+    cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p cols p
+    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
+
+
+def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
+    """(B, P, S) int64, the mean color of each of the `side` × `side` parts of each patch: 64 r + 8 g + b.
+
+    pixels: (B, 3, H, W) integers from 0 to 255. Each channel is ⌊8 · mean / 256⌋, in whole numbers, so exactly.
+    """
+    part = patch // side
+    cells = in_patches(pixels.long(), patch).unflatten(2, (side, part, side, part))  # B P side part side part C
+    levels = LEVELS * cells.sum(dim=(3, 5)).flatten(2, 3) // (256 * part * part)
+    return (levels * torch.tensor([LEVELS**2, LEVELS, 1], device=pixels.device)).sum(-1)
+
+
+def color_of(ids: Tensor) -> Tensor:
+    """(…, 3) in 0…1: the middle of the colors that share each number."""
+    levels = torch.stack([ids // LEVELS**2, ids // LEVELS % LEVELS, ids % LEVELS], -1)
+    return (levels + 0.5) * (256 / LEVELS) / 255
+
+
+def restored(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(B, 3, H, W) pixels from 0 to 255 of normalized images, as whole numbers: what 8 bits hold of them."""
+    return (x.float() * std + mean).mul(255).round().clamp(0, 255).long()
+
+
+class MaskedPatches(nn.Module):
+    """The head and the learned embedding of masked patch prediction. (model, images) → loss.
+
+    target: "mean-color", "colors-4x4" or "pixels". The loss is a mean over all corrupted patches of the batch: the
+    cross-entropy with the color of each part, or the squared error of each normalized pixel value.
+    """
+
+    def __init__(self, model: nn.Module, target: str, share: float, mean, std):
+        super().__init__()
+        self.patch, self.share, self.side = model.patch_embed.patch_size[0], share, {"colors-4x4": 4}.get(target, 1)
+        self.regresses = target == "pixels"
+        outputs = 3 * self.patch**2 if self.regresses else self.side**2 * COLORS
+        self.mask_token = nn.Parameter(torch.empty(1, 1, model.embed_dim))
+        self.head = nn.Linear(model.embed_dim, outputs)
+        for weight in (self.mask_token, self.head.weight):
+            nn.init.trunc_normal_(weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        for name, values in {"mean": mean, "std": std}.items():
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        corrupted, source = corruption(len(x), model.patch_embed.num_patches, self.share, x.device)
+        return self.loss(self.predicted(model, x, source), x, corrupted)
+
+    def predicted(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
+        """(B, P, outputs) what the model says of every patch, once embeddings are replaced by those of `source`."""
+        tokens = model.patch_embed(x)
+        there = tokens.gather(1, source.clamp(min=0)[..., None].expand_as(tokens))
+        tokens = torch.where((source < 0)[..., None], self.mask_token.to(tokens.dtype), there)
+        z = model.norm_pre(model._pos_embed(tokens))
+        for block in model.blocks:
+            z = block(z)
+        return self.head(model.norm(z)[:, model.num_prefix_tokens :])
+
+    def loss(self, predicted: Tensor, x: Tensor, corrupted: Tensor) -> Tensor:
+        """The mean loss of the corrupted patches."""
+        predicted = predicted.float()
+        if self.regresses:
+            each = (predicted - in_patches(x.float(), self.patch).flatten(2)).square().mean(-1)
+        else:
+            target = colors(restored(x, self.mean, self.std), self.patch, self.side)
+            logits = predicted.unflatten(-1, (self.side**2, COLORS))
+            each = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target).mean(-1)
+        return (each * corrupted).sum() / corrupted.sum().clamp(min=1)
+
+    def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        """`corrupted` and `source` (B, rows, cols), drawn anew, and `predicted` (B, h, w, 3), colors in 0…1."""
+        rows, cols = model.patch_embed.grid_size
+        corrupted, source = corruption(len(x), rows * cols, self.share, x.device)
+        found = self.predicted(model, x, source).float()
+        if self.regresses:
+            pixels = found.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
+        else:
+            pixels = color_of(found.unflatten(-1, (self.side**2, COLORS)).argmax(-1))
+        picture = assembled(pixels.clamp(0, 1), rows, cols)
+        grid = {"corrupted": corrupted, "source": source}
+        return {name: each.view(len(x), rows, cols) for name, each in grid.items()} | {"predicted": picture}
+
+
+def assembled(parts: Tensor, rows: int, cols: int) -> Tensor:
+    """Put patches back together: (B, P, S, 3), the S pixels of each row by row, to images (B, h, w, 3)."""
+    side = round(parts.shape[2] ** 0.5)
+    cut = parts.unflatten(2, (side, side)).unflatten(1, (rows, cols))
+    return cut.transpose(2, 3).flatten(3, 4).flatten(1, 2)
