@@ -14,6 +14,7 @@ from PIL import Image
 from vitlens import load_model, plot
 from vitlens.images import samples
 from vitlens.reports import inspection
+from vitlens.reports.pictures import SHARP
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     found = inspection.inspect(load_model(options.model), samples().items())
     figure = plot.inspected({Path(options.model).name: found})
-    figure.savefig(pixels := io.BytesIO(), dpi=200)
+    figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")
     picture.save(options.out, quality=93, subsampling=0, optimize=True, progressive=True)  # half the size of a PNG
     print(f"Wrote {options.out}, {picture.width} × {picture.height}, {options.out.stat().st_size // 1000} kB.")

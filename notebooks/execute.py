@@ -88,8 +88,8 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def compact(png: bytes) -> tuple[str, Image.Image, bytes]:
     """A figure, in even numbers of pixels, in a small file: its kind, the picture and the file.
 
-    Every pixel is kept, in a palette if it has no more than 256 colors. What is mostly photographs becomes a JPEG of
-    high quality, which nobody sees, if that saves a fifth. Dithering would put dots into maps that no model made.
+    Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
+    a fifth smaller, as with photographs. Dithering would put dots into maps that no model made.
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")

@@ -83,6 +83,7 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     assert {p.name for p in out.iterdir()} == names and all(str(out / n) in done.stdout for n in names)
     for png in out.glob("*.png"):
         assert np.asarray(Image.open(png)).std() > 5
+    assert Image.open(out / "distance.png").size == (1280, 840)  # twice the 640 × 420 pixels that a page has for it
     summary = json.loads((out / "summary.json").read_text())
     model = load_model(model_folder)
     with torch.no_grad(), capture(model) as attn:

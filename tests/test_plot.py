@@ -828,6 +828,9 @@ def test_distances_beside_each_other_share_one_scale():
     assert [ax.get_ylim() for ax in figure.axes] == [(0, 1.08 * 5)] * 2
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert np.array_equal(crosses[0].get_ydata(), np.ones(12))
+    figure.draw_without_rendering()
+    (key,) = [text for ax in figure.axes for text in ax.texts if "untrained" in text.get_text()]
+    assert key.axes is figure.axes[0] and not key.get_window_extent().overlaps(key.axes.bbox), "beside the dots"
 
 
 @pytest.mark.parametrize("shared", [True, False])

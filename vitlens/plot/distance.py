@@ -33,20 +33,20 @@ def attention_distance(
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
         strip(ax, values, size=6)
+        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 8, "color": "0.35"}
         if chance is not None:
             layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
-            ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4, label="untrained")
+            ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4)
+            level, below = (chance.mean(), 0) if uniform is None else (uniform, -19)
+            ax.annotate("× untrained", (1, level), (4, below), va="center", **where)
         if uniform is not None:
             ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
             ax.axhline(uniform, **REFERENCE)
-            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 8, "color": "0.35"}
             ax.annotate("uniform\nattention", (1, uniform), (4, 0), va="center", **where)
             ax.annotate("local: under a third of it", (1, 0), (-4, 4), ha="right", **where)
         ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
         ax.set(ylim=(0, 1.08 * top), xticks=range(0, layers, -(-layers // 16)))
         rule(ax)
-        if chance is not None:
-            ax.legend(framealpha=0.9, edgecolor="0.85")
     return ax
 
 

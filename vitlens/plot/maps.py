@@ -45,9 +45,9 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
         return seen
     large = upsample(values / np.abs(values).max(), covered(grid), method="lanczos" if smooth else "nearest")
     if smooth:
-        from skimage.filters import gaussian
+        from scipy.ndimage import gaussian_filter
 
-        large = gaussian(large, sigma=grid.patch, mode="nearest", preserve_range=True)
+        large = gaussian_filter(large, sigma=grid.patch, mode="nearest")
     large = large[:height, :width].astype(float)
     seen[: large.shape[0], : large.shape[1]] = (large - large.min()) / np.ptp(large)
     return seen

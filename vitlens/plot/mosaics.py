@@ -223,6 +223,7 @@ def mosaic(
 ) -> list[AxesImage]:
     """The pictures of tiles (n, h, w) or (n, h, w, 3), `cols` in a line, each of `size` = (height, width) units."""
     (height, width), (below, beside) = size, gap
+    ax.set_autoscale_on(False)  # else every picture works the limits out again
     found = [
         show(ax, tile, k % cols * (width + beside), k // cols * (height + below), width, height, **scale)
         for k, tile in enumerate(tiles)

@@ -22,7 +22,7 @@ from vitlens.images import ImageError
 from vitlens.models import architecture, label_names, restore
 from vitlens.recorder.families import family, model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid
-from vitlens.reports.pictures import prepared
+from vitlens.reports.pictures import SHARP, prepared
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def write(
         figure = plot.attributions(each.pixels, each.maps, grid=each.grid, **said)
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(each.name).stem)
         written.append(out / f"{k:02d}-{stem}.png")
-        figure.savefig(written[-1], dpi=130)
+        figure.savefig(written[-1], dpi=SHARP)
         plt.close(figure)
         about = {"image": each.name, "target": each.target, "against": each.against}
         tables.append(DataFrame(about, each.scores.index).join(each.scores))

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from vitlens.models import top_classes
-from vitlens.reports.pictures import prepared
+from vitlens.reports.pictures import SHARP, prepared
 from vitlens.stream import Contributions, contributions
 
 SHOWN = 12  # pictures in heads.png
@@ -48,5 +48,5 @@ def write(found: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
     for name, (label, seen) in list(found.items())[:SHOWN]:
         title = f"{Path(name).name}: {label.split(',')[0]}, {seen.logits[0]:.1f}"
         maps[title] = torch.cat([seen.heads[0], seen.mlps[0, :, None]], 1)
-    plot.contributions(maps).savefig(paths[1], dpi=100)
+    plot.contributions(maps).savefig(paths[1], dpi=SHARP)
     return paths

@@ -24,7 +24,7 @@ from vitlens.recorder.families import attention_modules, family, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
 from vitlens.recorder.running import float64, run
-from vitlens.reports.pictures import prepared
+from vitlens.reports.pictures import SHARP, prepared
 
 SHOWN = 12  # pictures in rollout.png
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
@@ -234,7 +234,7 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
     written[0].write_text(numbers + "\n", encoding="utf-8")
     for name, figure in figures.items():
         written.append(out / f"{name}.png")
-        figure.savefig(written[-1], dpi=100)
+        figure.savefig(written[-1], dpi=SHARP)
         plt.close(figure)
     return written
 
@@ -249,7 +249,7 @@ def write_beside(found: Mapping[str, Inspection], out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     numbers = {heading: each.to_dict() for heading, each in found.items()}
     (out / "beside.json").write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    plot.inspected(found).savefig(out / "beside.png", dpi=200)
+    plot.inspected(found).savefig(out / "beside.png", dpi=SHARP)
     return [out / "beside.json", out / "beside.png"]
 
 

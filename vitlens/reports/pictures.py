@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from vitlens.images import ImageError, load_image
 from vitlens.models import built_size, preprocess
 
+SHARP = 200
+"""Dots per inch of a figure in a file: twice the pixels that it is shown at."""
+
 IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
