@@ -11,12 +11,12 @@ deviations. Then the cost, in a process of its own for each method: seconds for 
 forwards of the model, and the memory that the map took at its peak, beyond what a forward leaves (Linux only).
 
 What was scored goes to --rows at once, photograph by photograph; the same command continues there. --only scores
-single methods, with the same step and baseline, beside gradient rollout of the same photographs: without ranks, random
-orders and cost, and with the distance above gradient rollout. Its table is one of its own, since other photographs have
-other means.
+single methods, on as many photographs with the same step and baseline, and puts their rows into the table that is
+there: without ranks, and without distances above what is not scored beside them.
 """
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -40,19 +40,17 @@ STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny
 SETTINGS = {"kernel_shap": {"n_samples": COVERS}}
 NAMES = tuple(METHODS)
-OTHER = "gradient_rollout"
-"""What single methods are compared with."""
 
 
 def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
-    """One row for each method and two for chance, of one photograph; of single methods alone, and of `OTHER`."""
+    """One row for each method and two for chance, of one photograph; or rows of single methods alone."""
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
     maps = {
         name: method(model, x, target, **SETTINGS.get(name, {}))
         for name, method in METHODS.items()
-        if not only or name in (*only, OTHER)
+        if not only or name in only
     }
     if only:
         found = faithfulness.curves(model, x, torch.stack([*maps.values()]), target, step=STEP, baseline=BASELINE)
@@ -65,36 +63,37 @@ def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row for each method, the best by insertion − deletion first."""
+    """One row for each method, and one for random orders where they were scored."""
     by_image = rows.pivot(index="image", columns="method")
-    found = []
+    difference, found = by_image["difference"], []
     for name in (*NAMES, "random mean"):
+        if name not in difference:
+            continue
         row = {"method": name.removesuffix(" mean")}
         for score in ("deletion", "insertion", "difference"):
             values = by_image[score][name]
             row |= {score: values.mean(), f"{score}_95": student(values)}
         for label, other in (("rollout", "rollout"), ("random", "random mean")):
-            above = by_image["difference"][name] - by_image["difference"][other]
-            row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
-        if name in NAMES:
+            if other in difference:
+                above = difference[name] - difference[other]
+                row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
+        if name in NAMES and "rank" in rows:
             row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
                     (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip
         found.append(row)
-    return pd.DataFrame(found).sort_values("difference", ascending=False)
-
-
-def summary_of_single(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row for each method, with its distance above `OTHER` on the same photographs."""
-    by_image = rows.pivot(index="image", columns="method")
-    found = []
-    for name in by_image["difference"]:
-        scores = {score: by_image[score][name] for score in ("deletion", "insertion", "difference")}
-        scores[f"above_{OTHER}"] = scores["difference"] - by_image["difference"][OTHER]
-        row = {"method": name}
-        for score, values in scores.items():
-            row |= {score: values.mean(), f"{score}_95": student(values)}
-        found.append(row)
     return pd.DataFrame(found)
+
+
+def others(path: Path, only: list[str], how: dict) -> list[dict]:
+    """The rows of a table that stay when single methods are scored. Raises ValueError where the conditions differ."""
+    if not only or not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] not in only]
+    for name in ("images", "step", "baseline"):
+        if unlike := {row[name] for row in rows} - {str(how[name])}:
+            raise ValueError(f"{path} has {name} {unlike.pop()}, and these rows {how[name]}. Give another --out.")
+    return rows
 
 
 def measured(model_name: str, data: Path, name: str) -> None:
@@ -156,17 +155,16 @@ def main() -> None:
     before = pd.read_csv(options.rows) if options.rows.exists() else pd.DataFrame({"image": [], "covers": []})
     if not (before.get("covers", pd.Series([0])) == COVERS).all():
         parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
+    how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
+    how |= about(f"python benchmarks/explanations.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
+    records = others(options.out, options.only, how)
     done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
         rows = scored(model, sources[number], number, options.only).assign(covers=COVERS)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
     rows = pd.read_csv(options.rows)
-    table = summary_of_single(rows) if options.only else summary(rows)
-    how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
-    how |= about(f"python benchmarks/explanations.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
-    records = []
-    for row in table.to_dict("records"):
-        if row["method"] in NAMES and not options.only:
+    for row in summary(rows).to_dict("records"):
+        if row["method"] in NAMES:
             row |= cost(row["method"]) | {"covers": f"{COVERS} in pairs" if row["method"] == "kernel_shap" else ""}
         records.append(rounded(row, lambda v: round(v, 4)) | how)
         print(records[-1])

@@ -5,7 +5,9 @@
 JupyterLab and Chromium run on this machine. A click counts from the pointer's event to the frame in which the canvas
 was painted anew, in the browser's own clock; an upload from the choice of the file. Every number is a median. ViT-Ti/16
 at 224 pixels and ViT-B/16 at 1024 (random weights: they cost the same), the second beside one plain forward of the
-same model in the same kernel. Memory is the resident size of the kernel before, after 50 and after 200 interactions.
+same model in the same kernel. Of the first also what heads write, the classes by layer and the switches of heads: each
+click turns one more head, so the model runs anew. Memory is the resident size of the kernel before, after 50 and after
+200 interactions.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
+from vitlens.widgets.inside import INSIDE
+from vitlens.widgets.switches import WAYS, instead
+from vitlens.widgets.views import VIEWS
 
 CELL = """
 import json, os, time, timm, torch
@@ -62,8 +68,16 @@ CLICK = f"""async ([row, col, rows, cols]) => {{ {CHANGED}
         new PointerEvent("pointerdown", {{ clientX: x, clientY: y, button: 0, buttons: 1, bubbles: true }}));
     return (await changed) - start;
 }}"""
-CHOOSE = f"""async ([control, index]) => {{ {CHANGED}
+PRESS = f"""async ([selector, index]) => {{ {CHANGED}
+    const node = root.querySelectorAll(selector)[index];
+    const start = performance.now();
+    node.dispatchEvent(new MouseEvent("click", {{ bubbles: true }}));
+    return (await changed) - start;
+}}"""
+CHOOSE = f"""async ([control, text]) => {{ {CHANGED}
     const input = root.querySelector(`[data-control=${{control}}] select`);
+    const index = [...input.options].findIndex((option) => option.text === text);
+    if (index < 0) throw new Error(`${{control}} has no ${{text}}`);
     if (input.selectedIndex === index) return 0;
     input.selectedIndex = index;
     const start = performance.now();
@@ -85,13 +99,34 @@ UPLOAD = f"""async (bytes) => {{ {CHANGED}
     root.dispatchEvent(new DragEvent("drop", {{ dataTransfer: moved, bubbles: true, cancelable: true }}));
     return (await changed) - start;
 }}"""
-VIEWS = {"attention": 0, "received": 1, "rollout": 2, "similarity": 3, "components": 4, "norms": 5}
+MENU = {name: view.entry or view.title for name, view in (VIEWS | INSIDE).items()}
+SWITCHES = 30
 CASES = {"vit_tiny_patch16_224": (224, 30, 5), "vit_base_patch16_224": (1024, 7, 1)}  # pixels, clicks, uploads
 
 
 def clicks(page: Page, rng: np.random.Generator, side: int, count: int) -> list[float]:
     """Seconds from a click on a random patch to the new picture."""
     return [page.evaluate(CLICK, [*map(int, rng.integers(side, size=2)), side, side]) / 1000 for _ in range(count)]
+
+
+def inside(page: Page, rng: np.random.Generator, side: int, count: int) -> Iterator[tuple[str, list[float]]]:
+    """What was timed of the views of heads and classes and of the switches, and the seconds."""
+
+    def pressed(selector: str, numbers: Iterable[int]) -> list[float]:
+        return [page.evaluate(PRESS, [selector, int(number)]) / 1000 for number in numbers]
+
+    page.evaluate(CHOOSE, ["view", MENU["lens"]])
+    yield "click, classes by layer", clicks(page, rng, side, count)
+    page.evaluate(CHOOSE, ["view", MENU["contributions"]])
+    yield "another class, contributions", pressed(".bars:not(.layers) button", range(1, 5))
+    yield "bar of a head, contributions", pressed(".parts .goes", rng.permutation(36)[:count])
+    page.evaluate(CHOOSE, ["view", MENU["attention"]])
+    pressed(".heads summary, .switch", [0])  # the means are taken once the switches are in sight
+    pressed(".switch", [35])
+    for way in WAYS:
+        page.evaluate(CHOOSE, ["way", instead(way)])
+        yield f"switch of a head, {way}", pressed(".switch", rng.permutation(35)[:SWITCHES])
+    pressed(".heads .button", [0])
 
 
 def photographs(count: int) -> list[str]:
@@ -127,17 +162,19 @@ def measured(name: str, front: Front, page: Page) -> list[dict]:
 
     row("forward", [forward])
     for view in ("attention", "similarity", "rollout"):
-        page.evaluate(CHOOSE, ["view", VIEWS[view]])
+        page.evaluate(CHOOSE, ["view", MENU[view]])
         row(f"click, {view}", clicks(page, rng, side, count))
-    page.evaluate(CHOOSE, ["view", VIEWS["received"]])
+    page.evaluate(CHOOSE, ["view", MENU["received"]])
     row("another layer, received", [page.evaluate(SLIDE, k) / 1000 for k in range(10)])
-    page.evaluate(CHOOSE, ["view", VIEWS["attention"]])
+    page.evaluate(CHOOSE, ["view", MENU["attention"]])
     row("upload", [page.evaluate(UPLOAD, each) / 1000 for each in photographs(uploads)])
     if size == 224:
+        for what, seconds in inside(page, rng, side, count):
+            row(what, seconds)
         memory, kernel = {0: psutil.Process(pid).memory_info().rss}, psutil.Process(pid)
         for k in range(1, 201):
             if k % 5 == 0:
-                page.evaluate(CHOOSE, ["view", int(rng.integers(6))])
+                page.evaluate(CHOOSE, ["view", MENU[str(rng.choice(list(VIEWS)))]])
             elif k % 7 == 0:
                 page.evaluate(SLIDE, int(rng.integers(12)))
             elif page.locator(".vitlens .picture.picks").count():

@@ -10,23 +10,20 @@ chance. `agrees` is how often the answer is that of the whole model. Controls: t
 with random weights. Intervals (95 %) are Wilson's, those of `one patch` Student's over images.
 """
 
-import argparse
 import itertools
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import torch
-from results import rounded, sentence, write
+from results import rounded, write
+from specimens import arguments, note, specimens
 from tqdm import tqdm
 
-from vitlens import load_model, tokens
+from vitlens import tokens
 from vitlens.evaluate import proportion, student
-from vitlens.evaluate.passage import Pictures, generator
+from vitlens.evaluate.passage import generator
 from vitlens.stream import TunedLens, read_out, tune
-
-MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
-BATCH = 10
 
 
 def scored(model, batches, ways):
@@ -71,42 +68,28 @@ def rows(name: str, lens: str, found) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="a data set with validation images")
-    parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    parser.add_argument("--images", type=int, default=2000)
+    parser = arguments(__doc__)
     parser.add_argument("--tuning", type=int, default=1000, help="other images that tune the lens")
-    parser.add_argument("--control", type=int, default=500, help="images for the untrained model")
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--save", type=Path, help="folder for the tuned lens of the first model")
     options = parser.parse_args()
-    table = []
-    for name in options.models:
-        start, model, title = time.perf_counter(), load_model(name), Path(name).name
-        drawn = options.images + options.tuning
-        pictures = Pictures(model, options.data, drawn, 0, BATCH, False, {"workers": 1}, first=options.tuning)
-        batches = [batch for _, batch in pictures.read(range(len(pictures.batches)))]
-        tuning = [images for _, (images, _) in pictures.read(range(-len(pictures.first), 0))]
-        losses = []
-        lens = tune(model, tqdm(tuning, unit="step", disable=None), on_step=losses.append)
-        tenth = max(1, len(losses) // 10)
-        print(f"{title}: KL of the first tenth of the steps {sum(losses[:tenth]) / tenth:.3f}, "
-              f"of the last {sum(losses[-tenth:]) / tenth:.3f}", flush=True)  # fmt: skip
-        if options.save and name == options.models[0]:
-            lens.save(options.save)
-            lens = TunedLens.load(options.save)
-        for way, found in zip(("plain", "tuned"), scored(model, batches, (None, lens)), strict=True):
+    table, saved = [], options.save
+    for title, model, batches, tuning in specimens(options, options.tuning):
+        start, lenses = time.perf_counter(), {"plain": None}
+        if tuning:
+            losses = []
+            lens = tune(model, tqdm(tuning, unit="step", disable=None), on_step=losses.append)
+            tenth = max(1, len(losses) // 10)
+            print(f"{title}: KL of the first tenth of the steps {sum(losses[:tenth]) / tenth:.3f}, "
+                  f"of the last {sum(losses[-tenth:]) / tenth:.3f}", flush=True)  # fmt: skip
+            if saved:
+                lens.save(saved)
+                lens, saved = TunedLens.load(saved), None
+            lenses["tuned"] = lens
+        for way, found in zip(lenses, scored(model, batches, lenses.values()), strict=True):
             table += rows(title, way, found)
-        if name == options.models[0]:
-            torch.manual_seed(0)
-            untrained = load_model(name, pretrained=False)
-            (found,) = scored(untrained, batches[: options.control // BATCH], (None,))
-            table += rows(f"{title}, untrained", "plain", found)
         print(f"{title}: {time.perf_counter() - start:.0f} s", flush=True)
-    models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
     save = f" --save {options.save}" if options.save else ""
-    command = f"python benchmarks/lens.py --data tiny-imagenet --images {options.images}{models} --out {options.out}"
-    write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in table], sentence(command + save))
+    write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in table], note("lens.py", options, save))
     for row in table:
         if row["reader"] != "wrong label":
             print(*(f"{v:.1f}" if isinstance(v, float) else v for v in row.values()))

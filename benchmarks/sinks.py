@@ -11,19 +11,14 @@ before the layer, and what an even share would be for as many of them. Controls:
 one with random weights, which sees fewer images.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
-from results import rounded, sentence, write
+from results import rounded, write
+from specimens import arguments, note, specimens
 from tqdm import tqdm
 
-from vitlens import load_model, tokens
+from vitlens import tokens
 from vitlens.evaluate import student
-from vitlens.evaluate.passage import Pictures
 
-MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
-BATCH = 10
 LOW = 2.0
 
 
@@ -72,27 +67,10 @@ def model_border(model) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="a data set with validation images")
-    parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--control", type=int, default=500, help="images for the untrained model")
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    options = parser.parse_args()
-    table = []
-    for name in options.models:
-        model, title = load_model(name), Path(name).name
-        pictures = Pictures(model, options.data, options.images, 0, BATCH, False, {"workers": 1})
-        batches = [batch for _, batch in pictures.read(range(len(pictures.batches)))]
+    options, table = arguments(__doc__).parse_args(), []
+    for title, model, batches, _ in specimens(options):
         table += rows(title, model, batches)
-        if name == options.models[0]:
-            torch.manual_seed(0)
-            untrained = load_model(name, pretrained=False)
-            table += rows(f"{title}, untrained", untrained, batches[: options.control // BATCH])
-    table = [rounded(row, lambda value: f"{value:.4g}") for row in table]
-    models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
-    command = f"python benchmarks/sinks.py --data tiny-imagenet --images {options.images}{models} --out {options.out}"
-    write(options.out, table, sentence(command))
+    write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in table], note("sinks.py", options))
     for row in table:
         print(*row.values())
 

@@ -230,14 +230,14 @@ def test_grad_cam_where_a_block_is_its_own_attention(vit, name):
 
 
 def test_grad_cam_equals_pytorch_grad_cam(vit):
-    package = pytest.importorskip("pytorch_grad_cam", reason="pip install grad-cam, which brings OpenCV, to compare")
+    from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.image import scale_cam_image
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     model, x = vit(img_size=SIZE), images(dtype=torch.float32)
     other = copy.deepcopy(model)
     grid = lambda t: t[:, 1:].reshape(len(t), 4, 6, -1).permute(0, 3, 1, 2)  # noqa: E731
-    with package.GradCAM(other, [other.blocks[-1].norm1], reshape_transform=grid) as cam:
+    with GradCAM(other, [other.blocks[-1].norm1], reshape_transform=grid) as cam:
         theirs = cam(x, [ClassifierOutputTarget(number) for number in TARGET])
     ours = scale_cam_image(scale_cam_image(grad_cam(model, x, TARGET).numpy(), (96, 64)))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -1,6 +1,7 @@
 """captum's methods with patches as the features, against captum called by hand."""
 
 import sys
+from functools import partial
 
 import captum.attr
 import numpy as np
@@ -109,6 +110,23 @@ def test_covering_by_hand(vit, window):
     close(single, torch.stack([tiles(v).mean(-1) for v in ablated]))
     if window == 1:
         close(got, single)
+
+
+def test_gradients_along_a_path_and_covering_equal_zennit(vit):
+    """A library that shares no code with captum, whose sums over the path converge as 1 / steps."""
+    from zennit.attribution import IntegratedGradients, Occlusion, occlude_independent
+
+    model, x = vit(img_size=(64, 96), dtype=torch.float64), images().double()
+    target = torch.eye(10, dtype=torch.float64)[[3, 7]]
+    half = lambda image: image / 2  # noqa: E731  # the norms are smooth on the way from there
+    once, twice = (IntegratedGradients(model, baseline_fn=half, n_iter=n)(x, target)[1] for n in (24, 48))
+    path = torch.stack([tiles(v).sum(-1) for v in 2 * twice - once])  # without what falls as 1 / steps
+    near(integrated_gradients(model, x, [3, 7], baseline=half(x)), path)
+    covered = partial(occlude_independent, invert=True)
+    sliding = Occlusion(model, None, lambda out: out * target, occlusion_fn=covered, window=(16, 16), stride=(16, 16))
+    logits, left = sliding(x)
+    lost = logits[[0, 1], [3, 7]][:, None, None] - torch.stack([tiles(v).mean(-1) for v in left])
+    torch.testing.assert_close(feature_ablation(model, x, [3, 7]), lost)
 
 
 def test_ablation_is_the_logit_lost(vit):

@@ -4,10 +4,13 @@ import datetime
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import timm
 import torch
+
+from vitlens import widgets
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,3 +70,28 @@ def test_training_is_measured_in_the_precisions_of_the_device(results, monkeypat
     monkeypatch.setattr(training, "computes_bf16", lambda device: has)
     found = {case.precision for case in training.cases(torch.device("cpu"), quick=False, batch=None)}
     assert found == ({"fp32", "bf16"} if has else {"fp32"})
+
+
+def test_the_explorer_is_timed_at_what_it_offers(results, vit):
+    import explorer  # benchmarks/explorer.py
+
+    offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).controls()}
+    asked = []
+
+    class Page:
+        def evaluate(self, script, given):
+            asked.append((script, *given))
+            return 40.0
+
+    rows = dict(explorer.inside(Page(), np.random.default_rng(0), 14, 9))
+    chosen = {(control, text) for script, control, text, *_ in asked if script == explorer.CHOOSE}
+    assert all(text in offered[control] for control, text in chosen)
+    assert {text for control, text in chosen if control == "way"} == offered["way"]
+    assert set(explorer.MENU.values()) <= offered["view"]
+    assert {name: len(seconds) for name, seconds in rows.items()} == {
+        "click, classes by layer": 9, "another class, contributions": 4, "bar of a head, contributions": 9,
+        "switch of a head, mean": 30, "switch of a head, zero": 30,
+    }  # fmt: skip
+    assert set(rows["switch of a head, mean"]) == {0.04}
+    turned = [number for script, selector, number, *_ in asked if script == explorer.PRESS and selector == ".switch"]
+    assert len(set(turned[-30:])) == 30, "a click that turns a head back shows what is there already"

@@ -163,7 +163,8 @@ def test_models_without_tokens():
 
 def test_equal_to_torch_cam(vit):
     """Its drop, increase, deletion and insertion, when it is given our map as its own."""
-    metrics = pytest.importorskip("torchcam.metrics", reason="pip install torchcam to compare with its metrics")
+    from torchcam import metrics
+
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6, dtype=torch.float32)
     model.head.weight.data.mul_(20)
     stretched = (m - m.amin((1, 2), keepdim=True)) / (m.amax((1, 2), keepdim=True) - m.amin((1, 2), keepdim=True))

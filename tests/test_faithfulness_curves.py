@@ -238,10 +238,11 @@ def test_memory_is_that_of_one_batch():
 
 
 def test_deletion_equals_quantus():
-    quantus = pytest.importorskip("quantus", reason="pip install quantus to compare with its pixel flipping")
+    import quantus
+
     model, x, m = linear().eval(), images(), maps(2, 4, 6)
     flipping = quantus.PixelFlipping(
-        features_in_step=3 * 256, perturb_baseline=0.0, abs=False, normalize=False, disable_warnings=True
+        features_in_step=3 * 256, perturb_baseline=0.0, abs=False, normalise=False, disable_warnings=True
     )
     pixels = m.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None].numpy()
     theirs = flipping(model.float(), x.float().numpy(), TARGET.numpy(), a_batch=pixels, softmax=True, device="cpu")

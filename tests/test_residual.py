@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from maps_support import left_as_found, refuses
 from test_timm import QUICK
+from timm_support import read_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -48,7 +49,23 @@ def small(name, **more):
 
 @pytest.mark.parametrize("name, more", CASES, ids=str)
 def test_the_parts_add_up_to_the_logit(name, more):
-    model, x = small(name, **more)
+    check_parts(*small(name, **more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, row in read_table()[1].items() if row["stream"] == "yes"])
+def test_the_parts_add_up_in_every_model_that_is_taken_apart(name):
+    check_parts(*small(name))
+
+
+@pytest.mark.parametrize("layers", [[(32, 5)], [(32, 16), (16, 5)]], ids=["no bias", "pre-logits"])
+def test_the_parts_add_up_for_other_heads(layers):
+    model, x = small("vit_tiny_patch16_224")
+    model.head = torch.nn.Sequential(*(torch.nn.Linear(*each, bias=len(layers) > 1) for each in layers)).double()
+    check_parts(model, x)
+
+
+def check_parts(model, x):
     with torch.no_grad():
         logits = model(x)
     found = stream.contributions(model, x, [1, 3], against=0)
@@ -125,6 +142,43 @@ def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand(vit):
     gradients = torch.autograd.grad(logit, kept)
     expected = sum((t * g).sum(-1) for t, g in zip(kept, gradients, strict=True))[:, 1:].unflatten(1, (4, 6))
     torch.testing.assert_close(balanced_gradients(model, x, 4), expected.detach())
+
+
+def test_balanced_gradients_equal_lxt(monkeypatch):
+    """CP-LRP of LXT (Achtibat et al. 2024) on torchvision's ViT of the same weights, as gradient × input."""
+    gone = "transformers.pytorch_utils.find_pruneable_heads_and_indices"  # in transformers 5; LXT has it for BERT
+    monkeypatch.setattr(gone, None, raising=False)
+    from lxt.efficient import monkey_patch
+    from torchvision.models import vision_transformer
+
+    theirs = vision_transformer.VisionTransformer(32, 8, 3, 2, 24, 96, num_classes=5).eval().double()
+    names = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)
+    ours, x = timm.create_model("vit_tiny_patch16_224", **names).eval().double(), images((32, 32))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel())).add_(0.1)
+    layer = {"ln_1": "norm1", "ln_2": "norm2", "self_attention": "attn", "in_proj_": "qkv.", "out_proj": "proj"}
+    layer |= {"mlp.0": "mlp.fc1", "mlp.3": "mlp.fc2"}
+    whole = {"class_token": "cls_token", "conv_proj": "patch_embed.proj", "encoder.pos_embedding": "pos_embed"}
+    whole |= {"encoder.layers.encoder_layer_": "blocks.", "encoder.ln": "norm", "heads.head": "head"} | layer
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        for old, new in whole.items():
+            name = name.replace(old, new)
+        state[name] = tensor
+    ours.load_state_dict(state)
+    torch.testing.assert_close(ours(x), theirs(x))
+    with monkeypatch.context() as patch:
+        for each in (torch.nn.GELU, torch.nn.LayerNorm, torch.nn.MultiheadAttention):  # put back what LXT replaces
+            patch.setattr(each, "forward", each.forward)
+            patch.setattr(each, "original_forward", None, raising=False)
+        monkey_patch(vision_transformer)
+        kept = []
+        for block in theirs.encoder.layers:
+            block.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+        gradients = torch.autograd.grad(theirs(x)[:, 4].sum(), kept)
+    expected = sum((tokens * by).sum(-1) for tokens, by in zip(kept, gradients, strict=True))[:, 1:]
+    torch.testing.assert_close(balanced_gradients(ours, x, 4), expected.detach().unflatten(1, (4, 4)))
 
 
 class Flops(TorchDispatchMode):

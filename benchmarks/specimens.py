@@ -1,0 +1,51 @@
+"""What lens.py and sinks.py have in common: the models that they look at, on which images, and a control."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from results import sentence
+from torch import Tensor, nn
+
+from vitlens import load_model
+from vitlens.evaluate.passage import Pictures
+
+MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
+BATCH = 10
+
+
+def arguments(doc: str) -> argparse.ArgumentParser:
+    """A parser of the options that both have."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--data", required=True, help="a data set with validation images")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--control", type=int, default=500, help="images for the untrained model")
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    return parser
+
+
+def specimens(
+    options: argparse.Namespace, others: int = 0
+) -> Iterator[tuple[str, nn.Module, list[tuple[Tensor, Tensor]], list[Tensor]]]:
+    """Each model's title, the model, (images, labels) batches of --images, and image batches of `others` other ones.
+
+    After the first model the same one with random weights, which sees --control images and no others.
+    """
+    for name in options.models:
+        model, title = load_model(name), Path(name).name
+        drawn = options.images + others
+        pictures = Pictures(model, options.data, drawn, 0, BATCH, False, {"workers": 1}, first=others)
+        batches = [batch for _, batch in pictures.read(range(len(pictures.batches)))]
+        yield title, model, batches, [images for _, (images, _) in pictures.read(range(-len(pictures.first), 0))]
+        if name == options.models[0]:
+            torch.manual_seed(0)
+            yield f"{title}, untrained", load_model(name, pretrained=False), batches[: options.control // BATCH], []
+
+
+def note(script: str, options: argparse.Namespace, more: str = "") -> str:
+    """The sentence above a table: the command, when, on what and with what."""
+    models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
+    command = f"python benchmarks/{script} --data tiny-imagenet --images {options.images}{models} --out {options.out}"
+    return sentence(command + more)
