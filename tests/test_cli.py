@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import re
@@ -22,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitlens import attention, attribution, capture, commands, filters, load_model, positions, stream
-from vitlens.commands import looking
+from vitlens.commands import looking, options
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.models import preprocess
@@ -109,6 +110,18 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     for i, entry in enumerate(summary["images"]):
         np.testing.assert_allclose(entry["rollout"], expected.rollout[i], rtol=1e-4)
         assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
+
+
+def test_the_garbage_collector_rests_while_a_command_imports(monkeypatch):
+    with pytest.raises(ImportError), options.importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and gc.get_freeze_count() == 0, "PyTorch was there before"
+    monkeypatch.delitem(sys.modules, "torch")
+    with options.importing():
+        pass
+    assert gc.isenabled() and gc.get_freeze_count() > 0
+    gc.unfreeze()
 
 
 def test_inspect_says_what_heads_write(model_folder, photographs, tmp_path):

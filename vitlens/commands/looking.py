@@ -30,12 +30,13 @@ def inspect(
     device: options.Device = "cpu",
 ) -> None:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
-    from tqdm import tqdm
+    with options.importing():
+        from tqdm import tqdm
 
-    from vitlens.models import load_model
-    from vitlens.recorder.families import attention_modules
-    from vitlens.reports import inspection
-    from vitlens.reports.pictures import image_files
+        from vitlens.models import load_model
+        from vitlens.recorder.families import attention_modules
+        from vitlens.reports import inspection
+        from vitlens.reports.pictures import image_files
 
     names = [model, beside] if beside else [model]
     if beside and Path(model) == Path(beside):
@@ -96,10 +97,11 @@ def explain(
 ) -> None:
     """Explain a class, or what makes a picture like another or like a text, and score each map by insertion and
     deletion."""
-    from tqdm import tqdm
+    with options.importing():
+        from tqdm import tqdm
 
-    from vitlens.models import load_model
-    from vitlens.reports import explanation
+        from vitlens.models import load_model
+        from vitlens.reports import explanation
 
     failures, complain = options.complaints()
     shown = options.named_images(images)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, TextIO, get_type_hints
 
@@ -46,6 +48,20 @@ def grouped(command: Callable) -> Callable:
         for name, default in defaults.items()
     ])  # fmt: skip
     return flat
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import in this block without the garbage collector, and keep it away from what was imported: it would go through
+    all objects of PyTorch and timm again and again, and once more at the end, which takes seconds."""
+    first = "torch" not in sys.modules
+    gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+        gc.enable()
 
 
 def complaints() -> tuple[list[str], Callable[[str], None]]:
