@@ -27,12 +27,12 @@ SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, interme
 SQUARE = dict(image_size=32, patch_size=8)
 
 
-def _build(name: str, config: str, both: str = "", **settings):
-    """A model of transformers; both: the configuration of text and vision together."""
+def _build(name: str, config: str, both: str = "", text: dict | None = None, **settings):
+    """A model of transformers; both: the configuration of text and vision together. text: more of its text tower."""
     import transformers
 
     if both:
-        text = dict(SMALL, vocab_size=99, max_position_embeddings=16, projection_size=32)
+        text = SMALL | dict(vocab_size=99, max_position_embeddings=16, projection_size=32) | (text or {})
         settings = {k: settings.pop(k) for k in ("num_labels", "projection_dim") if k in settings} | {
             "vision_config": settings, "text_config": text,
         }  # fmt: skip

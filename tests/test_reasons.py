@@ -1,4 +1,5 @@
-"""Class-specific views of the explorer: the maps of `vitlens.attribution`, their scores, and the choice of classes."""
+"""Views of the explorer that say why: the maps of `vitlens.attribution`, their scores, and the choice of what is
+explained."""
 
 import io
 import json
@@ -7,14 +8,18 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from families_support import small
 from PIL import Image
-from test_explorer import PICTURE, browser, values, words
+from test_explorer import PICTURE, browser, encoded, values, words
 
-from vitlens import faithfulness, widgets
-from vitlens.attribution import METHODS, Method, register, registry
+from vitlens import faithfulness, intervene, widgets
+from vitlens.attribution import METHODS, Method, like, register, registry, text
 from vitlens.images import samples
 from vitlens.models import preprocess
+from vitlens.recorder.families import family
 from vitlens.widgets import reasons
+from vitlens.widgets.likeness import Likeness
 
 
 @pytest.fixture
@@ -186,9 +191,137 @@ def test_digits_are_a_name_first(vit):
 
 def test_a_model_without_classes_has_none_to_ask_for(vit):
     explorer = widgets.explore(vit(num_classes=0), PICTURE)
-    with pytest.raises(ValueError, match="'View' .* one of 'attention', .* got 'relevance'"):
-        explorer.set(view="relevance")
-    assert explorer.frame["bars"] == []
+    with pytest.raises(ValueError, match="'View' .* one of 'attention', .* got 'lens'"):
+        explorer.set(view="lens")
+    explorer.set(view="relevance")  # what is left to ask is a likeness
+    assert explorer.frame["bars"] == [] and explorer.state["target"] == ("picture", "astronaut")
+    assert "another" not in {control["name"] for control in explorer.frame["controls"]}
+    with pytest.raises(ValueError, match="no classes|has none"):
+        explorer.set(target=3)
+
+
+def other(model, name):
+    return preprocess(model, samples()[name], size=model.patch_embed.img_size)
+
+
+@pytest.mark.parametrize("name", ["relevance", "legrad", "grad_cam", "direct", "occlusion"])
+@pytest.mark.parametrize("classes", [0, 10])
+def test_a_likeness_is_the_methods(vit, name, classes):
+    model = vit(num_classes=classes)
+    explorer = widgets.explore(model, PICTURE)
+    coffee, rocket = (like(other(model, name)) for name in ("coffee", "rocket"))
+    explorer.set(view=name, target=("picture", "coffee"))
+    np.testing.assert_allclose(values(explorer), METHODS[name](model, given(model), coffee)[0], atol=1e-6)
+    explorer.set(against=("picture", "rocket"))
+    expected = METHODS[name](model, given(model), coffee, against=rocket)[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    with torch.no_grad():
+        found = [family(model).pooled(x)[0] for x in (given(model), other(model, "coffee"), other(model, "rocket"))]
+    one, two = (F.cosine_similarity(found[0], each, dim=0).item() for each in found[1:])
+    for what, cosine in (("for likeness to “coffee”", one), ("rather than to “rocket”", two)):
+        assert f"{what} (cosine {cosine:.3g})".replace("-", "−") in words(explorer)
+
+
+def test_the_score_of_a_likeness_is_its_cosine(vit):
+    model = vit(num_classes=0)
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad", target=("picture", "coffee"), against=("picture", "rocket"))
+    found = until_scored(explorer)
+    coffee, rocket = (like(other(model, name)) for name in ("coffee", "rocket"))
+    maps = METHODS["legrad"](model, given(model), coffee, against=rocket)
+    expected = faithfulness.curves(model, given(model), maps[None], coffee, against=rocket, step=2)
+    for name in ("deletion", "insertion"):
+        np.testing.assert_allclose(found["curves"][name], getattr(expected, name)[0, 0], atol=1e-6)
+    assert found["scale"] == "difference of the two cosines"
+
+
+def test_pictures_that_are_alike_change_places(vit):
+    explorer = widgets.explore(vit(num_classes=0), PICTURE)
+    shown = explorer.state["photograph"]
+    explorer.set(view="legrad", target=("picture", "coffee"), against=("picture", "rocket"))
+    explorer.set(photograph="coffee")
+    assert explorer.state["target"] == ("picture", shown) and explorer.state["against"] == ("picture", "rocket")
+    explorer.set(photograph="rocket")
+    assert explorer.state["against"] == "none"
+    with pytest.raises(ValueError, match="'Explain' must be one of"):
+        explorer.set(target=("picture", "rocket"))
+    with pytest.raises(ValueError, match="text tower"):
+        explorer.set(target=("text", "a cat"))
+    assert explorer.state["target"] == ("picture", shown)
+
+
+def test_two_uploads_can_be_alike(vit):
+    model = vit(num_classes=0)
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad")
+    for name in ("coffee", "rocket"):
+        assert browser(explorer, {"upload": f"{name}.png"}, encoded(samples()[name])) == ""
+    assert browser(explorer, {"set": {"target": ["picture", "your earlier picture"]}}) == ""
+    expected = METHODS["legrad"](model, other(model, "rocket"), like(other(model, "coffee")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert browser(explorer, {"upload": "flower.png"}, encoded(samples()["flower"])) == ""
+    expected = METHODS["legrad"](model, other(model, "flower"), like(other(model, "rocket")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+
+
+def test_a_likeness_is_that_of_the_model_without_its_heads(vit):
+    model = vit(num_classes=0)
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad", target=("picture", "coffee"), off=[(1, 0)], way="zero")
+    with intervene(model, heads={(1, 0): "zero"}):
+        expected = METHODS["legrad"](model, given(model), like(other(model, "coffee")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+
+
+class Tokens(dict):
+    def to(self, device):
+        return self
+
+
+def tokenized(prompts, **_):
+    """One made-up word for each letter, and the end."""
+    ids = [[3 + ord(letter) % 90 for letter in prompt][:14] + [98] for prompt in prompts]
+    return Tokens(input_ids=torch.tensor(ids))
+
+
+def test_a_text_is_explained_by_a_model_that_reads_texts(monkeypatch):
+    clip = small("CLIPModel", text=dict(eos_token_id=98))
+    monkeypatch.setattr("vitlens.recorder.families.texts._beside", lambda model: tokenized)
+    explorer = widgets.explore(clip, PICTURE)
+    explorer.set(view="relevance")
+    assert explorer.state["target"][0] == "picture" and "another" in shown_controls(explorer)
+    assert browser(explorer, {"set": {"another": " a cat "}}) == "" and explorer.state["target"] == ("text", "a cat")
+    assert "against" not in shown_controls(explorer)
+    x = preprocess(clip, PICTURE)
+    cat, dog = (text(prompt, tokenizer=tokenized) for prompt in ("a cat", "a dog"))
+    np.testing.assert_allclose(values(explorer), METHODS["relevance"](clip, x, cat)[0], atol=1e-6)
+    assert browser(explorer, {"set": {"rather": "a dog"}}) == ""
+    expected = METHODS["relevance"](clip, x, cat, against=dog)[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert "for likeness to “a cat” (" in words(explorer) and "rather than to “a dog” (" in words(explorer)
+    assert browser(explorer, {"set": {"rather": "a cat"}}) != "" and explorer.state["against"] == ("text", "a dog")
+    assert browser(explorer, {"set": {"rather": ""}}) == "" and explorer.state["against"] == "none"
+    explorer.set(target=("picture", "coffee"))
+    menu = next(control for control in explorer.frame["controls"] if control["name"] == "target")
+    assert menu["groups"][0] == ("Likeness to a text", 2) and {"against", "another"} <= set(shown_controls(explorer))
+
+    def nowhere(model):
+        raise OSError("The tokenizer is not on this disk.")
+
+    monkeypatch.setattr("vitlens.recorder.families.texts._beside", nowhere)
+    assert browser(explorer, {"set": {"another": "a bird"}}) == "The tokenizer is not on this disk."
+    assert explorer.state["target"] == ("picture", "coffee")
+
+
+def test_a_view_of_classes_alone_keeps_what_others_explain(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad", target=("picture", "coffee"))
+    explorer.set(view="lens")
+    assert f"probability of “{likeliest(model)[1][0]}”" in words(explorer)
+    assert next(c for c in explorer.frame["controls"] if c["name"] == "target")["value"] == "predicted"
+    explorer.set(view="legrad")
+    assert "likeness to “coffee”" in words(explorer)
 
 
 def test_a_score_whose_parts_are_forgotten_is_made_anew_when_nothing_else_is_asked(explorer):
@@ -224,16 +357,17 @@ def test_slow_maps_are_given_up_when_something_else_is_asked(vit):
     model = vit()
     explorer = widgets.explore(model, PICTURE)
     shown, forwards = explorer.subject, []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    handle = model.norm.register_forward_hook(lambda *_: forwards.append(1))  # features need no more of a forward
     wanted = lambda: len(forwards) < 3  # noqa: E731
-    choice = reasons.Choice()
-    for make in (reasons.views()["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
-        forwards.clear()
-        with pytest.raises(reasons.Superseded):
-            make(shown, choice, wanted)
-        assert len(forwards) == 3
+    coffee = Likeness("coffee", ("coffee",), samples()["coffee"])
+    for choice in (reasons.Choice(), reasons.Choice(target=coffee)):
+        for make in (reasons.views()["kernel_shap"].make, lambda *a: reasons.scored(a[0], "relevance", *a[1:])):
+            forwards.clear()
+            with pytest.raises(reasons.Superseded):
+                make(shown, choice, wanted)
+            assert len(forwards) == 3
     handle.remove()
-    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks and not model.patch_embed._forward_pre_hooks
     explorer.set(view="relevance")
     assert "curves" in until_scored(explorer)
 

@@ -23,7 +23,7 @@ from test_profiles import WIDE
 
 from browser.fronts import MARKS, Front, assert_gone_and_back, chromium, move
 from vitlens import intervene, load_image, load_model, stream
-from vitlens.attribution import relevance
+from vitlens.attribution import like, relevance
 from vitlens.faithfulness import curves
 from vitlens.images import samples
 from vitlens.models import preprocess, restore
@@ -289,6 +289,32 @@ def test_why_a_class(page, model):
             page.act(lambda: page.page.locator(".vitlens .bars button").nth(0).click())
             assert typed.input_value() == ""
     assert_shows(page, painted(vit, x, relevance(vit, x, order[-1], against=order[2])[0].numpy()))
+
+
+def test_why_alike(page, model):
+    vit = opened_model(model)
+    x, coffee, rocket = (preprocess(vit, samples()[name]) for name in ("astronaut", "coffee", "rocket"))
+    page.choose("view", "Relevance (Chefer et al. 2021)")
+    page.choose("target", "coffee")
+    assert_shows(page, painted(vit, x, relevance(vit, x, like(coffee))[0].numpy()))
+    page.choose("against", "rocket")
+    maps = relevance(vit, x, like(coffee), against=like(rocket))
+    assert_shows(page, painted(vit, x, maps[0].numpy()))
+    with torch.no_grad():
+        seen = [vit.forward_head(vit.forward_features(each), pre_logits=True) for each in (x, coffee, rocket)]
+    to = [f"{torch.cosine_similarity(seen[0], each).item():.3g}" for each in seen[1:]]
+    assert f"likeness to “coffee” (cosine {to[0]}) rather than to “rocket” (cosine {to[1]})" in page.text("figcaption")
+    assert page.text("[data-panel=picture] h3").startswith("Why alike")
+    page.page.wait_for_selector(".vitlens .score svg")
+    values = curves(vit, x, maps, like(coffee), against=like(rocket), step=5).insertion[0]
+    line = page.page.locator(".vitlens .curve.insertion:not(.random)").get_attribute("points")
+    heights = np.array([float(point.split(",")[1]) for point in line.split()])
+    places = (heights - heights[0]) / (heights[-1] - heights[0])
+    np.testing.assert_allclose(places, (values - values[0]) / (values[-1] - values[0]), atol=1e-3)
+    assert "difference of the two cosines" in page.root.locator(".score svg").text_content()
+    page.choose("photograph", "coffee")  # the two change places
+    assert page.text("[data-control=target] option:checked") == "astronaut"
+    page.choose("target", "the predicted class")
 
 
 def test_bars_and_switches(page, model):

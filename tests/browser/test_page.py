@@ -117,6 +117,33 @@ def test_a_control_made_anew_keeps_the_keyboard(page):
     assert told(page) == [{"set": {"against": 3}}]
 
 
+def test_a_text_is_sent_once_it_is_typed_and_once_it_is_cleared(page):
+    typed = {"name": "rather", "label": "Rather than", "kind": "text", "value": "", "options": [], "high": 0, "step": 1,
+             "disabled": False, "hidden": False, "hint": "a photo of a dog"}  # fmt: skip
+    show(page, controls=[typed], answers=LATER)
+    page.get_by_label("Rather than").fill(" ")
+    page.keyboard.press("Enter")
+    assert told(page) == []
+    page.get_by_label("Rather than").fill("a photo of a cat ")
+    page.keyboard.press("Enter")
+    assert told(page) == [{"set": {"rather": "a photo of a cat"}}]
+    show(page, controls=[typed | {"value": "a photo of a cat"}], answers=LATER)
+    page.get_by_label("Rather than").fill("")
+    page.keyboard.press("Enter")
+    assert told(page) == [{"set": {"rather": ""}}]
+
+
+def test_curves_below_zero_stay_in_their_plot(page):
+    values = [-0.3, 0.1, 0.04]
+    lines = dict.fromkeys(("deletion", "insertion", "random deletion", "random insertion"), values)
+    show(page, score={"title": "Trust", "words": "", "scale": "cosine", "shares": [0, 0.5, 1], "curves": lines})
+    points = page.locator(".curve.deletion").first.get_attribute("points").split()
+    heights = [float(point.split(",")[1]) for point in points]
+    (zero,) = page.locator(".rule.zero").evaluate_all("lines => lines.map((line) => Number(line.getAttribute('y1')))")
+    assert 22 <= min(heights) and max(heights) <= 188 - 34 and heights[0] > zero > heights[2] > heights[1]
+    assert (heights[0] - zero) / (zero - heights[1]) == pytest.approx(3)
+
+
 @pytest.mark.parametrize(("place", "wanted", "arrives"), [
     (".bars button >> nth=1", {"why": 1}, {"score": {"title": "How far to trust it", "words": "Soon."}}),
     (".dot >> nth=1", {"set": {"layer": 1, "head": 0}}, {}),  # what stands above it would move it away

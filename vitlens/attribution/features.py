@@ -134,16 +134,22 @@ class _Asked(Question):
         model = unwrap(model)
         if not known(model):
             raise ValueError(f"vitlens does not know what the features of {model_name(model)} are.")
+        if against is None:
+            return self.along(self.vector(model))
+        if self.measure == LENGTH or self.measure != against.measure:
+            name, other = (_NAMED[each.measure][0].format(each.to) for each in (self, against))
+            raise ValueError(
+                f"{name[0].upper()}{name[1:]} cannot be contrasted with {other}. Contrast two similarities, or two "
+                "directions."
+            )
+        return self.along(self.vector(model), against, against.vector(model))
+
+    def along(self, vector: Tensor | None, against: Question | None = None, other: Tensor | None = None) -> Target:
+        """The target, once the vector is known, and the other one of a contrast. Raises NothingToAsk if they are equal."""
         name, ends = _NAMED[self.measure]
         if against is None:
-            return FeatureTarget(self.measure, self.vector(model), name.format(self.to), ends[0])
-        if self.measure == LENGTH or self.measure != against.measure:
-            raise ValueError(
-                f"{name.format(self.to)[0].upper()}{name.format(self.to)[1:]} cannot be contrasted with "
-                f"{_NAMED[against.measure][0].format(against.to)}. Contrast two similarities, or two directions."
-            )
-        vector = self.vector(model) - against.vector(model)
-        if not vector.any():
+            return FeatureTarget(self.measure, vector, name.format(self.to), ends[0])
+        if not (vector := vector - other).any():
             raise NothingToAsk(f"A contrast is between two questions, but {self.to} was to be explained rather than "
                                "itself. Give another to `against`.")  # fmt: skip
         return FeatureTarget(self.measure, vector, name.format(f"{self.to} less that to {against.to}"), ends[1])

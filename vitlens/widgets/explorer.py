@@ -1,4 +1,4 @@
-"""The explorer: every view of one picture, for every layer and head, from any patch, for any class."""
+"""The explorer: every view of one picture, for every layer and head, from any patch, for any class or likeness."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import nn
 
 from vitlens.attribution.target import classes
 from vitlens.models import require_classes
-from vitlens.recorder.families import attention_modules, unwrap
+from vitlens.recorder.families import attention_modules, family, unwrap
+from vitlens.widgets.likeness import PICTURE, TEXT, Likeness
 from vitlens.widgets.panels import panel, view_control
-from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
+from vitlens.widgets.pictured import EARLIER, LARGEST, PAINT, UPLOADED, Pictured
 from vitlens.widgets.reasons import LONGEST, is_scored, long, possible, scored, seconds, views
 from vitlens.widgets.saving import captioned, numbers
 from vitlens.widgets.stage import Control, Panel
@@ -25,9 +26,10 @@ from vitlens.widgets.worker import RUNNING, pause
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
     """An interactive page for one image: choose a view, a layer and a head, and click a patch to look from it, or a
-    class to see what speaks for it and how far to trust that map.
+    class to see what speaks for it and how far to trust that map. What is explained may also be a likeness, to another
+    picture or, for models with a text tower, to a text.
 
-    model: any timm Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
+    model: any Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
     sample photographs. Others can be uploaded. size: (height, width) in pixels to show it at, for models that take
     several sizes. Raises UnsupportedModelError for other models and ImageError for what is no image.
     """
@@ -37,14 +39,22 @@ def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None
 PREDICTED, NO_OTHER = "predicted", "none"
 BARS = 5
 TYPED = 10
-"""The menus offer the likeliest classes, and the last ones that were typed, up to this number."""
+"""The menus offer the likeliest classes, and the last classes and texts that were typed, up to this number."""
+CLASS, KINDS = "class", {"class": "A class", TEXT: "Likeness to a text", PICTURE: "Likeness to a picture"}
+"""What can be explained, and the groups of the menu."""
+
+
+def kind(asked_for: object) -> str:
+    """Of PREDICTED, the number of a class, or a pair such as (PICTURE, "coffee") or (TEXT, "a cup of coffee")."""
+    return asked_for[0] if isinstance(asked_for, tuple) else CLASS
 
 
 class Explorer(Pictured):
     """What `explore` returns.
 
     `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
-    is a number or a name. `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the
+    is a number or a name; `target=("picture", "coffee")` is the likeness to a photograph of the menu, and
+    `target=("text", "a cup of coffee")` that to a text; `against` is another of the same kind. `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the
     map that is shown, and `subject` the image as the model saw it.
     """
 
@@ -102,26 +112,53 @@ class Explorer(Pictured):
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if shown.off.heads else bars
 
     def change(self, **values):
-        """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name."""
+        """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name; `another`
+        and `rather` a text, where the model reads texts. The photograph that the other is to be like, once it is chosen,
+        changes places with it."""
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:
             if "off" in values:
                 values["off"] = listed(unwrap(self.model), values["off"])
-            if isinstance(values.get("another"), str):
-                values["target"] = values["another"].strip()
+            if self._reads_text and isinstance(rather := values.get("rather"), str):
+                del values["rather"]
+                values["against"] = (TEXT, rather.strip()) if rather.strip() else NO_OTHER
+            if isinstance(another := values.get("another"), str) and another.strip():
+                values["target"] = (TEXT, another.strip()) if self._reads_text else another.strip()
             elif "target" in values:
-                values["another"] = ""
+                self.state = self.state | {"another": ""}
             for name in asks.keys() & values.keys():
                 values[name] = asks[name] if values[name] is None else values[name]
-                if values[name] != asks[name]:
+                if isinstance(values[name], list | tuple) and len(values[name]) == 2:
+                    values[name] = tuple(values[name])  # the browser sends lists
+                elif values[name] != asks[name]:
                     values[name] = self._class(values[name])
-                    if values[name] not in (*self.subject.likeliest, *self.state["typed"]):
-                        self.state = self.state | {"typed": (values[name], *self.state["typed"])[:TYPED]}
+                if values[name] != asks[name] and kind(values[name]) != PICTURE:
+                    self._remember(values[name])
             super().change(**values)
         except ValueError:
             self.state = before
             raise
+        if self.state["target"] == (PICTURE, self.state["photograph"]):
+            self.state = self.state | {"target": (PICTURE, before["photograph"])}
+
+    def _remember(self, asked_for: object) -> None:
+        """Keep a class or a text in the menus."""
+        if kind(asked_for) == TEXT and not self._reads_text:
+            raise ValueError(f"{self.subject.name} has no text tower, so it cannot be asked about a text.")
+        if asked_for not in (*self.subject.likeliest, *self.state["typed"]):
+            self.state = self.state | {"typed": (asked_for, *self.state["typed"])[:TYPED]}
+
+    def upload(self, name, data):
+        note = super().upload(name, data)
+        renamed = {(PICTURE, UPLOADED): (PICTURE, EARLIER)}
+        asks = {each: self.state[each] for each in ("target", "against")}
+        self.state = self.state | {each: renamed.get(value, value) for each, value in asks.items()}
+        return note
+
+    @property
+    def _reads_text(self) -> bool:
+        return family(unwrap(self.model)).reads_text
 
     def _class(self, asked: object) -> int:
         """The number of a class given by number or name. Raises ValueError if there is none."""
@@ -134,9 +171,14 @@ class Explorer(Pictured):
 
     def fit(self, subject):
         super().fit(subject)
-        named = subject.likeliest[:1] if self.state["target"] == PREDICTED else [self.state["target"]]
-        if self.state["against"] in named:
-            self.state = self.state | {"against": NO_OTHER}
+        here, target = (PICTURE, self.state["photograph"]), self.state["target"]
+        if target == here or (target == PREDICTED and not subject.likeliest):
+            target = next((PICTURE, name) for name in self.photographs if name != here[1])
+        named = subject.likeliest[:1] if target == PREDICTED else [target]
+        against = self.state["against"]
+        if against in (*named, here) or kind(against) != kind(target):
+            against = NO_OTHER
+        self.state = self.state | {"target": target, "against": against}
 
     def afterwards(self, wanted):
         shown, view, choice = self.subject, self.state["view"], self.choice
@@ -174,11 +216,19 @@ class Explorer(Pictured):
     @property
     def choice(self) -> Choice:
         """The layer, head, query and classes that are chosen."""
-        target, against = self.state["target"], self.state["against"]
-        return Choice(
-            self.state["layer"], self.row.fitted(self.state["head"]), self.query,
-            None if target == PREDICTED else target, None if against == NO_OTHER else against,
-        )  # fmt: skip
+        asks = (self._named(self.state[each]) for each in ("target", "against"))
+        return Choice(self.state["layer"], self.row.fitted(self.state["head"]), self.query, *asks)
+
+    def _named(self, asked_for: object) -> int | Likeness | None:
+        """What is chosen in a menu, as views take it; None where a view is about classes alone."""
+        if kind(asked_for) == CLASS:
+            return asked_for if isinstance(asked_for, int) else None
+        if not self.row.likes:
+            return None
+        of, name = asked_for
+        if of == TEXT:
+            return Likeness(name)
+        return Likeness(name, self.photographs[name].key, self.photographs[name].image, self.size)
 
     def view(self, wanted: Callable[[], bool] = pause) -> Map:
         """The map that is shown."""
@@ -213,26 +263,42 @@ class Explorer(Pictured):
             *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
             view_control(self.state["view"], possible(shown)),
             *(inside if row.layered else (replace(control, hidden=True) for control in inside)),
-            *(replace(control, hidden=control.hidden or not about) for control in self._class_controls(shown)),
+            *(replace(control, hidden=control.hidden or not about) for control in self._asking_controls(shown)),
             *self.paint_controls(self.state["view"]),
             *switches(unwrap(self.model), self.state["off"], self.state["way"]),
         ]
 
-    def _class_controls(self, shown: Subject) -> list[Control]:
-        target = self.state["target"]
-        asked = [k for k in (*self.state["typed"], target, self.state["against"]) if isinstance(k, int)]
-        known = dict.fromkeys([*shown.likeliest, *asked])
-        each = [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known]
+    def _asking_controls(self, shown: Subject) -> list[Control]:
+        target, against, row = self.state["target"], self.state["against"], self.row
+        if row.explains and not row.likes:  # which is about a class, whatever is chosen elsewhere
+            target, against = (PREDICTED if kind(each) != CLASS else each for each in (target, against))
+        asked = (*self.state["typed"], target, against)
+        known = dict.fromkeys([*shown.likeliest, *(k for k in asked if isinstance(k, int))])
+        offered = {
+            CLASS: [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known],
+            TEXT: [(each[1], each) for each in dict.fromkeys(asked) if kind(each) == TEXT],
+            PICTURE: [(name, (PICTURE, name)) for name in self.photographs if name != self.state["photograph"]],
+        }
+        if row.explains and not row.likes:
+            offered = {CLASS: offered[CLASS]}
         named = shown.likeliest[:1] if target == PREDICTED else [target]
-        others = [(name, k) for name, k in each if k not in named]
-        return [
-            Control("target", "Class", "select", target, (("the predicted one", PREDICTED), *each)),
-            Control("another", "Any class", "text", self.state["another"], hint="name or number"),
-            Control(
-                "against", "Rather than", "select", self.state["against"], (("–", NO_OTHER), *others),
-                hidden=not self.row.contrasts,
-            ),
-        ]  # fmt: skip
+        others = [(name, each) for name, each in offered[kind(target)] if each not in named]
+        if shown.likeliest:
+            offered[CLASS] = [("the predicted class", PREDICTED), *offered[CLASS]]
+        groups = tuple((KINDS[each], len(options)) for each, options in offered.items() if options)
+        reads, about_text = self._reads_text, kind(target) == TEXT
+        controls = [Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups)]
+        if reads or shown.likeliest:
+            label, hint = ("Any text", "a photo of a cat") if reads else ("Any class", "name or number")
+            controls.append(Control("another", label, "text", self.state["another"], hint=hint))
+        controls.append(
+            Control("against", "Rather than", "select", against, (("–", NO_OTHER), *others),
+                    hidden=not row.contrasts or about_text)
+        )  # fmt: skip
+        if reads:
+            value, hidden = against[1] if kind(against) == TEXT else "", not row.contrasts or not about_text
+            controls.append(Control("rather", "Rather than", "text", value, hint="a photo of a dog", hidden=hidden))
+        return controls
 
     @property
     def _scores(self) -> bool:

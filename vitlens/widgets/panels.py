@@ -33,7 +33,7 @@ def panel(
     for count, where in zip(grid.padded, ("at the bottom", "at the right"), strict=True):
         words += f" The last patches {where} reach {count} pixels beyond the picture." if count else ""
     return Panel(
-        name=name, title=title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
+        name=name, title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
         cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
         selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
         picks="the patch to look from" if view.query else "", values=values, scale=scale, unit=shown.unit,

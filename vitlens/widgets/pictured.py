@@ -15,7 +15,7 @@ from vitlens.widgets.stage import Control, Stage
 from vitlens.widgets.subjects import Photograph, Subject, subject
 from vitlens.widgets.views import READOUT, View, readout_words
 
-GIVEN, UPLOADED = "the picture given", "your picture"
+GIVEN, UPLOADED, EARLIER = "the picture given", "your picture", "your earlier picture"
 PATCH = "patch"
 OPACITIES = ("by value", "value"), ("even", "even")
 LARGEST = 64 * 2**20
@@ -104,14 +104,16 @@ class Pictured(Stage):
         return said
 
     def upload(self, name: str, data: bytes) -> str:
-        """Show the image in a file; returns a note about it, or "". Raises ImageError if it is none."""
+        """Show the image in a file, and keep the one before it. Returns a note about it, or "". Raises ImageError if it is
+        none."""
         (file := io.BytesIO(data)).name = name
         uploaded = Photograph.read(file)
         frames = 1
         with suppress(Exception), Image.open(file) as opened:  # it was read: what else the file holds matters little
             frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # previews of phones
-        others = {name: each for name, each in self.photographs.items() if name != UPLOADED}
-        self.photographs = {UPLOADED: uploaded, **others}
+        before = self.photographs
+        mine = {UPLOADED: uploaded} | ({EARLIER: before[UPLOADED]} if UPLOADED in before else {})
+        self.photographs = mine | {name: each for name, each in before.items() if name not in (UPLOADED, EARLIER)}
         self.state = self.state | {"photograph": UPLOADED}
         return f"{name} holds {frames} pictures; the first is shown." if frames > 1 else ""
 

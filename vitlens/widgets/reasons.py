@@ -1,4 +1,5 @@
-"""The views that explain a class, one for each attribution method, and their scores by insertion and deletion."""
+"""The views that explain a class or a likeness, one for each attribution method, and their scores by insertion and
+deletion."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from vitlens import faithfulness
 from vitlens.attribution import METHODS, Method
 from vitlens.recorder.running import evaluating, run
 from vitlens.widgets.inside import INSIDE
+from vitlens.widgets.likeness import Likeness, called, goal
 from vitlens.widgets.subjects import Subject
-from vitlens.widgets.views import SLOWER, VIEWS, WHY, Choice, Map, View, asked, number, percent, until
+from vitlens.widgets.views import SLOWER, VIEWS, WHY, Choice, Map, View, asked, number, until
 from vitlens.widgets.worker import Superseded
 
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
@@ -28,11 +30,11 @@ SLICE = 4 * 10**10
 
 @dataclass(frozen=True)
 class Score:
-    """The curves of a map, (S,), and of random orders, (orders, S). among: " among the two" for a contrast."""
+    """The curves of a map, (S,), and of random orders, (orders, S). scale: what they measure."""
 
     own: faithfulness.Curves
     chance: faithfulness.Curves
-    among: str
+    scale: str
 
     @property
     def sigmas(self) -> float:
@@ -46,7 +48,7 @@ class Score:
         above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {len(chance.deletion)} random orders"
         return {
             "title": "How far to trust it",
-            "scale": f"probability of the class{self.among}",
+            "scale": self.scale,
             "shares": (own.counts / own.counts[-1]).tolist(),
             "curves": {
                 "deletion": own.deletion.tolist(),
@@ -67,24 +69,26 @@ def explaining(method: Method) -> View:
     begin = method.title[0].upper() + method.title[1:]
 
     def make(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> Map:
-        target, against = asked(subject, choice)
-        key = ("reason", method.name, target, against)
+        named = asked(subject, choice)
+        key = ("reason", method.name, *named)
         if not subject.has(*key):
             _refuse_long(subject, method, begin, wanted)
+        target, against = goal(subject, choice, wanted)
         with until(model := subject.model, wanted), subject.switched():
             values = subject.once(
                 key, lambda: method(model, subject.batch, target, against=against, **_sliced(subject, method))[0]
             )
-        words = begin
-        if method.knows_class:
-            words += f" for “{subject.label(target)}” ({percent(subject.share(target))})"
-        if method.knows_class and against is not None:
-            words += f" rather than “{subject.label(against)}” ({percent(subject.share(against))})"
-        return Map(values.numpy(), words)
+        if not method.knows_class:
+            return Map(values.numpy(), begin)
+        alike = isinstance(named[0], Likeness)
+        words = f"{begin} for {'likeness to ' * alike}{called(subject, named[0], wanted)}"
+        if named[1] is not None:
+            words += f" rather than {'to ' * alike}{called(subject, named[1], wanted)}"
+        return Map(values.numpy(), words, title=f"Why alike: {method.title}" if alike else "")
 
     return View(
         f"Why this class: {method.title}" if method.knows_class else begin, make, group=_group(method), entry=begin,
-        layered=False, explains=True, contrasts=True,
+        layered=False, explains=True, likes=True, contrasts=True,
     )  # fmt: skip
 
 
@@ -124,14 +128,14 @@ def views() -> dict[str, View]:
 
 
 def possible(subject: Subject) -> dict[str, View]:
-    """The views that a model can show: without classes none that explains one, and without a read-out none that starts
-    from it."""
-    readable = subject.grid.readout is not None
+    """The views that a model can show: without classes none that is about these alone, and without a read-out none that
+    starts from it."""
+    readable, embedded = subject.grid.readout is not None, subject.logits.dim() == 1
     return {
         name: view
         for name, view in views().items()
         if not view.explains
-        or (subject.likeliest and (view.layered or readable or "query" not in METHODS[name].options))
+        or ((subject.likeliest or view.likes and embedded) and (view.layered or readable or "query" not in METHODS[name].options))
     }
 
 
@@ -159,13 +163,13 @@ def long(subject: Subject, choice: Choice) -> float:
 
 def is_scored(subject: Subject, view: str, choice: Choice) -> bool:
     """Whether all parts of a score are there; a subject forgets the oldest of what it keeps."""
-    classes = asked(subject, choice)
-    return all(subject.has(*key, *classes) for key in (("reason", view), ("random",), ("score", view)))
+    named = asked(subject, choice)
+    return all(subject.has(*key, *named) for key in (("reason", view), ("random",), ("score", view)))
 
 
 def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], bool]) -> Score:
     """The score of a view, made now or kept from before. Raises Superseded once it is no longer wanted."""
-    target, against = asked(subject, choice)
+    named, (target, against) = asked(subject, choice), goal(subject, choice, wanted)
     grid, values = subject.grid, views()[view].make(subject, choice, wanted).values
     counts = torch.tensor([*range(0, grid.patches, step := -(-grid.patches // POINTS)), grid.patches])
 
@@ -179,8 +183,10 @@ def scored(subject: Subject, view: str, choice: Choice, wanted: Callable[[], boo
 
     with until(subject.model, wanted), subject.switched():
         chance = subject.once(
-            ("random", target, against), lambda: curves(faithfulness.random_maps(grid, ORDERS).to(subject.batch.device))
+            ("random", *named), lambda: curves(faithfulness.random_maps(grid, ORDERS).to(subject.batch.device))
         )
-        own = subject.once(("score", view, target, against), lambda: curves(torch.from_numpy(values)[None]))
+        own = subject.once(("score", view, *named), lambda: curves(torch.from_numpy(values)[None]))
     both = (faithfulness.Curves(counts, *each) for each in (own[:, 0], chance))
-    return Score(*both, "" if against is None else " among the two")
+    if isinstance(named[0], Likeness):
+        return Score(*both, "cosine" if named[1] is None else "difference of the two cosines")
+    return Score(*both, "probability of the class" + " among the two" * (named[1] is not None))

@@ -58,7 +58,7 @@ function control(described, send) {
     };
   } else if (kind === "text") {
     let told; // keep what is being typed, and what was not understood while the message about it is shown
-    const onchange = () => input.value.trim() && set(input.value.trim());
+    const onchange = () => (input.value.trim() || told) && set(input.value.trim());
     input = make("input", { id, type: "text", placeholder: described.hint, autocomplete: "off", onchange });
     update = (value, message) => {
       if (value !== told || (!message && !input.matches(":focus"))) input.value = told = value;
@@ -365,24 +365,21 @@ function classes({ title, rows, layer, note }, send) {
   return [make("h3", {}, title), make("ol", { class: "bars layers" }, ...lines), make("p", { class: "note" }, note)];
 }
 
-// The probability of the class while patches are covered or shown in the order of the map, and in random orders.
+// The score while patches are covered or shown in the order of the map, and in random orders.
 function curves({ title, words, scale, shares, curves: lines }) {
   const found = [make("h3", {}, title)];
   if (lines) {
     const [width, height, left, top, bottom] = [320, 188, 30, 22, 34];
-    const highest = Math.max(...Object.values(lines).flat());
-    const most = [0.02, 0.05, 0.1, 0.2, 0.5, 1].find((value) => value >= highest) || 1;
+    const every = Object.values(lines).flat();
+    const upTo = (value) => (value > 0 ? [0.02, 0.05, 0.1, 0.2, 0.5, 1].find((end) => end >= value) || 2 : 0);
+    const [most, least] = [upTo(Math.max(...every)), -upTo(-Math.min(...every))];
     const x = (share) => left + share * (width - left - 6);
-    const y = (value) => (1 - value / most) * (height - top - bottom) + top;
+    const y = (value) => ((most - value) / (most - least || 1)) * (height - top - bottom) + top;
     const plot = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${words}` });
     plot.append(make("text", { x: 0, y: 10 }, scale));
-    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      const level = y(share * most);
-      plot.append(make("line", { class: "rule", x1: left, x2: width - 6, y1: level, y2: level }));
-      if (share !== 0.25 && share !== 0.75)
-        plot.append(make("text", { x: left - 5, y: level + 3.5, "text-anchor": "end" }, shown(share * most)));
+    plot.append(...rules(most, least, y, left));
+    for (const share of [0, 0.25, 0.5, 0.75, 1])
       plot.append(make("text", { x: x(share), y: height - 19, "text-anchor": "middle" }, `${100 * share} %`));
-    }
     plot.append(make("text", { x: (width + left) / 2, y: height - 4, "text-anchor": "middle" }, "patches covered or shown"));
     for (const [name, values] of Object.entries(lines)) {
       const line = values.map((value, k) => `${x(shares[k])},${y(value)}`).join(" ");

@@ -271,7 +271,7 @@ class Stage(anywidget.AnyWidget):
 
 def message_of(error: Exception) -> str:
     """The message of an error for the page."""
-    if isinstance(error, ValueError | IndexError | ConnectionError | ImportError):
+    if isinstance(error, ValueError | IndexError | OSError | ImportError):
         return str(error)
     if isinstance(error, MemoryError) or out_of_memory(error):
         return "There is not enough memory for this; use a smaller picture, size or model. The last picture is kept."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import tokens
-from vitlens.recorder.families import unwrap
+from vitlens.recorder.families import family, unwrap
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.worker import Superseded
 
@@ -25,7 +25,7 @@ HEADS = {
 }
 """What the heads of a view can be put together to. Single heads come after these, but not where heads are mixed."""
 LOOKS, HOLDS, WRITES, WHY, SLOWER = (
-    "Where heads look", "What tokens hold", "What heads write", "Why this class?", "Why this class? (slower)",
+    "Where heads look", "What tokens hold", "What heads write", "Why?", "Why? (slower)",
 )  # fmt: skip
 """The groups of the menu."""
 
@@ -35,27 +35,28 @@ class Choice:
     """What a view is asked for.
 
     layer: from 0. head: a number, or a way of `HEADS`. query: READOUT, the position of a prefix token, or (row, column)
-    of a patch. target: the class to explain, None for the predicted one. against: the class to contrast it with, or
-    None.
+    of a patch. target: the class to explain, None for the predicted one, or a `Likeness`. against: the class or
+    `Likeness` to contrast it with, or None.
     """
 
     layer: int = 0
     head: int | str = MEAN
     query: str | int | tuple[int, int] = READOUT
-    target: int | None = None
-    against: int | None = None
+    target: object = None
+    against: object = None
 
 
 @dataclass(frozen=True)
 class Map:
     """What a view shows. values: (rows, cols), or (rows, cols, 3) for three color channels. words: a description
-    without its final period. limit: the end of the color scale, where it is known. unit: of the values. beside: what
-    stands beside the picture, as stage.js takes it. arrays: more numbers to save."""
+    without its final period. limit: the end of the color scale, where it is known. unit: of the values. title: another
+    one than the view's. beside: what stands beside the picture, as stage.js takes it. arrays: more numbers to save."""
 
     values: np.ndarray
     words: str
     limit: float | None = None
     unit: str = ""
+    title: str = ""
     beside: dict = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -67,8 +68,8 @@ class View:
     title: its name above the picture. make: (subject, choice, wanted) → Map; it calls `wanted()` during long work and
     raises Superseded once that is False. group: where it stands in the menu, and entry: its name there, if it is
     another. query: whether the map depends on it. head: what can be chosen of the heads, a key of `HEADS`, or "" for
-    nothing. layered: whether the map is of a layer. explains: whether it is about a class; contrasts: and maybe about
-    that class rather than another.
+    nothing. layered: whether the map is of a layer. explains: whether it is about a class; likes: or a `Likeness` in
+    its place; contrasts: and maybe about that one rather than another.
     """
 
     title: str
@@ -79,6 +80,7 @@ class View:
     head: str = ""
     layered: bool = True
     explains: bool = False
+    likes: bool = False
     contrasts: bool = False
 
     def heads(self, count: int) -> tuple[tuple[str, str | int], ...]:
@@ -103,22 +105,22 @@ def percent(share: float) -> str:
     return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
-def asked(subject: Subject, choice: Choice) -> tuple[int, int | None]:
-    """The class to explain, and the class to contrast it with."""
+def asked(subject: Subject, choice: Choice) -> tuple[object, object]:
+    """What to explain, a class or a `Likeness`, and what to contrast it with, or None."""
     return subject.likeliest[0] if choice.target is None else choice.target, choice.against
 
 
 @contextlib.contextmanager
 def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this block and thread, call `wanted()`, which lets others in, before each forward of the model, and raise
-    Superseded once it is False."""
+    """In this block and thread, call `wanted()`, which lets others in, when a forward of the model begins to embed its
+    images, and raise Superseded once it is False. Not every forward runs the whole model: features need no head."""
     thread = threading.get_ident()
 
     def ask(module, args) -> None:
         if threading.get_ident() == thread and not wanted():
             raise Superseded
 
-    with unwrap(model).register_forward_pre_hook(ask):
+    with family(unwrap(model)).embedding.register_forward_pre_hook(ask):
         yield
 
 
