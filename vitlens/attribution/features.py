@@ -102,8 +102,8 @@ class FeatureTarget(Target):
         flat = across.norm(dim=-1) <= torch.finfo(said.dtype).eps ** 0.5 * vector.norm()
         if flat.any():
             raise NothingToAsk(
-                f"{self.name[0].upper()}{self.name[1:]} cannot be greater, as that of a picture to itself, so every "
-                "gradient is zero. Give another picture, or use a method without gradients, such as occlusion."
+                f"{self.name[0].upper()}{self.name[1:]} cannot get any greater: it is that of a picture to itself, and "
+                "every gradient is zero. Give another picture, or use a method without gradients, such as occlusion."
             )
 
 
@@ -116,8 +116,8 @@ def _lengths(said: Tensor) -> Tensor:
     lengths = _wide(said).norm(dim=-1)
     if not lengths.all():
         raise ValueError(
-            "The features of a picture are all zero, so they have no direction to compare. A layer of the model passes "
-            "nothing on, or its weights are zero."
+            "The features of a picture are all zero, so they cannot be compared with others. Look for a layer of the "
+            "model whose weights are zero."
         )
     return lengths
 
@@ -145,13 +145,13 @@ class _Asked(Question):
         return self.along(self.vector(model), against, against.vector(model))
 
     def along(self, vector: Tensor | None, against: Question | None = None, other: Tensor | None = None) -> Target:
-        """The target, once the vector is known, and the other one of a contrast. Raises NothingToAsk if they are equal."""
+        """The target, once the vector is known, and the other one of a contrast. Raises NothingToAsk for equal ones."""
         name, ends = _NAMED[self.measure]
         if against is None:
             return FeatureTarget(self.measure, vector, name.format(self.to), ends[0])
         if not (vector := vector - other).any():
-            raise NothingToAsk(f"A contrast is between two questions, but {self.to} was to be explained rather than "
-                               "itself. Give another to `against`.")  # fmt: skip
+            raise NothingToAsk(f"{self.to[0].upper()}{self.to[1:]} cannot be contrasted with itself. Give another "
+                               "picture or text to `against`.")  # fmt: skip
         return FeatureTarget(self.measure, vector, name.format(f"{self.to} less that to {against.to}"), ends[1])
 
 

@@ -54,8 +54,9 @@ class Explorer(Pictured):
 
     `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
     is a number or a name; `target=("picture", "coffee")` is the likeness to a photograph of the menu, and
-    `target=("text", "a cup of coffee")` that to a text; `against` is another of the same kind. `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the
-    map that is shown, and `subject` the image as the model saw it.
+    `target=("text", "a cup of coffee")` that to a text; `against` is another of the same kind.
+    `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the map that is shown, and
+    `subject` the image as the model saw it.
     """
 
     def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
@@ -113,8 +114,8 @@ class Explorer(Pictured):
 
     def change(self, **values):
         """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name; `another`
-        and `rather` a text, where the model reads texts. The photograph that the other is to be like, once it is chosen,
-        changes places with it."""
+        and `rather` a text, where the model reads texts. Once the picture that the photograph is to be like is chosen
+        as the photograph, the two change places."""
         before = self.state
         asks = {"target": PREDICTED, "against": NO_OTHER}
         try:

@@ -104,8 +104,8 @@ class Pictured(Stage):
         return said
 
     def upload(self, name: str, data: bytes) -> str:
-        """Show the image in a file, and keep the one before it. Returns a note about it, or "". Raises ImageError if it is
-        none."""
+        """Show the image in a file, and keep the one before it; returns a note about it, or "". Raises ImageError if it
+        is none."""
         (file := io.BytesIO(data)).name = name
         uploaded = Photograph.read(file)
         frames = 1

@@ -135,7 +135,8 @@ def possible(subject: Subject) -> dict[str, View]:
         name: view
         for name, view in views().items()
         if not view.explains
-        or ((subject.likeliest or view.likes and embedded) and (view.layered or readable or "query" not in METHODS[name].options))
+        or (subject.likeliest or (view.likes and embedded))
+        and (view.layered or readable or "query" not in METHODS[name].options)
     }
 
 

@@ -4,8 +4,8 @@ Long work comes in slices. Between two of them, mostly between two forwards of a
 waits has a turn (a cell of the notebook, other paused work), and another thread takes up what was asked of other
 widgets. This is safe because paused work keeps its thread: captures, autograd modes and replaced functions count in
 their own thread only, and hooks on modules, which all threads share, check the thread. Nothing pauses inside a forward,
-but where it embeds its images, or in the middle of drawing random numbers. After a pause nothing may be assumed about what others can change, such as
-the weights of a model. No two threads work on the same widget.
+but where it embeds its images, or in the middle of drawing random numbers. After a pause nothing may be assumed about
+what others can change, such as the weights of a model. No two threads work on the same widget.
 """
 
 from __future__ import annotations
