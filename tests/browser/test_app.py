@@ -110,16 +110,21 @@ def test_kernels_end_with_their_pages(start, visitor):
 
 
 def test_a_reload_needs_no_place_of_its_own(start, visitor):
-    app, page, frames = start(sessions=1), visitor.new_page(), []
-    page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: frames.append(frame)))
+    app, page, sockets = start(sessions=1), visitor.new_page(), []
+
+    def opened(socket):
+        sockets.append([])
+        socket.on("framereceived", lambda frame, frames=sockets[-1]: frames.append(frame))
+
+    page.on("websocket", opened)
     page.goto(app.opening)
     for reloads in range(3):
         page.wait_for_selector(SHOWN)
-        while not frames:  # until the page is connected to its kernel
+        while len(sockets) <= reloads or not sockets[reloads]:  # until the page is connected to its kernel
             page.wait_for_timeout(50)
         if reloads < 2:
+            del sockets[reloads + 1 :]
             assert page.reload(wait_until="commit").status == 200
-            frames.clear()
     app.wait(1)
 
 
@@ -139,6 +144,7 @@ def test_kernels_of_browsers_that_vanish_end_even_at_work(explored, playwright):
     app, kept = explored.app, len(explored.app.kernels())
     before = set(psutil.Process().children(recursive=True))
     page = chromium(playwright).new_page()
+    page.set_default_timeout(START)
     started = [each for each in psutil.Process().children(recursive=True) if each not in before]
     app.open(page)
     page.locator("[data-control=view] select").select_option(label="KernelSHAP")

@@ -48,6 +48,7 @@ BARS = [{"number": number, "name": str(number), "share": 0.1, "now": False} for 
 @pytest.fixture
 def page(browser):
     page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    page.set_default_timeout(PATIENCE)
     page.set_content('<p id="above">A line of text above the page</p><div id="page"></div>')
     page.add_style_tag(path=HERE / "stage.css")
     Image.new("RGB", (448, 448), "gray").save(png := io.BytesIO(), "PNG")
