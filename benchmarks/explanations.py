@@ -16,7 +16,6 @@ there: without ranks, and without distances above what is not scored beside them
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -28,7 +27,7 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 from attention import peak_since_reset, reset_peak
-from results import about, rounded, write
+from results import about, kept, rounded, write
 from tqdm import tqdm
 
 from vitlens import faithfulness, load_model
@@ -82,18 +81,6 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                     (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip
         found.append(row)
     return pd.DataFrame(found)
-
-
-def others(path: Path, only: list[str], how: dict) -> list[dict]:
-    """The rows of a table that stay when single methods are scored. Raises ValueError where the conditions differ."""
-    if not only or not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] not in only]
-    for name in ("images", "step", "baseline"):
-        if unlike := {row[name] for row in rows} - {str(how[name])}:
-            raise ValueError(f"{path} has {name} {unlike.pop()}, and these rows {how[name]}. Give another --out.")
-    return rows
 
 
 def measured(model_name: str, data: Path, name: str) -> None:
@@ -157,7 +144,7 @@ def main() -> None:
         parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
     how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
     how |= about(f"python benchmarks/explanations.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
-    records = others(options.out, options.only, how)
+    records = kept(options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")})
     done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
         rows = scored(model, sources[number], number, options.only).assign(covers=COVERS)

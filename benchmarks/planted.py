@@ -7,7 +7,8 @@ For each seed a small ViT learns pictures of `vitlens.data.marks`, in which the 
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
 with one mark; `two`, pictures with two marks of different classes, asked for each of the two; `contrast`, the same, why
 the first rather than the second. Shares over all pictures of all seeds, and the least share of a seed; chance is 1/64.
-Of two marks a map that knows no class can be right about one of the two questions only.
+Of two marks a map that knows no class can be right about one of the two questions only. --only measures single methods,
+and puts their rows into the table that is there.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from results import about, write
+from results import about, kept, write
 
 from vitlens.attribution import METHODS
 from vitlens.data.augment import normalized
@@ -44,19 +45,22 @@ def main() -> None:
     wanted.add_argument("--weights", type=Path, help="folder to write the model of seed 1 to, and no table")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to measure")
     options = parser.parse_args()
+    how = {"seeds": options.seeds, "images": options.images}
+    rows, names = kept(options.out, options.only, how) if options.out else [], options.only or NAMES
     train, valid = planted(4000, 0), planted(400, 1)
     if options.weights:
         export(trained(1, train, valid), options.weights, RECIPE, train.data.class_names)
         return
     one, two = planted(options.images, 2), planted(options.images, 3, marks=2)
     cases = {"one": [(one, 0, None)], "two": [(two, 0, None), (two, 1, None)], "contrast": [(two, 0, 1)]}
-    hits: dict[str, dict[str, list[float]]] = {name: {case: [] for case in cases} for name in NAMES}
-    seconds = dict.fromkeys(NAMES, 0.0)
+    hits: dict[str, dict[str, list[float]]] = {name: {case: [] for case in cases} for name in names}
+    seconds = dict.fromkeys(names, 0.0)
     for seed in range(options.seeds):
         model = trained(seed, train, valid)
-        for name, method in METHODS.items():
-            start = time.perf_counter()
+        for name in names:
+            method, start = METHODS[name], time.perf_counter()
             for case, asked in cases.items():
                 found = []
                 for pictures, mark, other in asked:
@@ -67,15 +71,14 @@ def main() -> None:
                 hits[name][case].append(statistics.mean(found))
             seconds[name] += time.perf_counter() - start
             print(name, {case: round(values[-1], 3) for case, values in hits[name].items()}, flush=True)
-    how = {"seeds": options.seeds, "images": options.images, **about("python benchmarks/planted.py")}
-    rows = []
-    for name in NAMES:
+    how |= about(f"python benchmarks/planted.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
+    for name in names:
         row = {"method": name}
         for case, values in hits[name].items():
             row |= {case: round(statistics.mean(values), 4), f"{case}_least": round(min(values), 4)}
         row["ms_per_map"] = round(1000 * seconds[name] / (4 * options.images * options.seeds), 1)
         rows.append(row | {"covers": f"{COVERS} in pairs" if name == "kernel_shap" else ""} | how)
-    rows.sort(key=lambda row: -row["two"])
+    rows.sort(key=lambda row: -float(row["two"]))
     write(options.out, rows)
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -24,6 +24,21 @@ def sentence(command: str) -> str:
 def rounded(row: Mapping, to: Callable[[float], object]) -> dict:
     """A row whose floats are written shorter."""
     return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def kept(path: Path, only: Collection[str], same: Mapping[str, object]) -> list[dict]:
+    """The rows of a table that stay when single methods are measured: those of all others, or none without `only`.
+
+    same: columns in which new rows are like them. Raises ValueError if they are not.
+    """
+    if not only or not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] not in only]
+    for name, value in same.items():
+        if unlike := {row[name] for row in rows} - {str(value)}:
+            raise ValueError(f"{path} has {name} {unlike.pop()}, and new rows have {value}. Give another --out.")
+    return rows
 
 
 def write(path: Path, rows: Iterable[Mapping], note: str = "") -> None:

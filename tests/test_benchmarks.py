@@ -39,6 +39,16 @@ def test_a_table_says_how_it_was_measured(results, tmp_path):
     assert results.sentence("c").startswith(f"c, {how['date']}, {how['device']}, torch {how['torch']}, timm ")
 
 
+def test_rows_of_single_methods_join_the_table_that_is_there(results, tmp_path):
+    path = tmp_path / "table.csv"
+    assert results.kept(path, ["b"], {"images": 5}) == []
+    results.write(path, [{"method": name, "images": 5, "score": score} for name, score in (("a", 1), ("b", 2))])
+    assert results.kept(path, [], {"images": 6}) == [], "all methods are measured again"
+    assert results.kept(path, ["b", "c"], {"images": 5}) == [{"method": "a", "images": "5", "score": "1"}]
+    with pytest.raises(ValueError, match="table.csv has images 5, and new rows have 6"):
+        results.kept(path, ["b"], {"images": 6})
+
+
 def test_committed_tables_end_their_lines_alike():
     tables = sorted(ROOT.glob("data/results/*.csv"))
     assert len(tables) > 10
