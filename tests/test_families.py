@@ -8,9 +8,10 @@ import torch
 from families_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, sized, small, survey
 
 import vitlens
-from vitlens import capture, tokens
-from vitlens.attribution import METHODS
-from vitlens.recorder.families import family
+from vitlens import capture, stream, tokens
+from vitlens.attribution import METHODS, like
+from vitlens.attribution.target import bound
+from vitlens.recorder.families import UnsupportedModelError, family
 from vitlens.recorder.running import run
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -149,12 +150,10 @@ NO_ROW = ("relevance", "gradient_rollout", "attention_gradient", "rollout", "att
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_method_of_attribution(name):
-    """All maps, but for what is refused in a sentence: parts of blocks are known of timm alone, DINOv2's classifier
-    reads no row of attention, and the biases in nn.MultiheadAttention are out of sight."""
+    """All maps, but for what is refused in a sentence: DINOv2's classifier reads no row of attention."""
     model = small(name)
-    images, refused = sized(model), {"direct"}
+    images, refused = sized(model), set(NO_ROW) if "Dinov2" in name else set()
     grid = family(model).grid(images.shape[-2:])
-    refused |= set(NO_ROW) if "Dinov2" in name else {"balanced_gradients"} if name == "torchvision" else set()
     for method in METHODS.values():
         if method.name in refused:
             with pytest.raises(ValueError, match=type(model).__name__):
@@ -162,6 +161,53 @@ def test_every_method_of_attribution(name):
         else:
             maps = method(model, images, [3, 5])
             assert maps.shape == (2, grid.rows, grid.cols) and maps.isfinite().all() and maps.any(), method.name
+
+
+@every
+def test_the_parts_of_the_stream_add_up(name):
+    """To the logit, or to the cosine with another picture, for each image of a batch; and patches to their heads."""
+    model = small(name).double()
+    images = sized(model, 32, 32, batch=3)
+    target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
+    if name in ("ViTModel", "DeiTModel"):
+        with pytest.raises(UnsupportedModelError, match="pooler"):
+            stream.contributions(model, images, target)
+        model.pooler = None
+    found, written = stream.apart(model, images, target)
+    torch.testing.assert_close(found.parts.sum(1), found.logits, atol=1e-9, rtol=0)
+    torch.testing.assert_close(written.sum(-1), found.heads, atol=1e-9, rtol=0)
+    with torch.no_grad():
+        said = family(model).pooled(images)
+        if not family(model).classes:
+            expected = bound(model, target)[0].score(said)
+        else:
+            expected = run(model, images)[range(3), target]
+    torch.testing.assert_close(found.logits, expected, atol=1e-9, rtol=0)
+    assert found.heads.abs().amax((0, 2)).min() > 1e-6 and found.mlps.abs().amax(0).min() > 1e-6
+
+
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "torchvision"])
+def test_what_a_head_adds_by_hand(name):
+    """Its output for the class token times its part of the projection, normalized as the whole is, times the class."""
+    model, target = small(name).double(), 3
+    images, about = sized(model, 32, 32, batch=2), family(model)
+    found = stream.contributions(model, images, target)
+    norm = model.vit.layernorm if name != "torchvision" else model.encoder.ln
+    with torch.no_grad(), capture(model, values=True) as attn:
+        read = tokens.features(model, images)[0][-1][:, 0]
+    scale = norm.weight * about.classifier.weight[target] / (read.var(-1, correction=0) + norm.eps).sqrt()[:, None]
+    for number, ((_, module),) in enumerate(about.attention()):
+        weight = (module.o_proj if hasattr(module, "o_proj") else module.out_proj).weight
+        added = torch.einsum("bhk,dhk->bhd", attn[number].output[:, :, 0], weight.unflatten(1, (2, -1)))
+        expected = ((added - added.mean(-1, keepdim=True)) * scale[:, None]).sum(-1)
+        torch.testing.assert_close(found.heads[:, number], expected, atol=1e-9, rtol=0)
+        mlp = []
+        hook = about.blocks[number].mlp.register_forward_hook(lambda m, args, out, mlp=mlp: mlp.append(out[:, 0]))
+        with torch.no_grad():
+            run(model, images)
+        hook.remove()
+        expected = ((mlp[0] - mlp[0].mean(-1, keepdim=True)) * scale).sum(-1)
+        torch.testing.assert_close(found.mlps[:, number], expected, atol=1e-9, rtol=0)
 
 
 def test_the_table_says_the_same():

@@ -1,12 +1,17 @@
 """What models of other libraries do besides their maps: precisions, sizes, modes, wrappers, and what is refused."""
 
+import re
+from collections import OrderedDict
+
 import pytest
 import torch
 from families_support import EVERY, eager, sized, small
 from torch import nn
 
 import vitlens
-from vitlens import attribution, capture
+from vitlens import ablation, attribution, capture
+from vitlens.data import ImageSet
+from vitlens.data.augment import normalized
 from vitlens.recorder.families import UnsupportedModelError, family, transformer
 from vitlens.recorder.running import run
 
@@ -170,6 +175,65 @@ def test_wrapped_models_are_found():
     assert maps.shape == (2, 4, 6)
     with pytest.raises(ValueError, match="reads no weighted sum"):  # which tokens the wrapper reads is not known
         attribution.relevance(patches, images, 2)
+
+
+def named(wrapper) -> str:
+    """The expression that a refusal names."""
+    with pytest.raises(UnsupportedModelError) as caught, capture(wrapper):
+        pass
+    return re.search(r"`capture\((.*)\)`", str(caught.value))[1]
+
+
+@pytest.mark.parametrize("name", ["ViTModel", "CLIPModel", "torchvision", "open_clip", "open_clip, timm"])
+def test_a_refused_wrapper_names_the_model_inside(name):
+    """As a Python expression that is that model, whatever the modules on the way are called."""
+    model = small(name)
+    wrappers = [
+        nn.Sequential(nn.Identity(), model), nn.Sequential(OrderedDict(backbone=model)), nn.ModuleDict({"a'b": model}),
+        nn.ModuleList([nn.Sequential(OrderedDict({"class": nn.ModuleDict({"1": model})}))]),
+    ]  # fmt: skip
+    for wrapper in wrappers:
+        assert eval(named(wrapper), {"model": wrapper}) is model
+
+
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "CLIPModel", "open_clip", "open_clip, timm"])
+def test_mlps_and_the_residual_stream_are_replaced(name):
+    """An MLP that gives zero leaves the tokens as the attention made them."""
+    model = small(name)
+    images, about = sized(model, 32, 32), family(model)
+    with torch.no_grad():
+        with vitlens.intervene(model, mlps={1: "zero"}):
+            changed = run(model, images)
+        with vitlens.intervene(model, residual={(0, "patches"): "zero"}):
+            assert not torch.equal(run(model, images), changed)
+        last = [m for m in about.blocks[1].mlp.modules() if isinstance(m, nn.Linear)][-1]
+        for parameter in last.parameters():
+            parameter.zero_()
+        torch.testing.assert_close(run(model, images), changed, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"])
+def test_ablation(name):
+    """What the table says of a head is what switching it off by hand does."""
+    model, labels = small(name), torch.arange(9) % 7
+    raw = torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(raw, labels, tuple("0123456"))
+    found = ablation.effects(model, data, ways=("zero",), progress=False, say=lambda text: None)
+    assert len(found) == 4
+    told = family(model).preprocessing
+    images = normalized(raw, told["mean"], told["std"])
+    for row in found.to_dict("records"):
+        with torch.no_grad(), vitlens.intervene(model, heads={(row["layer"], row["head"]): "zero"}):
+            right = run(model, images).argmax(1) == labels
+        assert row["accuracy"] == pytest.approx(100 * right.float().mean().item())
+    assert found.kl.min() > 0
+
+
+def test_features_have_no_classes_to_lose():
+    data = ImageSet(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4), tuple("0123"))
+    for name in ("CLIPModel", "open_clip"):
+        with pytest.raises(ValueError, match="has none"):
+            ablation.effects(small(name), data, progress=False, say=lambda text: None)
 
 
 def test_lora_is_found_and_seen():

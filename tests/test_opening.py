@@ -162,6 +162,19 @@ def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_pa
         load_model(tmp_path)
 
 
+def test_weights_in_several_files(tmp_path):
+    model = small("Dinov2Model")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len([*tmp_path.glob("model-*.safetensors")]) > 2 and not (tmp_path / "model.safetensors").exists()
+    for where in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        opened = load_model(where).state_dict()
+        assert opened.keys() == model.state_dict().keys()
+        assert all(torch.equal(opened[key], value) for key, value in model.state_dict().items())
+    next(tmp_path.glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match="cannot open the folder"):
+        load_model(tmp_path)
+
+
 def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
     import transformers
 

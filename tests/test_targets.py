@@ -16,7 +16,7 @@ from vitlens import capture, faithfulness
 from vitlens.attribution import METHODS, centroid, direction, explained, like, norm, relevance, text
 from vitlens.attribution.target import NothingToAsk, bound
 from vitlens.images import ImageError, load_image, samples
-from vitlens.models import preprocess
+from vitlens.models import load_model, preprocess
 from vitlens.recorder.families import family
 from vitlens.reports import explanation
 
@@ -196,24 +196,50 @@ class Tokens(dict):
         return self
 
 
-def test_text_by_the_tokenizer_beside_the_weights(tmp_path):
-    """A tokenizer written here, in a folder in transformers' layout, as a downloaded model has it."""
+def write_tokenizer(folder):
+    """A tokenizer of a few words, in a folder in transformers' layout, as a downloaded model has it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import AutoModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "<s>": 1, "a": 2, "cat": 3, "dog": 4, "</s>": 98}
     made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 98)])
     fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    fast.save_pretrained(folder)
+    return fast
+
+
+def test_text_by_the_tokenizer_beside_the_weights(tmp_path):
+    from transformers import AutoModel
+
     small_clip().save_pretrained(tmp_path)
-    fast.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
     clip, x = AutoModel.from_pretrained(tmp_path).eval(), images(1, dtype=torch.float32, size=(32, 32))
     with torch.no_grad():
         there = clip.get_text_features(input_ids=torch.tensor([[1, 2, 3, 98]])).pooler_output
         expected = F.cosine_similarity(clip.get_image_features(pixel_values=x).pooler_output, there)
     torch.testing.assert_close(score(clip, x, text("a cat")), expected)
     assert METHODS["relevance"](clip, x, text("a cat"), against=text("a dog")).any()
+
+
+@pytest.mark.parametrize("name", ["SiglipModel", "Siglip2Model"])
+def test_siglip_reads_a_text_filled_up_and_unmasked(name, tmp_path):
+    """As it was trained: as many tokens as the tower has places, and the padding is seen."""
+    small(name).save_pretrained(tmp_path)
+    fast = write_tokenizer(tmp_path)
+    model = load_model(tmp_path)
+    fast = fast if name == "Siglip2Model" else None  # that of SigLIP 2 is Gemma's, with more words than these
+    x = images(1, dtype=torch.float32, size=(32, 32))
+    ids = torch.tensor([[1, 2, 3, 98] + [0] * 12])
+    with torch.no_grad():
+        there = model.get_text_features(input_ids=ids).pooler_output
+        shorter = model.get_text_features(input_ids=ids[:, :4]).pooler_output
+        expected, other = (F.cosine_similarity(family(model).pooled(x), each) for each in (there, shorter))
+    cat, dog = (text(prompt, tokenizer=fast) for prompt in ("a cat", "a dog"))
+    torch.testing.assert_close(score(model, x, cat), expected)
+    assert abs(other - expected) > 1e-3, "or else the padding would not matter here"
+    assert METHODS["relevance"](model, x, cat, against=dog).any()
 
 
 def test_text_by_the_tokenizer_of_open_clip():

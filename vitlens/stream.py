@@ -45,8 +45,6 @@ from vitlens.recorder.recording import Attention
 from vitlens.tokens import features
 
 LENS = "lens.safetensors"
-_CUT = re.compile(r"norm1|norm2|in_norm|(attns|ffns)\.\d+\.norm")  # norms of a block that read the residual stream
-_MLP = re.compile(r"mlp|mlp_drop|ffns\.\d+\.mlp")  # what a block adds besides attention, or adds after a linear layer
 
 
 @dataclass(frozen=True)
@@ -160,13 +158,14 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
     target, against = bound(model, target, against)
     inner, leaves = transformer(model), defaultdict(list)
     require_pre_norm(inner)
-    blocks = family(inner).blocks
-    hooks = [(blocks[0].register_forward_pre_hook, lambda _, args: leaf(args[0], leaves["embedding"]))]
-    for where, block in [*enumerate(blocks), ("pool", family(inner).pool or nn.Identity())]:
+    about = family(inner)
+    blocks, pool = about.blocks, about.pool_parts or nn.Identity()
+    hooks = [(blocks[0].register_forward_pre_hook, lambda _, args: (leaf(args[0], leaves["embedding"]), *args[1:]))]
+    for where, block in [*enumerate(blocks), ("pool", pool)]:
         for name, module in block.named_modules():
-            if _CUT.fullmatch(name) or (where, name) == ("pool", "norm"):
+            if re.fullmatch(about.norms, name) or (where == "pool" and name in ("norm", "layernorm")):
                 hooks.append((module.register_forward_pre_hook, lambda _, args: held(args[0])))
-            elif _MLP.fullmatch(name):
+            elif re.fullmatch(about.mlps, name):
                 hooks.append((module.register_forward_hook, lambda _, args, out, at=where: leaf(out, leaves[at])))
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)

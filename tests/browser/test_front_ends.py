@@ -295,9 +295,9 @@ def test_why_alike(page, model):
     vit = opened_model(model)
     x, coffee, rocket = (preprocess(vit, samples()[name]) for name in ("astronaut", "coffee", "rocket"))
     page.choose("view", "Relevance (Chefer et al. 2021)")
-    page.choose("target", "coffee")
+    page.choose("target", "like coffee")
     assert_shows(page, painted(vit, x, relevance(vit, x, like(coffee))[0].numpy()))
-    page.choose("against", "rocket")
+    page.choose("against", "like rocket")
     maps = relevance(vit, x, like(coffee), against=like(rocket))
     assert_shows(page, painted(vit, x, maps[0].numpy()))
     with torch.no_grad():
@@ -313,7 +313,7 @@ def test_why_alike(page, model):
     np.testing.assert_allclose(places, (values - values[0]) / (values[-1] - values[0]), atol=1e-3)
     assert "difference of the two cosines" in page.root.locator(".score svg").text_content()
     page.choose("photograph", "coffee")  # the two change places
-    assert page.text("[data-control=target] option:checked") == "astronaut"
+    assert page.text("[data-control=target] option:checked") == "like astronaut"
     page.choose("target", "the predicted class")
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.forward import captured, checked, require_gradient, score
-from vitlens.attribution.linear import held, held_fixed, leaf, product, refuse_apart, require_sum
+from vitlens.attribution.linear import held, held_fixed, leaf, product, require_sum
 from vitlens.attribution.target import asked, bound, of_features
-from vitlens.recorder.families import attention_modules, family, transformer
+from vitlens.recorder.families import family, transformer
 
 
 def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
@@ -22,8 +22,6 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     model, images = checked(model, images, target)
     target, against = bound(model, target, against)
     inner = transformer(model)
-    if any(isinstance(module, nn.MultiheadAttention) for layer in attention_modules(inner) for _, module in layer):
-        raise refuse_apart(model, "it attends in torch.nn.MultiheadAttention, whose biases are not told image by image")
     first, *others = family(inner).blocks
     tokens = []
     hooks = [(first.register_forward_pre_hook, lambda _, args: (leaf(args[0], tokens), *args[1:]))]

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.attribution.forward import explaining
 from vitlens.recorder.families import UnsupportedModelError, model_name
+from vitlens.recorder.multihead import spelled_out
 from vitlens.recorder.running import full_precision
 
 
@@ -88,7 +89,7 @@ class _Fixed(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func in (F.scaled_dot_product_attention, spelled_out):
             query, key, *rest = args
             return func(held(query), held(key), *rest, **kwargs)
         result = func(*args, **kwargs)
@@ -106,7 +107,16 @@ class _Fixed(TorchFunctionMode):
         elif self.activations and func in _ACTIVATIONS:
             given = held(args[0])
             return _with_values(result, args[0] * torch.where(given == 0, 0.5, held(result) / given))
-        return result if bias is None else result + self.zeros.view(-1, *[1] * (result.dim() - 1)) * bias
+        return result if bias is None else result + self._of_each(result) * bias
+
+    def _of_each(self, result: Tensor) -> Tensor:
+        """The zeros, for a result (B, …); or (T, B, D) or (T·B, D), as it is inside of torch.nn.MultiheadAttention."""
+        images = len(self.zeros)
+        if len(result) != images and result.dim() == 2:
+            return self.zeros.repeat(len(result) // images)[:, None]
+        if len(result) != images:
+            return self.zeros.view(1, -1, *[1] * (result.dim() - 2))
+        return self.zeros.view(-1, *[1] * (result.dim() - 1))
 
 
 def _with_values(values: Tensor, linear: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ __all__ = [
 def architecture(model: nn.Module) -> str:
     """What to call a model in a figure: its architecture, or else its class.
 
-    Sizes follow where they are not those in timm's name, as of vit_tiny_patch16_224 with patches of 8 pixels.
+    Sizes that differ from those in timm's name are added: "vit_tiny_patch16_224, patch 8".
     """
     return family(model).title
 

@@ -58,7 +58,7 @@ def load_model(
             "For a model of the hub give its timm name, or download its folder."
         )
     path = Path(name)
-    if path.is_dir() or path.name in ("config.json", "model.safetensors"):
+    if path.is_dir() or path.name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
         return _open_folder(path if path.is_dir() else path.parent, pretrained, kwargs)
     if os.sep in name or name.startswith(".") or name.endswith((".safetensors", ".pth", ".pt", ".bin")):
         raise ValueError(

@@ -273,12 +273,12 @@ class Explorer(Pictured):
         target, against, row = self.state["target"], self.state["against"], self.row
         if row.explains and not row.likes:  # which is about a class, whatever is chosen elsewhere
             target, against = (PREDICTED if kind(each) != CLASS else each for each in (target, against))
-        asked = (*self.state["typed"], target, against)
+        asked, photograph = (*self.state["typed"], target, against), self.state["photograph"]
         known = dict.fromkeys([*shown.likeliest, *(k for k in asked if isinstance(k, int))])
         offered = {
             CLASS: [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known],
-            TEXT: [(each[1], each) for each in dict.fromkeys(asked) if kind(each) == TEXT],
-            PICTURE: [(name, (PICTURE, name)) for name in self.photographs if name != self.state["photograph"]],
+            TEXT: [(f"like “{each[1]}”", each) for each in dict.fromkeys(asked) if kind(each) == TEXT],
+            PICTURE: [(f"like {name}", (PICTURE, name)) for name in self.photographs if name != photograph],
         }
         if row.explains and not row.likes:
             offered = {CLASS: offered[CLASS]}

@@ -8,6 +8,7 @@ models is in its file here, in the words of the `Family` protocol; everything el
 from __future__ import annotations
 
 from collections.abc import Callable
+from keyword import iskeyword
 
 from torch import nn
 
@@ -34,7 +35,7 @@ FAMILIES: dict[str, Callable[[nn.Module], Family]] = {
     **dict.fromkeys(torchvision.MODELS, torchvision.TorchVision),
     **dict.fromkeys(open_clip.MODELS, open_clip.seen),
 }
-"""By the class of a model, who knows it. None of the libraries is imported for that."""
+"""The family of every known class, by its full name, so that looking one up imports no library."""
 
 _MULTIHEAD = "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
 
@@ -73,14 +74,14 @@ def _path(model: nn.Module, name: str) -> str:
     """The Python expression for a submodule of `model`."""
     path, parent = "model", model
     for part in filter(None, name.split(".")):
-        if isinstance(parent, nn.Sequential | nn.ModuleList):
+        if isinstance(parent, nn.Sequential | nn.ModuleList) and part.isdigit():
             path += f"[{part}]"
         elif isinstance(parent, nn.ModuleDict):
-            path += f'["{part}"]'
-        elif part.isidentifier():
+            path += f"[{part!r}]"
+        elif part.isidentifier() and not iskeyword(part):
             path += f".{part}"
         else:
-            return f'model.get_submodule("{name}")'
+            return f"model.get_submodule({name!r})"
         parent = parent.get_submodule(part)
     return path
 

@@ -42,12 +42,40 @@ def _preprocessing(tower: nn.Module) -> dict:
     }  # fmt: skip
 
 
-class OpenClip(Family):
+class _Towers(Family):
+    """What image towers have in common: the text tower beside them. whole: the model that holds both."""
+
+    whole: nn.Module
+
+    @property
+    def classes(self) -> int:
+        return 0
+
+    @property
+    def preprocessing(self) -> dict:
+        return _preprocessing(self.tower)
+
+    def run(self, images: Tensor) -> Tensor:
+        return _run(self.tower, images)
+
+    @property
+    def reads_text(self) -> bool:
+        return hasattr(self.whole, "encode_text")
+
+    def texts(self, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
+        if not self.reads_text:
+            return super().texts(prompts, tokenizer)
+        return texts.by_open_clip(self.whole, prompts, tokenizer)
+
+
+class OpenClip(_Towers):
     """A tower of open_clip's own. It takes images of the one size that it was built for."""
+
+    norms = r"ln_[12]"
 
     def __init__(self, model: nn.Module, tower: nn.Module):
         super().__init__(model)
-        self.tower = tower
+        self.whole, self.tower = model, tower
         self.path = "" if tower is model else "visual."
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
@@ -106,29 +134,9 @@ class OpenClip(Family):
     def takes_only(self) -> tuple[int, int]:
         return self.built_size
 
-    @property
-    def preprocessing(self) -> dict:
-        return _preprocessing(self.tower)
-
-    @property
-    def classes(self) -> int:
-        return 0
-
-    def run(self, images: Tensor) -> Tensor:
-        return _run(self.tower, images)
-
     def head(self, tokens: Tensor) -> Tensor:
         pooled, _ = self.tower._pool(tokens)
         return pooled if self.tower.proj is None else pooled @ self.tower.proj
-
-    @property
-    def reads_text(self) -> bool:
-        return hasattr(self.model, "encode_text")
-
-    def texts(self, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
-        if not self.reads_text:
-            return super().texts(prompts, tokenizer)
-        return texts.by_open_clip(self.model, prompts, tokenizer)
 
     def filters(self) -> Tensor:
         return self.embedding.weight.detach().permute(0, 2, 3, 1)
@@ -137,7 +145,7 @@ class OpenClip(Family):
         return self.tower.positional_embedding.detach()[1:].unflatten(0, tuple(self.tower.grid_size))
 
 
-class TimmTower(timm.Timm):
+class TimmTower(_Towers, timm.Timm):
     """A model of timm that is the tower of a CLIP."""
 
     def __init__(self, whole: nn.Module, tower: nn.Module):
@@ -151,19 +159,8 @@ class TimmTower(timm.Timm):
         return [[(f"visual.trunk.{name}", module) for name, module in layer] for layer in super().attention()]
 
     @property
-    def preprocessing(self) -> dict:
-        return _preprocessing(self.tower)
-
-    @property
-    def classes(self) -> int:
-        return 0
-
-    @property
     def label_names(self) -> None:
         return None
-
-    def run(self, images: Tensor) -> Tensor:
-        return _run(self.tower, images)
 
     def features(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         layers, output = super().features(images)
@@ -177,12 +174,3 @@ class TimmTower(timm.Timm):
 
     def pooling(self, tokens: Tensor) -> Tensor:
         return self.head(tokens)
-
-    @property
-    def reads_text(self) -> bool:
-        return hasattr(self.whole, "encode_text")
-
-    def texts(self, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
-        if not self.reads_text:
-            return super().texts(prompts, tokenizer)
-        return texts.by_open_clip(self.whole, prompts, tokenizer)

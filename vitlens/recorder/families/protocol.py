@@ -6,6 +6,7 @@ Everything else of vitlens works through it and knows no family.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -123,10 +124,23 @@ class Family(ABC):
         """Modules that run after the last layer and right before the pool attends."""
         return ()
 
+    norms, mlps = r"norm[12]", r"mlp"
+    """Which modules of a block, by name, normalize the tokens for attention and MLP, and what it adds besides attention
+    (or adds after a linear layer): regular expressions."""
+
     @property
     def apart(self) -> str | None:
         """Why the blocks cannot be taken apart into what each part adds to the tokens; None if they can."""
-        return "it is not one of timm's pre-norm models, whose parts vitlens knows one by one"
+        for number, block in enumerate(self.blocks):
+            found = [name for name, _ in block.named_modules()]
+            if not all(any(re.fullmatch(wanted, name) for name in found) for wanted in (self.norms, self.mlps)):
+                return f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
+        return None
+
+    @property
+    def pool_parts(self) -> nn.Module | None:
+        """What holds the attention pool and the norm and MLP that follow it."""
+        return self.pool
 
     def heads(self, module: nn.Module) -> int:
         """H of an attention module."""

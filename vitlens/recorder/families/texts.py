@@ -33,12 +33,13 @@ def by_open_clip(model: nn.Module, prompts: list[str], tokenizer: Callable | Non
 
 
 def by_transformers(model: nn.Module, prompts: list[str], tokenizer: Callable | None, *, filled: bool) -> Tensor:
-    """(N, D) the embeddings of prompts. filled: up to the longest, as SigLIP was trained."""
+    """(N, D) the embeddings of prompts. filled: up to the longest, without a mask, as SigLIP was trained."""
     given = (tokenizer or _beside(model))(
         prompts, padding="max_length" if filled else True, truncation=True, return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
     )  # fmt: skip
-    output = model.get_text_features(**given.to(next(model.parameters()).device))
+    given = given.to(next(model.parameters()).device)
+    output = model.get_text_features(**({"input_ids": given["input_ids"]} if filled else given))
     return getattr(output, "pooler_output", output)
 
 

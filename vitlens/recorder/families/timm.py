@@ -85,8 +85,7 @@ class Timm(Family):
 
     @property
     def title(self) -> str:
-        """The architecture; sizes follow where they are not those in its name, as of vit_tiny_patch16_224 with patches
-        of 8 pixels."""
+        """The architecture, with the sizes that differ from those in its name: "vit_tiny_patch16_224, patch 8"."""
         name, embed = short_name(self.model), getattr(self.model, "patch_embed", None)
         sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
         parts = [name]
@@ -125,7 +124,7 @@ class Timm(Family):
 
     @property
     def blind(self) -> str | None:
-        """A layer that was created with timm's fused attention switched off calls none."""
+        """Layers that were built while timm's fused attention was off compute attention themselves, unseen."""
         fused = (getattr(m, "fused_attn", True) for layer in self.attention() for _, m in layer)
         return None if all(fused) else UNFUSED
 
@@ -145,6 +144,8 @@ class Timm(Family):
     @property
     def before_pool(self) -> Sequence[nn.Module]:
         return (self.model.norm,)  # which announces a pool without parameters
+
+    norms, mlps = r"norm1|norm2|in_norm|(attns|ffns)\.\d+\.norm", r"mlp|mlp_drop|ffns\.\d+\.mlp"
 
     @property
     def apart(self) -> str | None:

@@ -16,6 +16,8 @@ MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 class TorchVision(Family):
     """A Vision Transformer of torchvision. It takes images of the one size that it was built for."""
 
+    norms = r"ln_[12]"
+
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         return multihead(self.model, "encoder.layers", "self_attention")
 

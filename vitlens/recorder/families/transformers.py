@@ -110,6 +110,8 @@ MODELS = {
 class Transformers(Family):
     """A vision model of transformers."""
 
+    norms = r"norm[12]|layernorm_(before|after)|layer_norm[12]"
+
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.whole = MODELS[qualified_name(model)]
@@ -184,6 +186,16 @@ class Transformers(Family):
     @property
     def pool(self) -> nn.Module | None:
         return self.tower.head.attention if self.reads == "pool" else None
+
+    @property
+    def apart(self) -> str | None:
+        if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
+            return "its pooler ends in a nonlinear function; set model.pooler = None to explain the token that it reads"
+        return super().apart
+
+    @property
+    def pool_parts(self) -> nn.Module | None:
+        return self.tower.head if self.reads == "pool" else None
 
     def pool_readout(self, weights, grid: TokenGrid) -> Tensor | None:
         return weights().mean((1, 2))
