@@ -1,6 +1,7 @@
 """Reports, explorer, evaluation and commands with a model of each library."""
 
 import json
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from test_evaluate_command import colors, evaluate
 from test_explorer import values
 
 import vitlens
+from vitlens import attribution, faithfulness, widgets
+from vitlens.evaluate import change_under
 from vitlens.images import samples
 from vitlens.models import built_size, class_count, preprocess, restore
-from vitlens.recorder.families import family
+from vitlens.recorder.families import UnsupportedModelError, family
 from vitlens.recorder.running import run
-from vitlens.reports import explanation, inspection
+from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
 
 CLASSIFIERS = [
@@ -90,6 +93,36 @@ def test_the_stream_is_read(name):
     assert tokens.shape[2] == 7
     found = vitlens.stream.contributions(model, sized(model), 3)
     torch.testing.assert_close(found.parts.sum(1), logits[:, 3], atol=1e-4, rtol=1e-4)
+
+
+@each
+def test_the_rest_works_or_says_why_not(name):
+    """What the other tests do not call. Only timm's models get registers at test time."""
+    model = small(name)
+    images, about = sized(model, 32, 32), family(model)
+    target = 2 if about.classes else attribution.like(sized(model, 32, 32, batch=1, seed=5))
+    assert widgets.heads(model).frame["panels"] and widgets.compare(model).frame["panels"]
+    assert widgets.positions(model).frame["panels"]
+    patches = about.grid(images.shape[-2:]).patches
+    assert vitlens.tokens.sinks(model, images).outliers(times=1.5).shape == (2, len(about.blocks), patches)
+    with pytest.raises(UnsupportedModelError, match="timm's plain"):
+        vitlens.tokens.register_neurons(model, images, count=2, times=1.1)
+    maps = attribution.grad_cam(model, images, target)
+    found = faithfulness.curves(model, images, maps, target)
+    assert found.deletion[..., 0].isfinite().all() and not torch.equal(found.deletion, found.insertion)
+    parts = faithfulness.randomization(model, images, attribution.legrad, target).parts
+    blocks = [part for part in parts if attrgetter(part)(model) in list(about.blocks)]
+    assert len(blocks) == len(about.blocks) < len(parts), "one by one, and not all at once"
+    if not about.classes:
+        with pytest.raises(ValueError, match="has none"):
+            heads.written(model, PICTURES)
+        return
+    ((label, found),) = heads.written(model, PICTURES).values()
+    with torch.no_grad():
+        logits = run(model, preprocess(model, samples()["chelsea"]))
+    assert label == str(logits.argmax().item()) and found.logits.item() == pytest.approx(logits.max().item(), abs=1e-5)
+    said = change_under("flips", model, images)["before"]
+    assert said.logits > 0 and (said.maps is None) == (about.grid(images.shape[-2:]).readout is None)
 
 
 @pytest.fixture(scope="module")

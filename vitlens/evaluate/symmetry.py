@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.running import evaluating, require_images, taking
+from vitlens.recorder.running import evaluating, require_images, run, taking
 from vitlens.train.turns import GROUPS, one_copy, turned
 
 
@@ -53,10 +53,10 @@ def _seen(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
 
     try:
         with capture(model) as attn:
-            logits = model(images)
+            logits = run(model, images)
         maps = attention.rollout(attn)
     except ValueError:
-        return model(images), None
+        return run(model, images), None
     return logits, maps / maps.sum((1, 2), keepdim=True)
 
 

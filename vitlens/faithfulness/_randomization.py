@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.covering import on_model, target_of
-from vitlens.recorder.families import unwrap
+from vitlens.recorder.families import family, known, unwrap
 from vitlens.recorder.running import require_images
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
@@ -85,10 +86,15 @@ def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
     """Randomize the model in place, part by part from the top; yield the name of each part once it is random."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
+    about = family(model) if known(model) else None
+    blocks = next((name for name, module in model.named_modules() if about and module is about.blocks), "")
     for name, parameter in model.named_parameters():
-        first, *rest = name.split(".")
-        listed = isinstance(getattr(model, first), nn.ModuleList | nn.Sequential)
-        parts.setdefault(f"{first}.{rest[0]}" if listed else first, []).append(parameter)
+        part, *rest = name.split(".")
+        while rest and blocks.startswith(f"{part}."):  # what holds the blocks is no part itself
+            part = f"{part}.{rest.pop(0)}"
+        if isinstance(attrgetter(part)(model), nn.ModuleList | nn.Sequential):
+            part = f"{part}.{rest[0]}"
+        parts.setdefault(part, []).append(parameter)
     if not parts:
         raise ValueError(f"Expected a model with weights, but {type(model).__name__} has none to randomize.")
     for part, parameters in reversed(parts.items()):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from vitlens.models import top_classes
+from vitlens.models import run, top_classes
 from vitlens.reports.pictures import SHARP, prepared
 from vitlens.stream import Contributions, contributions
 
@@ -25,7 +25,7 @@ def written(
     found = {}
     for name, image in prepared(model, images, on_error):
         seen = contributions(model, image)
-        ((label, _), *_), *_ = top_classes(model, model(image).detach())
+        ((label, _), *_), *_ = top_classes(model, run(model, image).detach())
         found[name] = label, seen
     return found
 
