@@ -31,7 +31,8 @@ def images(size=SIZE, batch=2, dtype=torch.float64):
 
 def small(name, **more):
     """A tiny model in float64 in which no parameter is 0 or 1 (but a hybrid's backbone), and images for it."""
-    for sizes in (dict(img_size=SIZE, embed_dim=32), dict(embed_dim=32, num_kv_heads=(1, 2)), dict(img_size=64)):
+    size = (56, 84) if "patch14" in name else SIZE
+    for sizes in (dict(img_size=size, embed_dim=32), dict(embed_dim=32, num_kv_heads=(1, 2)), dict(img_size=64)):
         try:
             model = timm.create_model(name, depth=2, num_heads=2, num_classes=5, **sizes, **more).eval().double()
             break
@@ -42,8 +43,8 @@ def small(name, **more):
         for owner, parameter in model.named_parameters():
             if "backbone" not in owner:
                 parameter.normal_(std=0.2, generator=generator).add_(0.1)
-    if isinstance(model, timm.models.NaFlexVit) or sizes.get("img_size") == SIZE:
-        return model, images()
+    if isinstance(model, timm.models.NaFlexVit) or sizes.get("img_size") == size:
+        return model, images(size)
     return model, images(sizes.get("img_size") and (64, 64) or model.pretrained_cfg["input_size"][1:])
 
 
