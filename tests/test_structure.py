@@ -56,6 +56,28 @@ def test_rooms_do_without_those_above_them(path):
         assert room(module) not in never and module.removeprefix("vitlens.") not in never, f"{path} imports {module}"
 
 
+LIBRARIES = ("transformers", "open_clip", "torchvision.models", "timm.models", "timm.layers")
+"""Whose classes the families know. `vitlens.train` builds models out of timm's parts."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_families_know_the_classes_of_libraries(path):
+    """Nothing else asks whether a model is one of a library's classes."""
+    if "families" in path.parts or path.parent.name == "train":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    known = {
+        alias.asname or alias.name
+        for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIBRARIES)
+        for alias in node.names
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+            asked = ast.unparse(node.args[1])
+            assert not known & set(re.findall(r"\w+", asked)), f"{path} asks for {asked}"
+            assert not re.search(r"\b(timm|transformers|open_clip|torchvision)\.", asked), f"{path} asks for {asked}"
+
+
 def test_there_are_no_circles():
     above = {module_of(path): imported(path) for path in FILES}
     while above:
