@@ -86,7 +86,7 @@ TEXTS = sorted({"README.md", "data/README.md", "notebooks/README.md", *(f"notebo
 def test_commands_in_texts_have_the_options_they_are_given(text):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
     content = (ROOT / text).read_text().replace('\\"', '"').replace("\\n", "\n")
-    words = r"((?:inspect|explain|app|train|study|evaluate|ablate|models|table)(?: [^`\n#|]+)?)"
+    words = r"((?:inspect|explain|app|train|study|evaluate|ablate|compute|models|table)(?: [^`\n#|]+)?)"
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert found or text != "README.md"
     for command in found:

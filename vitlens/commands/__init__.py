@@ -1,5 +1,5 @@
-"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `ablate`, `models`
-and `table`.
+"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `ablate`, `compute`,
+`models` and `table`.
 
 A wrong option, path or file ends the command with one line on stderr and exit code 2. If only some of several images
 cannot be read, the command does the rest and exits with 1.
@@ -12,6 +12,7 @@ import sys
 import typer
 
 from vitlens.commands.ablating import ablate
+from vitlens.commands.computing import compute
 from vitlens.commands.evaluating import evaluate
 from vitlens.commands.looking import explain, explorer, inspect
 from vitlens.commands.options import grouped
@@ -21,7 +22,7 @@ from vitlens.commands.training import train
 
 COMMANDS = {
     "inspect": inspect, "explain": explain, "app": explorer, "train": train, "study": study, "evaluate": evaluate,
-    "ablate": ablate, "models": models, "table": table,
+    "ablate": ablate, "compute": compute, "models": models, "table": table,
 }  # fmt: skip
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="A microscope for Vision Transformers.")

@@ -20,7 +20,7 @@ from vitlens.plot.mosaics import all_heads, filters, patches, position_similarit
 from vitlens.plot.pairs import correspondences, rollouts
 from vitlens.plot.parts import contributions
 from vitlens.plot.portrait import inspected
-from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
+from vitlens.plot.scaling import few_shot, pretraining_size, speed, transfer, vtab
 from vitlens.plot.style import STYLE
 from vitlens.plot.variants import variants
 
@@ -51,6 +51,7 @@ __all__ = [
     "randomized",
     "rollouts",
     "snapshot",
+    "speed",
     "tiles",
     "training",
     "transfer",
