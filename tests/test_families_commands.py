@@ -1,6 +1,7 @@
 """Reports, explorer, evaluation and commands with a model of each library."""
 
 import json
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -10,13 +11,15 @@ from families_support import sized, small
 from test_cli import vitlens as command
 from test_evaluate_command import colors, evaluate
 from test_explorer import values
+from typer.testing import CliRunner
 
 import vitlens
-from vitlens import attribution, faithfulness, widgets
+from vitlens import attribution, commands, faithfulness, widgets
 from vitlens.evaluate import change_under
 from vitlens.images import samples
 from vitlens.models import built_size, class_count, preprocess, restore
 from vitlens.recorder.families import UnsupportedModelError, family
+from vitlens.recorder.families.opening import LIBRARIES
 from vitlens.recorder.running import run
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
@@ -113,6 +116,7 @@ def test_the_rest_works_or_says_why_not(name):
     parts = faithfulness.randomization(model, images, attribution.legrad, target).parts
     blocks = [part for part in parts if attrgetter(part)(model) in list(about.blocks)]
     assert len(blocks) == len(about.blocks) < len(parts), "one by one, and not all at once"
+    assert not any("text" in part or "token_embedding" in part for part in parts), "what the target never reads"
     if not about.classes:
         with pytest.raises(ValueError, match="has none"):
             heads.written(model, PICTURES)
@@ -142,6 +146,27 @@ def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
     assert "small-vit" in said and (tmp_path / "figures" / "rollout.png").is_file()
     command("explain", folder, tmp_path / "cat.png", "--target", "green", "--orders", 2, "--out", tmp_path / "why")
     assert len([*(tmp_path / "why").iterdir()]) == 2
+
+
+@pytest.mark.parametrize("name, small_one", [
+    ("hf:a/b", "Dinov2ForImageClassification"), ("open_clip:ViT-B-32", "open_clip"),
+    ("torchvision:vit_b_16", "torchvision"),
+])  # fmt: skip
+def test_commands_take_names_of_libraries(name, small_one, tmp_path, monkeypatch):
+    """As if the library had found its weights."""
+    library = name.partition(":")[0]
+    there = replace(LIBRARIES[library], open=lambda *_, **__: small(small_one))
+    monkeypatch.setitem(LIBRARIES, library, there)
+    samples()["chelsea"].save(cat := tmp_path / "cat.png")
+    samples()["coffee"].save(cup := tmp_path / "cup.png")
+    data = colors(tmp_path / "data")
+    evaluation = ["evaluate", name, "--protocol", "knn", "--data", data, "--workers", 0, "--out", tmp_path / "knn.json"]
+    explanation = ["explain", name, cat, "--like", cup, "--orders", 2, "--out", tmp_path / "why"]
+    for arguments in (["inspect", name, cat, "--out", tmp_path / "figures"], explanation, evaluation):
+        done = CliRunner().invoke(commands.app, [*map(str, arguments)])
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "figures" / "distance.png").is_file() and [*(tmp_path / "why").glob("*.png")]
+    assert json.loads((tmp_path / "knn.json").read_text())
 
 
 def test_evaluation(folder, tmp_path):

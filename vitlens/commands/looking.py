@@ -106,11 +106,12 @@ def explain(
     failures, complain = options.complaints()
     shown = options.named_images(images)
     writable(out, "--out")
-    names = [*rows(options.comma_separated(methods) or None)]
+    names = options.comma_separated(methods) or None
+    parts = len(rows(names)) + 1
     question, other = _question(target, against, like or [], text or [])
     vit = load_model(model).to(options.checked_device(device))
     done: list[Path] = []
-    with tqdm(total=len(shown) * (len(names) + 1), unit="map", delay=1) as bar:
+    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
 
         def advance(part: str) -> None:
             bar.set_description(part, refresh=False)

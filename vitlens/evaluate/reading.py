@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
-from vitlens.models import pixels
+from vitlens.models import data_config, pixels
 from vitlens.recorder.families import family
 from vitlens.recorder.running import evaluating, run
 from vitlens.train import World
@@ -42,7 +41,7 @@ def opened(
 
     Raises ValueError for what `load` refuses, and for models whose images are not square or have no three channels.
     """
-    channels, height, width = resolve_model_data_config(model)["input_size"]
+    channels, height, width = data_config(model)["input_size"]
     if height != width or channels != 3:
         raise ValueError(
             "Evaluation needs a model of square images in color (3 × S × S), but this model takes "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitlens.faithfulness.covering import on_model, target_of
 from vitlens.recorder.families import family, known, unwrap
-from vitlens.recorder.running import require_images
+from vitlens.recorder.running import require_images, run
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 
@@ -54,9 +54,10 @@ def randomization(
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
     The parts are the model's own, blocks one by one, from the last it holds to the first: in a timm model the head, the
-    final norm, the last block … the first, the patch embedding, the position embedding and the class token. Every
-    parameter of a part is drawn anew from a normal distribution with its own mean and standard deviation, so that
-    activations keep their size; buffers stay.
+    final norm, the last block … the first, the patch embedding, the position embedding and the class token. Parts that
+    the target does not depend on, such as the text tower of CLIP, are left out. Every parameter of a part is drawn anew
+    from a normal distribution with its own mean and standard deviation, so that activations keep their size; buffers
+    stay.
 
     method: (model, images, target (B,)) → (B, rows, cols), as all of `vitlens.attribution` are; it is called once for
     the model and once for each part. It is only ever given a copy in eval mode. The class stays that of the model as it
@@ -73,7 +74,7 @@ def randomization(
     subject = copy.deepcopy(unwrap(model)).eval()
     before = _map(method, subject, images, chosen)
     parts, correlations, similarities = [], [], []
-    for part in _cascade(subject, seed):
+    for part in _cascade(subject, seed, _used(subject, images[:1], classes=isinstance(chosen, Tensor))):
         after = _map(method, subject, images, chosen)
         pairs = list(zip(before, after, strict=True))
         parts.append(part)
@@ -82,13 +83,26 @@ def randomization(
     return Randomization(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
 
 
-def _cascade(model: nn.Module, seed: int) -> Iterator[str]:
+def _used(model: nn.Module, image: Tensor, classes: bool) -> set[str]:
+    """The names of the parameters that the logits of an image depend on, or its features: a text tower is none."""
+    parameters = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
+    with torch.enable_grad():
+        out = run(model, image) if classes else family(model).pooled(image)
+    if not (parameters and out.requires_grad):
+        return set(parameters)
+    found = torch.autograd.grad(out.sum(), [*parameters.values()], allow_unused=True)
+    return {name for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+def _cascade(model: nn.Module, seed: int, used: set[str]) -> Iterator[str]:
     """Randomize the model in place, part by part from the top; yield the name of each part once it is random."""
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
     about = family(model) if known(model) else None
     blocks = next((name for name, module in model.named_modules() if about and module is about.blocks), "")
     for name, parameter in model.named_parameters():
+        if name not in used:
+            continue
         part, *rest = name.split(".")
         while rest and blocks.startswith(f"{part}."):  # what holds the blocks is no part itself
             part = f"{part}.{rest.pop(0)}"

@@ -24,8 +24,8 @@ from vitlens.recorder.families import family, model_name, unwrap, within
 from vitlens.recorder.running import run
 
 __all__ = [
-    "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "label_names", "load_model", "pixels",
-    "preprocess", "require_classes", "restore", "run", "top_classes",
+    "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "label_names", "load_model",
+    "pixels", "preprocess", "require_classes", "restore", "run", "top_classes",
 ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def preprocess(
     Raises `ImageError` for what `load_image` refuses, an empty list, a picture over 100 times as long as wide (or as
     wide as long), a `size` that is not two positive integers, and a model of neither one nor three channels.
     """
-    config = _data_config(model, size)
+    config = data_config(model, size)
     if whole:
         config.update(crop_mode="squash", crop_pct=1.0)
     transform = create_transform(**config, is_training=False)
@@ -151,7 +151,7 @@ def pixels(model: nn.Module) -> Pixels:
 
     Raises `ImageError` for a model of neither one nor three channels.
     """
-    return Pixels(create_transform(**_data_config(model), is_training=False, use_prefetcher=True))
+    return Pixels(create_transform(**data_config(model), is_training=False, use_prefetcher=True))
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
@@ -161,7 +161,7 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     three channels, and values that no picture has, as in a perturbed batch, become 0 or 255.
     Raises `ImageError` if the shape is not that of a batch for this model.
     """
-    config = _data_config(model)
+    config = data_config(model)
     channels = config["input_size"][0]
     if batch.ndim != 4 or batch.shape[1] != channels:
         raise ImageError(
@@ -172,8 +172,11 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     return levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def _data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
-    """timm's preprocessing of `model`, with the channels that the model has and, if given, another size."""
+def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
+    """Preprocessing of `model` as timm describes it, with the model's own channels and, if given, another size.
+
+    Raises `ImageError` for a model of neither one nor three channels, and for a `size` that is no (height, width).
+    """
     model = unwrap(model)
     config = (family(model) if family(model).told else family(within(model))).preprocessing
     channels, height, width = config["input_size"]
