@@ -411,7 +411,7 @@ def test_refused_models(vit):
     for model, match in [
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
         (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\[1\]\)"),
-        (torch.nn.ModuleDict({"body": vit()}), r'capture\(model\["body"\]\)'),
+        (torch.nn.ModuleDict({"body": vit()}), r"capture\(model\['body'\]\)"),
         (Pair(vit(), vit()), r"holds 2 Vision Transformers \(`model\.teacher`, `model\.student\[1\]`\); take the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
