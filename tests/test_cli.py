@@ -58,6 +58,13 @@ def saved(folder, name="vit_tiny_patch16_224", **kwargs):
     return folder
 
 
+def test_nothing_is_reported_as_a_leak_when_python_ends(tmp_path):
+    """As Triton does of its own objects if the garbage collector is kept away from them until the end."""
+    command = [sys.executable, "-m", "vitlens", "inspect", saved(tmp_path / "model"), "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "leaked" not in done.stderr
+
+
 def test_inspect_of_a_model_with_one_patch(tmp_path):
     vitlens("inspect", saved(tmp_path / "model", patch_size=32), "--out", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["position_rank_correlation"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -52,8 +53,8 @@ def grouped(command: Callable) -> Callable:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import in this block without the garbage collector, and keep it away from what was imported: it would go through
-    all objects of PyTorch and timm again and again, and once more at the end, which takes seconds."""
+    """Import in this block without the garbage collector, and keep it away from what was imported until Python ends: it
+    would go through all objects of PyTorch and timm again and again, which takes seconds."""
     first = "torch" not in sys.modules
     gc.disable()
     try:
@@ -61,6 +62,7 @@ def importing() -> Iterator[None]:
     finally:
         if first:
             gc.freeze()
+            atexit.register(gc.unfreeze)  # or Triton reports its own objects as leaks
         gc.enable()
 
 
