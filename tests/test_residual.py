@@ -237,7 +237,7 @@ def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path):
     losses = []
     tuned = stream.tune(model, [x] * 200, lr=0.02, on_step=losses.append)
     assert distance(tuned) < 0.02 * distance(None) and len(losses) == 200 and losses[-1] < 0.1 * losses[0]
-    assert tuned.save(tmp_path).name == "lens.safetensors"
+    assert tuned.save(tmp_path) == tmp_path / "lens" / "tuned.safetensors"
     again = stream.TunedLens.load(tmp_path)
     stored = stream.TunedLens(tuned.weights.half().float(), tuned.biases.half().float(), tuned.mark)
     assert torch.equal(stream.lens(model, x, 0, tuned=again)[1], stream.lens(model, x, 0, tuned=stored)[1])

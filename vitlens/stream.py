@@ -44,7 +44,7 @@ from vitlens.recorder.families import family, model_name, transformer
 from vitlens.recorder.recording import Attention
 from vitlens.tokens import features
 
-LENS = "lens.safetensors"
+LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,10 @@ class TunedLens:
             )
 
     def save(self, folder: str | Path) -> Path:
-        """Write `lens.safetensors`, in half precision, into a folder, beside the model."""
+        """Write `lens/tuned.safetensors`, in half precision, into a folder, beside the model."""
         tensors = {name: getattr(self, name).half().cpu().contiguous() for name in ("weights", "biases")}
-        write(path := Path(folder) / LENS, safetensors.torch.save(tensors, metadata={"mark": self.mark}))
+        (path := Path(folder) / LENS).parent.mkdir(parents=True, exist_ok=True)
+        write(path, safetensors.torch.save(tensors, metadata={"mark": self.mark}))
         return path
 
     @classmethod
