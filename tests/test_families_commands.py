@@ -113,7 +113,8 @@ def test_the_rest_works_or_says_why_not(name):
     maps = attribution.grad_cam(model, images, target)
     found = faithfulness.curves(model, images, maps, target)
     assert found.deletion[..., 0].isfinite().all() and not torch.equal(found.deletion, found.insertion)
-    parts = faithfulness.randomization(model, images, attribution.legrad, target).parts
+    with torch.no_grad():  # as in a notebook that turned gradients off
+        parts = faithfulness.randomization(model, images, attribution.legrad, target).parts
     blocks = [part for part in parts if attrgetter(part)(model) in list(about.blocks)]
     assert len(blocks) == len(about.blocks) < len(parts), "one by one, and not all at once"
     assert not any("text" in part or "token_embedding" in part for part in parts), "what the target never reads"

@@ -88,9 +88,9 @@ def _used(model: nn.Module, image: Tensor, classes: bool) -> set[str]:
     parameters = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
     with torch.enable_grad():
         out = run(model, image) if classes else family(model).pooled(image)
-    if not (parameters and out.requires_grad):
-        return set(parameters)
-    found = torch.autograd.grad(out.sum(), [*parameters.values()], allow_unused=True)
+        if not (parameters and out.requires_grad):
+            return set(parameters)
+        found = torch.autograd.grad(out.sum(), [*parameters.values()], allow_unused=True)
     return {name for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
 
