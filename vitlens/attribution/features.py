@@ -145,7 +145,7 @@ class _Asked(Question):
         return self.along(self.vector(model), against, against.vector(model))
 
     def along(self, vector: Tensor | None, against: Question | None = None, other: Tensor | None = None) -> Target:
-        """The target, once the vector is known, and the other one of a contrast. Raises NothingToAsk for equal ones."""
+        """The target for a known vector, or for its contrast with another. Raises NothingToAsk if the two are equal."""
         name, ends = _NAMED[self.measure]
         if against is None:
             return FeatureTarget(self.measure, vector, name.format(self.to), ends[0])
@@ -238,7 +238,7 @@ def _centroid(model: nn.Module, sources: list) -> Tensor:
 
 
 def _unit(features: Tensor, name: str) -> Tensor:
-    """(N, D) features of length 1. Raises ValueError for those of length 0."""
+    """(N, D) features divided by their lengths. Raises ValueError if one of them is all zero."""
     lengths = _wide(features).norm(dim=-1, keepdim=True)
     if not lengths.all():
         raise ValueError(f"The features of {name} are all zero, so nothing is like them. Give another picture.")

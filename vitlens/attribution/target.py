@@ -66,7 +66,7 @@ class Question(ABC):
 
     @abstractmethod
     def bound(self, model: nn.Module, against: Question | None = None) -> Target:
-        """The `Target` that this means for a model, or its contrast with another question."""
+        """The `Target` of this question for a model, or of its contrast with another question."""
 
 
 @dataclass(frozen=True)

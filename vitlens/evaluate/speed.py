@@ -1,4 +1,4 @@
-"""Speed and memory of models on this machine: images per second, and the largest batch of training (paper, Fig. 12)."""
+"""Speed and memory of models on this machine: images per second and the largest training batch (paper, Fig. 12)."""
 
 from __future__ import annotations
 

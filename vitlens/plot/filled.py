@@ -1,4 +1,4 @@
-"""What a model that learns without labels puts where patches were hidden from it, over the steps of its training."""
+"""What a model trained without labels predicts for hidden patches, at several steps of its training."""
 
 from __future__ import annotations
 

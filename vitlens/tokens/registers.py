@@ -108,7 +108,7 @@ def with_register(model: nn.Module, neurons: Mapping[int, Sequence[int]]) -> nn.
 
 
 class _Moved:
-    """A hook that moves some activations (B, T, hidden) of all tokens to one of them."""
+    """A hook that moves the activations (B, T, hidden) of some neurons from all tokens to one token."""
 
     def __init__(self, neurons: list[int], place: int):
         self.neurons, self.place = neurons, place

@@ -108,7 +108,7 @@ SETTINGS = {setting: {c.name: c for c in CHOICES if c.setting == setting} for se
 TABLES = ("learned-1d", "learned-2d")
 """Positions that are a learned table, which every layer can have."""
 IN_LAYERS = ("relative-1d", "relative-2d", "rotary")
-"""Positions that attention knows about."""
+"""Choices of `positions` that attention itself adds, rather than the tokens."""
 
 
 def chosen(recipe) -> list[Choice]:

@@ -175,7 +175,7 @@ class Family(ABC):
 
     @property
     def channels(self) -> int:
-        """C of the input: the first convolution's."""
+        """Number of input channels: those of the first convolution."""
         return next(each for each in self.model.modules() if isinstance(each, nn.Conv2d)).in_channels
 
     @property
