@@ -244,6 +244,17 @@ def test_a_click_asks_from_the_patch(explorer):
     assert explorer.frame["panels"][0]["selected"] == (3, 1)
 
 
+def test_a_click_and_a_switch_open_no_file(explorer, monkeypatch):
+    """Opening the sample photographs to say how many they are took ten times as long as the rest of a click."""
+    explorer.wait()
+    monkeypatch.setattr(Image, "open", None)
+    monkeypatch.setattr("timm.data.ImageNetInfo", None)
+    assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 8}) == ""
+    explorer.set(view="rollout", layer=1)
+    explorer.set(way="zero", off=[(0, 1)])
+    assert "head 1 of layer 0" in words(explorer)
+
+
 TURNED = Image.Exif()
 TURNED[274] = 6  # to be turned by 90 degrees
 SMALL, CUP = PICTURE.resize((80, 60)), samples()["coffee"]

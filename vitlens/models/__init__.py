@@ -9,6 +9,7 @@ Shapes: B batch, C channels, H height and W width in pixels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,11 +70,16 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     classes = class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
-        from timm.data import ImageNetInfo
-
-        info = ImageNetInfo()
-        names = [info.index_to_description(i) for i in range(1000)]
+        names = list(_imagenet_names())
     return names if names is not None and count in (None, len(names)) else None
+
+
+@functools.cache
+def _imagenet_names() -> tuple[str, ...]:
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return tuple(info.index_to_description(i) for i in range(1000))
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:

@@ -90,7 +90,7 @@ class Explorer(Pictured):
         self.fit(shown)
         view = self.view(wanted)
         return {
-            "pictures": {"picture": shown.png},
+            "pictures": {"picture": whole.png},
             "panels": [self._panel(view)],
             "bars": self._bars(shown, whole),
             "dots": None if self.row.explains else self._dots(),

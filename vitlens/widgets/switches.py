@@ -7,6 +7,7 @@ as `vitlens.intervene` has it with these photographs for reference.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,6 +51,7 @@ class Off(NamedTuple):
 ALL_ON = Off()
 
 
+@functools.cache  # samples() opens files
 def instead(way: str) -> str:
     """What a head that is off gives, for people."""
     return WAYS[way].format(len(samples()))
