@@ -284,7 +284,7 @@ def test_refusals(model, vit, tmp_path):
     sentence(lambda: relevance(model, x, direction(torch.ones(5))), "48", "5")
     sentence(lambda: direction(torch.zeros(96)), "zero")
     sentence(lambda: direction(torch.ones(2, 96)), "(2, 96)")
-    sentence(lambda: text(" "), "caption")
+    sentence(lambda: text(" "), "a photo of a cat")
     sentence(lambda: centroid([]), "at least one")
     sentence(lambda: relevance(model, x, like(x[:1]), against=3), "contrast")
     sentence(lambda: relevance(model, x, like(x[:1]), against=norm()), "cannot be contrasted")

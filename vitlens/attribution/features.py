@@ -1,10 +1,10 @@
-"""Targets made of a model's features: how like a picture, a centroid, a text or a direction they are, or how long.
+"""Targets made of a model's features: similarity to a picture, a centroid or a text; a direction; the length.
 
     relevance(model, images, like("tabby.jpg"))                            # which patches make it like this picture
     relevance(model, images, text("a cat"), against=text("a dog"))         # of CLIP and SigLIP
 
-They need no classes, so DINO and `num_classes=0` can be explained, too. The features are what the classifier is given
-(in timm `forward_head(…, pre_logits=True)`, as in `vitlens.evaluate`), or all that a model without one returns: of CLIP
+They need no classes, so DINO and `num_classes=0` can be explained, too. The features are the input of the classifier
+(in timm `forward_head(…, pre_logits=True)`, as in `vitlens.evaluate`), or the output of a model without one: for CLIP
 and SigLIP the image embedding, after its projection. Each function returns a `Question`, which becomes a `Target` once
 the model is known; one question holds for all images of a batch.
 
@@ -112,19 +112,19 @@ def _wide(said: Tensor) -> Tensor:
 
 
 def _lengths(said: Tensor) -> Tensor:
-    """(B,) lengths of features. Raises ValueError for one of length 0, which is like nothing."""
+    """(B,) lengths of features. Raises ValueError if one is 0, because no cosine is defined for it."""
     lengths = _wide(said).norm(dim=-1)
     if not lengths.all():
         raise ValueError(
-            "The features of a picture are all zero, so they cannot be compared with others. Look for a layer of the "
-            "model whose weights are zero."
+            "The features of a picture are all zero, so they cannot be compared with others. Check whether a layer of "
+            "the model has weights that are all zero."
         )
     return lengths
 
 
 @dataclass(frozen=True)
 class _Asked(Question):
-    """measure: of `FeatureTarget`. vector: model → v, (D,). to: what v is, in a sentence."""
+    """measure: of `FeatureTarget`. vector: model → v, (D,). to: what v is, in words."""
 
     measure: str
     vector: Callable[[nn.Module], Tensor | None]
@@ -173,13 +173,13 @@ def like(picture: object, *, name: str = "") -> Question:
 
 
 def centroid(pictures: Iterable[object] | Tensor, *, name: str = "") -> Question:
-    """How like a few pictures: the cosine with the mean of their features, each of length 1.
+    """Similarity to several pictures: the cosine with the mean of their features, each scaled to length 1.
 
-    pictures: a list of what `like` takes, or a prepared batch (N, C, H, W). Of one picture it is `like`.
+    pictures: a list of what `like` takes, or a prepared batch (N, C, H, W). With one picture it is `like`.
     """
     sources = list(pictures.split(1)) if isinstance(pictures, Tensor) else list(pictures)
     if not sources:
-        raise ValueError("A centroid is that of some pictures, but there is none. Give at least one.")
+        raise ValueError("A centroid is the mean of one or more pictures, got none. Give at least one.")
     if len(sources) == 1:
         return like(sources[0], name=name)
     return _Asked(SIMILARITY, lambda model: _centroid(model, sources), name or f"the mean of {len(sources)} pictures")
@@ -200,19 +200,19 @@ def direction(vector: Tensor, *, name: str = "the direction") -> Question:
 
 
 def norm() -> Question:
-    """How long the features are."""
+    """Length of the features."""
     return _Asked(LENGTH, lambda model: None, "")
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Question:
-    """How like a text: the cosine of the image's embedding with that of a prompt, for models with a text tower, which
-    are CLIP and SigLIP of open_clip and transformers.
+    """Similarity to a text: the cosine of the image embedding and the embedding of a prompt. It takes a model with
+    a text tower: CLIP and SigLIP of open_clip and transformers.
 
-    tokenizer: a list of prompts → what the text tower takes; by default the model's own, as far as it is on this disk.
-    Raises ValueError for a model without a text tower, and OSError where a tokenizer cannot be had.
+    tokenizer: a function from a list of prompts to the input of the text tower; by default the model's own, if its
+    files are on this disk. Raises ValueError for a model without a text tower, and OSError if there is no tokenizer.
     """
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(f'A text is what a caption would say, such as "a photo of a cat", got {prompt!r}.')
+        raise ValueError(f'Expected a text such as "a photo of a cat", got {prompt!r}.')
 
     def embedded(model: nn.Module) -> Tensor:
         with _running(model):
@@ -241,7 +241,7 @@ def _unit(features: Tensor, name: str) -> Tensor:
     """(N, D) features divided by their lengths. Raises ValueError if one of them is all zero."""
     lengths = _wide(features).norm(dim=-1, keepdim=True)
     if not lengths.all():
-        raise ValueError(f"The features of {name} are all zero, so nothing is like them. Give another picture.")
+        raise ValueError(f"The features of {name} are all zero, so no similarity to it is defined. Give another one.")
     return _wide(features) / lengths
 
 
@@ -251,6 +251,6 @@ def _file_name(source: object) -> str:
 
 @contextlib.contextmanager
 def _running(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval mode without autograd; its outputs can still be used in a graph later."""
+    """A block in which the model runs in eval mode and without gradients. Its outputs may enter a graph later."""
     with taking(model), evaluating(model), torch.inference_mode(False), torch.no_grad():
         yield

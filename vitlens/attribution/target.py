@@ -1,6 +1,7 @@
-"""What is explained: a score of each image. Here the protocol of all targets, and a class as one of them.
+"""What is explained: a score of each image. This file has the protocol of all targets and the target for a class.
 
-Targets made of a model's features (a likeness, a direction, a length, a text) are in `vitlens.attribution.features`.
+Targets made of features (similarity to a picture or text, a direction, the length) are in
+`vitlens.attribution.features`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Target(ABC):
 
     @abstractmethod
     def of(self, images: Tensor) -> Target:
-        """The target of some of the images, by their (N,) numbers."""
+        """The target of some of the images, given by their (N,) indices."""
 
     @abstractmethod
     def called(self, image: int) -> str:
-        """What is explained of an image, in a sentence: "class 3"."""
+        """What is explained in an image, in words: "class 3"."""
 
     def require_slope(self, said: Tensor) -> None:  # noqa: B027  most scores have no maximum
         """Raise NothingToAsk if the score of an image is at its maximum, where every gradient is rounding error."""

@@ -112,8 +112,8 @@ def asked(subject: Subject, choice: Choice) -> tuple[object, object]:
 
 @contextlib.contextmanager
 def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """In this block and thread, call `wanted()`, which lets others in, when a forward of the model begins to embed its
-    images, and raise Superseded once it is False. Not every forward runs the whole model: features need no head."""
+    """A block in which each forward of the model in this thread first calls `wanted()`, which gives others a turn, and
+    raises Superseded if it returns False. The hook is on the patch embedding, because features need no head."""
     thread = threading.get_ident()
 
     def ask(module, args) -> None:
