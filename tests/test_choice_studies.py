@@ -13,6 +13,7 @@ from test_studies import timeless
 
 from vitlens import plot
 from vitlens.data import load
+from vitlens.evaluate.compute import flops
 from vitlens.paper import studies
 from vitlens.paper.studies import (
     STUDIES,
@@ -23,6 +24,7 @@ from vitlens.paper.studies import (
     rates,
     read_insides,
     run_study,
+    scales,
     seeds_needed,
     study,
     trained,
@@ -31,10 +33,13 @@ from vitlens.paper.studies import (
 from vitlens.paper.studies.spreading import duration
 from vitlens.train import snapshots
 
-CHOICES = [each for each in STUDIES.values() if isinstance(each.networks[0], Variant)]
+CHOICES = [each for each in STUDIES.values() if any(network.settings for network in each.networks)]
 TINY = replace(study("positions-cpu").tiny(), seeds=(0,), sizes=(40,))
 TINY = replace(TINY, networks=TINY.networks[:2], recipe=replace(TINY.recipe, image_size=8, patch_size=2))
-FIELDS = {"positions", "positions_at", "readout", "lr", "tokenizer", "attention"}
+FIELDS = {
+    "positions", "positions_at", "readout", "lr", "tokenizer", "attention", "equivariance", "optimizer", "momentum",
+    "weight_decay", "schedule", "depth", "width", "heads", "patch_size", "mlp_ratio",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +191,41 @@ def test_a_sweep_is_read_by_rate():
     assert found["a"][1][1] == pytest.approx(VALUES["a, 0.2"].mean())
 
 
+def test_what_is_scaled_is_read_by_compute():
+    records = [{**record, "flops": 100 * record["lr"]} for record in RECORDS]
+    found = scales([{**r, "model": r["model"].replace("b, 0.1", "base")} for r in records], "base")
+    base, smaller, larger = (VALUES[name].mean() for name in ("b, 0.1", "a, 0.1", "a, 0.2"))
+    assert list(found) == ["a"] and [row[0] for row in found["a"]] == [1, 1, 2]
+    assert sorted(row[1] for row in found["a"][:2]) == pytest.approx(sorted((base, smaller)))
+    assert found["a"][2][1] == pytest.approx(larger) and found["a"][2][2] < larger < found["a"][2][3]
+    with pytest.raises(ValueError, match="'base', which has no finished training"):
+        scales(records, "base")
+
+
+def test_what_is_scaled_costs_what_formulas_say():
+    """2·T·D·(4D + 2·ratio·D) + 4·T²·D operations a layer for T tokens of width D; 2·64²·3·D in the stem, 400·D in the
+    head."""
+    each = study("scaling")
+
+    def operations(patch=16, width=96, depth=6, ratio=2):
+        tokens = (64 // patch) ** 2 + 1
+        layer = 2 * tokens * (4 + 2 * ratio) * width**2 + 4 * tokens**2 * width
+        return depth * layer + 2 * 64**2 * 3 * width + 400 * width
+
+    wanted = {
+        "base": {}, "depth, 2": {"depth": 24}, "patch size, 2": {"patch": 4}, "MLP width, 2": {"ratio": 8},
+        "width, 2": {"width": 384}, "all, 1": {"depth": 12, "patch": 8, "width": 192, "ratio": 4},
+    }  # fmt: skip
+    for name, sizes in wanted.items():
+        (network,) = [network for network in each.networks if network.name == name]
+        model = each.plan(studies.Cell(network, 100_000, 0)).build()
+        assert flops(model, 64) == pytest.approx(operations(**sizes), rel=0.01)
+
+
 @pytest.mark.parametrize("name", studies.FIGURES)
 def test_every_study_has_a_figure(name):
-    each = replace(TINY, figure=name, baseline="none" if name == "models" else "")
-    records = [{**record, "model": record["model"].replace("a, 0.1", "none")} for record in RECORDS]
+    each = replace(TINY, figure=name, baseline="none" if name in ("models", "scaling") else "")
+    records = [{**record, "model": record["model"].replace("a, 0.1", "none"), "flops": 1e6} for record in RECORDS]
     records = RECORDS if name == "rates" else records
     figure = studies.figure(each, records)
     ax = figure.axes[0]

@@ -189,7 +189,7 @@ def _count(images: float) -> str:
     for size, letter in ((1e6, " M"), (1e3, " k")):
         if images >= size:
             return f"{images / size:.3g}{letter}"
-    return f"{images:g}"
+    return f"{images:.3g}"
 
 
 def _exaflops(value: float, _) -> str:

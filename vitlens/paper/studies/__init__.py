@@ -6,10 +6,10 @@ from vitlens.paper.studies.inside import insides, read_insides, write_insides
 from vitlens.paper.studies.networks import Network, Variant, trained
 from vitlens.paper.studies.running import five_shot, run_study
 from vitlens.paper.studies.spreading import estimate
-from vitlens.paper.studies.table import against, curves, lead, rates, read_table, seeds_needed, write_table
+from vitlens.paper.studies.table import against, curves, lead, rates, read_table, scales, seeds_needed, write_table
 
 __all__ = [
     "FIGURES", "STUDIES", "Cell", "Network", "Study", "Variant", "against", "curves", "estimate", "figure",
-    "five_shot", "insides", "lead", "rates", "read_insides", "read_table", "register", "run_study", "seeds_needed",
-    "study", "trained", "write_insides", "write_table",
+    "five_shot", "insides", "lead", "rates", "read_insides", "read_table", "register", "run_study", "scales",
+    "seeds_needed", "study", "trained", "write_insides", "write_table",
 ]  # fmt: skip

@@ -185,6 +185,18 @@ register(Study(
         ),
     ),
 ))
+# Table 7: what ResNets and ViTs gain by the optimizer. SGD has BiT's settings, for batches of 512.
+BIT_SGD = ("optimizer=sgd", "lr=0.06", "momentum=0.9", "weight_decay=1e-4", "schedule=stairs")
+OPTIMIZERS = {"Adam": (), "SGD": BIT_SGD, "Muon": ("optimizer=muon",)}
+register(Study(
+    name="optimizers", title="Table 7 in miniature, on all of Tiny-ImageNet: a ResNet and a ViT", figure="models",
+    networks=tuple(
+        replace(network, name=f"{network.name}, {name}", settings=settings)
+        for network in (STUDIES["data-size"].networks[3], STUDIES["data-size"].networks[0])
+        for name, settings in OPTIMIZERS.items()
+    ),
+    sizes=(100_000,), classes=200, recipe=replace(STUDIES["data-size"].recipe, name="optimizers", steps=11_700),
+))
 # The choices of the paper's appendix and of later work: one recipe, one setting changed. On a GPU, a ViT of 12 layers
 # on all of Tiny-ImageNet, long enough to converge.
 CONVERGED = replace(
@@ -248,6 +260,7 @@ BIASES = (
     Variant("locality attention", ("attention=locality",)),
     Variant("shifted patches, locality", ("tokenizer=shifted-patches", "attention=locality")),
     Variant("rotary positions", ("positions=rotary",)),
+    Variant("averaged over flips", ("equivariance=flips",)),
 )
 register(Study(
     name="bias", title="what a bias toward images gains on a tenth of Tiny-ImageNet", figure="models", baseline="plain",
@@ -256,6 +269,30 @@ register(Study(
 register(Study(
     name="bias-cpu", title="the same on a thousand pictures of Fashion-MNIST, for one core", figure="models",
     baseline="plain", networks=BIASES, sizes=(1_000,), classes=10, validations=1, recipe=SHAPES,
+))
+
+
+def scaled(**values: tuple[str, ...]) -> tuple[Variant, ...]:
+    """The plain model, called "base", and for each of some dimensions variants with larger values of it.
+
+    values: by dimension, settings as in "depth=12"; several that belong together are separated by spaces.
+    """
+    steps = [Variant(f"{name.replace('_', ' ')}, {k}", tuple(each.split()))
+             for name, larger in values.items() for k, each in enumerate(larger, 1)]
+    return Variant("base"), *steps
+
+
+register(Study(
+    name="scaling", title="Fig. 8 in miniature, on all of Tiny-ImageNet: which dimension to scale", figure="scaling",
+    baseline="base", sizes=(100_000,), classes=200,
+    recipe=replace(CONVERGED, patch_size=16, width=96, depth=6, heads=3, mlp_ratio=2.0),  # the paper's ratio, too
+    networks=scaled(
+        depth=("depth=12", "depth=24"),
+        patch_size=("patch_size=8", "patch_size=4"),
+        MLP_width=("mlp_ratio=4", "mlp_ratio=8"),
+        width=("width=192 heads=6", "width=384 heads=12"),
+        all=("depth=12 patch_size=8 width=192 heads=6 mlp_ratio=4",),
+    ),
 ))
 # fmt: on
 

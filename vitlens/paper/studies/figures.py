@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from vitlens import plot
 from vitlens.evaluate import student
 from vitlens.paper.studies.designs import Study
-from vitlens.paper.studies.table import curves, rates
+from vitlens.paper.studies.table import curves, rates, scales
 
 
 def sizes(records: list[dict], _: str):
@@ -29,7 +29,13 @@ def by_rate(records: list[dict], _: str):
     return plot.few_shot(rates(records), xlabel="Learning rate", ylabel="Top-1 (%)")
 
 
-FIGURES: dict[str, Callable] = {"sizes": sizes, "models": models, "rates": by_rate}
+def scaling(records: list[dict], baseline: str):
+    """Accuracy against compute, a curve for each dimension of the model that was scaled (paper, Fig. 8)."""
+    label = f"FLOPs of an image, as a multiple of those of the {baseline} model"
+    return plot.few_shot(scales(records, baseline), xlabel=label, ylabel="Top-1 (%)")
+
+
+FIGURES: dict[str, Callable] = {"sizes": sizes, "models": models, "rates": by_rate, "scaling": scaling}
 """What `Study.figure` may say."""
 
 

@@ -37,8 +37,8 @@ class Network:
     channels: int = 0
     """Output channels of the first stage; each next one doubles them."""
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """None: all networks of a study have one recipe."""
+    settings: tuple[str, ...] = ()
+    """Changes of the study's recipe, as `vitlens train --set` takes them: "optimizer=sgd"."""
 
     @property
     def kind(self) -> str:
@@ -59,8 +59,8 @@ class Network:
         return model.train()
 
     def plan(self, recipe: Recipe) -> Recipe:
-        """The recipe of its trainings."""
-        return recipe
+        """The recipe of its trainings. Raises ValueError for settings that do not go together."""
+        return recipe.override(*self.settings)
 
     def tiny(self) -> Network:
         """The same kind, narrow and shallow."""
@@ -129,7 +129,7 @@ def trained(path: Path | str, *, weights: bool = True) -> nn.Module:
         with safe_open(path, "pt") as file:
             about = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             state = {name: file.get_tensor(name) for name in file.keys()} if weights else None  # noqa: SIM118
-        kind = Variant if "settings" in about["network"] else Network
+        kind = Network if "stages" in about["network"] else Variant
         lists = {name: tuple(value) for name, value in about["network"].items() if isinstance(value, list)}
         network = kind(**{**about["network"], **lists})
         model = network.build(Recipe.from_dict(about["recipe"]))

@@ -65,6 +65,29 @@ def rates(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple
     return {model: sorted(rows) for model, rows in found.items()}
 
 
+def scales(
+    records: Iterable[dict], baseline: str, metric: str = "top1"
+) -> dict[str, list[tuple[float, float, float, float]]]:
+    """By what was scaled, in models called "NAME, STEP", rows of (FLOPs of an image, as a multiple of the baseline's,
+    mean over the seeds, low, high). Each begins with the baseline. Raises ValueError if there is none."""
+    found = pd.DataFrame(records)
+    rows = {
+        model: (float(cells["flops"].iloc[0]), *of_seeds(cells[metric]))
+        for model, cells in found.groupby("model", sort=False)
+    }
+    if baseline not in rows:
+        raise ValueError(f"What was scaled is compared with {baseline!r}, which has no finished training yet.")
+    curves: dict[str, list[tuple[float, float, float, float]]] = {}
+    for model in rows:
+        if model != baseline:
+            curves.setdefault(model.rpartition(", ")[0], [baseline]).append(model)
+    whole = rows[baseline][0]
+    return {
+        name: sorted((flops / whole, *shares) for flops, *shares in (rows[model] for model in models))
+        for name, models in curves.items()
+    }
+
+
 def lead(
     records: Iterable[dict], first: str, second: str, metric: str = "top1"
 ) -> list[tuple[int, float, float, float]]:
