@@ -122,6 +122,20 @@ def test_the_large_study_and_its_one_recipe():
     assert all(plan == shared[0] for plan in shared)
 
 
+def test_with_equal_epochs_fewer_images_are_fewer_steps(tmp_path):
+    large = study("data-size-epochs")
+    steps = {cell.images: large.plan(cell).steps for cell in large.cells()}
+    assert steps == {5_000: 150, 10_000: 300, 30_000: 900, 100_000: 3_000}  # 15.36 epochs of each
+    short, said = replace(SMALL, equal="epochs", networks=SMALL.networks[:1]), []
+    records = run_study(short, "digits", tmp_path, device="cpu", say=said.append)
+    assert said[0].startswith("2 trainings of at most 6 steps are left: ")
+    assert [(r["images"], r["steps"], r["epochs"]) for r in records] == [(40, 3, 1.5), (80, 6, 1.5)]
+    work = sum(record["exaflops"] for record in records)
+    assert float(re.search(r": (\S+) exaFLOPs", said[0])[1]) == pytest.approx(work, rel=0.05)
+    with pytest.raises(ValueError, match="equal steps or equal epochs, got equal='images'"):
+        replace(SMALL, equal="images")
+
+
 def test_records_hold_what_was_measured(whole):
     records, out = whole
     assert [(r["model"], r["images"], r["seed"]) for r in records] == [

@@ -42,7 +42,7 @@ class Study:
     sizes: tuple[int, ...]
     """Numbers of training images, each a multiple of the number of classes."""
     recipe: Recipe
-    """Of every training, except for what it says of the model. Its length is given in steps."""
+    """Of every training, except for what it says of the model. Its length, that with the most images, is in steps."""
     classes: int
     """Classes of the data that are used; if it has more, the same ones are drawn for all trainings."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -52,6 +52,8 @@ class Study:
     """The network that the others are compared with, seed by seed; "" for none."""
     validations: int = 10
     """How often a training is validated, about."""
+    equal: str = "steps"
+    """What trainings on fewer images share with those on the most: "steps", or "epochs", which makes them shorter."""
 
     def __post_init__(self):
         uneven = [n for n in self.sizes if n % self.classes or n < 1]
@@ -64,7 +66,9 @@ class Study:
                 f"A batch of {self.recipe.batch_size} exceeds {min(self.sizes)} training images. Lower batch_size."
             )
         if not self.recipe.steps:
-            raise ValueError("All trainings of a study are equally long. Give its recipe steps, not epochs.")
+            raise ValueError("The length of a study is counted in steps. Give its recipe steps, not epochs.")
+        if self.equal not in ("steps", "epochs"):
+            raise ValueError(f"Trainings of a study have equal steps or equal epochs, got equal={self.equal!r}.")
         for network in self.networks:
             network.plan(self.recipe)
         if self.baseline and self.baseline not in [network.name for network in self.networks]:
@@ -80,11 +84,17 @@ class Study:
     def plan(self, cell: Cell) -> Recipe:
         """The recipe of one training. Raises ValueError for settings that do not go together."""
         recipe = cell.network.plan(self.recipe)
-        epochs = recipe.steps / (cell.images // recipe.batch_size)
+        steps = self.steps(cell)
+        epochs = steps / (cell.images // recipe.batch_size)
         return replace(
-            recipe, name=self.name, seed=cell.seed, num_classes=self.classes,
+            recipe, name=self.name, seed=cell.seed, num_classes=self.classes, steps=steps,
             evaluate_every=max(1, round(epochs / self.validations)),
         )  # fmt: skip
+
+    def steps(self, cell: Cell) -> int:
+        """The length of one training."""
+        share = cell.images / max(self.sizes) if self.equal == "epochs" else 1
+        return max(1, round(share * self.recipe.steps))
 
     def tiny(self) -> Study:
         """The same path in seconds: narrow models, two sizes, two seeds, a few steps."""
@@ -137,6 +147,10 @@ register(Study(
     recipe=Recipe(
         name="data-size", image_size=64, batch_size=512, epochs=0, steps=3000, log_every=50, **STANDARD
     ),
+))
+register(replace(
+    STUDIES["data-size"], name="data-size-epochs", equal="epochs",
+    title="the same in 15 epochs each, so that fewer images also mean fewer steps",
 ))
 register(Study(
     name="data-size-cpu", title="the same question in a quarter of an hour of one core, with ten classes at 24 px",

@@ -91,9 +91,10 @@ def run_study(
         say(told)
     cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
     left = [cell for cell, kept in cells if not kept.exists()]
-    steps, done, number = study.recipe.steps, dict.fromkeys(left, 0), {cell: n for n, (cell, _) in enumerate(cells, 1)}
+    done, number = dict.fromkeys(left, 0), {cell: n for n, (cell, _) in enumerate(cells, 1)}
+    whole, missing = (sum(map(study.steps, some)) for some in (number, left))
     with locked(out), Stop() as stop, _threads(threads), tqdm(
-        total=steps * len(cells), initial=steps * (len(cells) - len(left)), unit="step", disable=not progress,
+        total=whole, initial=whole - missing, unit="step", disable=not progress,
         mininterval=0.5 if sys.stderr.isatty() else 10,
     ) as bar:  # fmt: skip
         trial = Trial(study, splits, world, out, command)

@@ -31,18 +31,19 @@ def estimate(study: Study, cells: Sequence[Cell], valid: int, device: torch.devi
     seconds, work = 0.0, 0.0
     by_network = {cell.network: [each for each in cells if each.network == cell.network] for cell in cells}
     for some in by_network.values():
-        plan = replace(study.plan(some[0]), compile="off")
+        plan, steps = replace(study.plan(some[0]), compile="off"), sum(map(study.steps, some))
         model = some[0].network.build(plan).to(device)
         per_image = compute.flops(model, plan.image_size)
         images = max(2, min(plan.batch_size, int(MEASURED / (3 * per_image))))
         step = seconds_a_step(model, plan, images, device) / images
-        seen = plan.steps * plan.batch_size + study.validations * valid / 3  # a forward is a third of a step
-        seconds += len(some) * seen * step
-        work += len(some) * compute.exaflops(per_image, plan.steps * plan.batch_size, 1)
+        seen = steps * plan.batch_size + len(some) * study.validations * valid / 3  # a forward is a third of a step
+        seconds += seen * step
+        work += compute.exaflops(per_image, steps * plan.batch_size, 1)
+    most = "at most " if study.equal == "epochs" else ""
     many = f", {processes} at a time" if processes > 1 else ""
     return (
-        f"{len(cells)} trainings of {study.recipe.steps:,} steps are left{many}: {work:.2g} exaFLOPs, about "
-        f"{duration(seconds / processes)} here, as far as a few steps tell. They may be stopped at any time."
+        f"{len(cells)} trainings of {most}{max(map(study.steps, cells)):,} steps are left{many}: {work:.2g} exaFLOPs, "
+        f"about {duration(seconds / processes)} here, as far as a few steps tell. They may be stopped at any time."
     )
 
 
