@@ -2,12 +2,14 @@
 
 import copy
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 import timm
 import torch
 from maps_support import left_as_found, refuses
+from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, attribution, capture
 from vitlens.attribution import (
@@ -121,6 +123,22 @@ def test_several_threads_at_once(vit):
         thread.join()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", [relevance, direct], ids=lambda method: method.title)
+def test_who_watches_a_forward_reads_attributes_past_other_modes(vit, method):
+    """Each would be a call of all modes outside: there were more of these than of the model's own functions."""
+    seen = Counter()
+
+    class Outer(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen[func] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Outer():
+        method(vit(img_size=SIZE), images(), TARGET)
+    reads = seen[torch.Tensor.requires_grad.__get__] + seen[torch.Tensor.is_floating_point]
+    assert 0 < reads < sum(seen.values()) / 4, "there were twice as many as other calls"
 
 
 def test_targets(vit):

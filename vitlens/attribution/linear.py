@@ -93,8 +93,9 @@ class _Fixed(TorchFunctionMode):
             query, key, *rest = args
             return func(held(query), held(key), *rest, **kwargs)
         result = func(*args, **kwargs)
-        if not (isinstance(result, Tensor) and result.requires_grad):
-            return result
+        with torch._C.DisableTorchFunction():  # or reading the attribute would pass all outer modes
+            if not (isinstance(result, Tensor) and result.requires_grad):
+                return result
         bias = None
         if func in _NORMS:
             bias, result = kwargs.get("bias"), _with_values(result, _NORMS[func](*args, **kwargs))

@@ -56,6 +56,10 @@ class Graph:
 
     def look(self, func, given: list[Tensor], result: object, name: str = "") -> None:
         """Look at one call of a torch function, by the attention `name` if any. Raises UnsupportedModelError."""
+        with torch._C.DisableTorchFunction():  # or each attribute that is read here would pass all outer modes
+            self._look(func, given, result, name)
+
+    def _look(self, func, given: list[Tensor], result: object, name: str) -> None:
         own = next((id(t) for t in given if id(t) in self.names), None)
         begins = own in self.begins
         if own is not None:
@@ -66,7 +70,7 @@ class Graph:
         found = [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
         given = [t for t in given if id(t) not in self.names]
         lost = any(t.requires_grad for t in given) and found and not any(t.requires_grad for t in found)
-        if not lost and not any(t in self.cut and not (t.requires_grad and t.is_leaf) for t in given):
+        if not lost and not (self.cut and any(t in self.cut and not (t.requires_grad and t.is_leaf) for t in given)):
             return
         if (own is not None or name) and not begins:
             raise refuse(

@@ -86,7 +86,8 @@ class Interception(TorchFunctionMode):
         for tensor in tensors:  # a parameter of another model, which runs in between, ends the layer
             self.layer = self.owner.get(id(tensor), None if isinstance(tensor, nn.Parameter) else self.layer)
         if not self.begun:
-            self._look_for_image(tensors, args[0] if args else None)
+            with torch._C.DisableTorchFunction():
+                self._look_for_image(tensors, args[0] if args else None)
         within = func is MULTIHEAD and self.layer is not None
         result = opened(self._attention, *args, **kwargs) if within else func(*args, **kwargs)
         if self.graph is not None:

@@ -126,8 +126,10 @@ def refuse_chance(model: nn.Module) -> None:
     if known(model) and (reason := family(model).chance):
         raise refuse(model, reason)
     for name, module in model.named_modules():
+        if not (module.training and "drop" in type(module).__name__.lower()):
+            continue
         rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
-        if module.training and "drop" in type(module).__name__.lower() and rate and rate > 0:
+        if rate and rate > 0:
             what = f"{name} ({type(module).__name__}, {rate:g})"
             raise refuse(model, f"in training mode {what} drops parts of it at random; call model.eval() first")
 

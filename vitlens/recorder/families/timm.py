@@ -105,14 +105,15 @@ class Timm(Family):
                 'reads; set model.equivariance = "none" to look at what it makes of one copy',
             )
         for index, block in enumerate(model.blocks):
-            names = {qualified_name(m): m for m in block.modules()}
-            for name, module in names.items():
+            found = []
+            for path, module in block.named_modules():
+                name = qualified_name(module)
                 if (reason := ATTENTION_REASONS.get(type(module).__name__)) is not None:
                     raise refuse(model, reason)
                 if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
                     raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
-            parts = ((f"blocks.{index}.{name}".rstrip("."), m) for name, m in block.named_modules())
-            found = [(name, m) for name, m in parts if qualified_name(m) in ATTENTION]
+                if name in ATTENTION:
+                    found.append((f"blocks.{index}.{path}".rstrip("."), module))
             if not found:
                 raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
             layers.append(found)

@@ -1,0 +1,94 @@
+"""What it costs to take a logit apart: `contributions` and `direct` beside one plain forward, on one image.
+
+    python benchmarks/stream.py --out data/results/stream-cpu.csv
+
+Seconds are medians of runs that take turns with the forward; `of_a_forward` is their ratio. Memory is the growth of the
+process's peak resident size beyond the model, the image and one forward; every measurement of it has a process of its
+own. Models have random weights, which cost the same.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import timm
+import torch
+from attention import peak_since_reset, reset_peak
+from results import about, write
+
+from vitlens.stream import contributions, direct
+
+MODELS = {"ViT-Ti/16": "vit_tiny_patch16_224", "ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
+SIZES = (224, 448)
+RUNS = 7
+WAYS = {
+    "forward": lambda model, image: model(image),
+    "contributions": lambda model, image: contributions(model, image, 3),
+    "direct": lambda model, image: direct(model, image, 3),
+}
+
+
+def prepared(name: str, size: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = timm.create_model(MODELS[name], img_size=size, num_classes=1000).eval()
+    image = torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        model(image)
+    return model, image
+
+
+def seconds(name: str, size: int) -> dict[str, float]:
+    """The median seconds of each way."""
+    model, image = prepared(name, size)
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
+    for run in range(RUNS + 1):
+        for way, do in WAYS.items():
+            start = time.perf_counter()
+            with torch.set_grad_enabled(way != "forward"):
+                do(model, image)
+            if run:  # the first warms up
+                taken[way].append(time.perf_counter() - start)
+    return {way: statistics.median(found) for way, found in taken.items()}
+
+
+def memory(name: str, size: int, way: str) -> float:
+    """MiB beyond the model, the image and a forward. Runs in a process of its own."""
+    model, image = prepared(name, size)
+    reset_peak()
+    before = peak_since_reset()
+    WAYS[way](model, image)
+    return peak_since_reset() - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        return print(json.dumps(memory(options.models[0], options.sizes[0], options.memory)))
+    rows, how = [], about("python benchmarks/stream.py")
+    for name in options.models:
+        for size in options.sizes:
+            taken = seconds(name, size)
+            for way in WAYS:
+                row = {"model": name, "pixels": size, "tokens": (size // 16) ** 2 + 1, "what": way}
+                row |= {"seconds": round(taken[way], 4), "of_a_forward": round(taken[way] / taken["forward"], 3)}
+                if way != "forward":
+                    command = [sys.executable, __file__, "--out", str(options.out), "--models", name]
+                    command += ["--sizes", str(size), "--memory", way]
+                    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                    row["mib"] = round(json.loads(found), 1)
+                rows.append(row | how)
+                print(row, flush=True)
+    write(options.out, rows)
+
+
+if __name__ == "__main__":
+    main()
