@@ -42,7 +42,7 @@ class Study:
     sizes: tuple[int, ...]
     """Numbers of training images, each a multiple of the number of classes."""
     recipe: Recipe
-    """Of every training, except for what it says of the model. Its length, that with the most images, is in steps."""
+    """Of every training, except for what it says of the model. It gives the length in steps, for the most images."""
     classes: int
     """Classes of the data that are used; if it has more, the same ones are drawn for all trainings."""
     seeds: tuple[int, ...] = (0, 1, 2)
