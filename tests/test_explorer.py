@@ -244,8 +244,9 @@ def test_a_click_asks_from_the_patch(explorer):
     assert explorer.frame["panels"][0]["selected"] == (3, 1)
 
 
-def test_a_click_and_a_switch_open_no_file(explorer, monkeypatch):
+def test_a_click_and_a_switch_open_no_file(vit, monkeypatch):
     """Opening the sample photographs to say how many they are took ten times as long as the rest of a click."""
+    explorer = widgets.explore(vit(num_classes=1000), PICTURE)  # as many classes as ImageNet, whose names are looked up
     explorer.wait()
     monkeypatch.setattr(Image, "open", None)
     monkeypatch.setattr("timm.data.ImageNetInfo", None)

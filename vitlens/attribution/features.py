@@ -1,4 +1,4 @@
-"""Targets made of a model's features: similarity to a picture, a centroid or a text; a direction; the length.
+"""Targets computed from features: similarity to pictures or a text, the product with a direction, the length.
 
     relevance(model, images, like("tabby.jpg"))                            # which patches make it like this picture
     relevance(model, images, text("a cat"), against=text("a dog"))         # of CLIP and SigLIP
@@ -112,7 +112,7 @@ def _wide(said: Tensor) -> Tensor:
 
 
 def _lengths(said: Tensor) -> Tensor:
-    """(B,) lengths of features. Raises ValueError if one is 0, because no cosine is defined for it."""
+    """(B,) L2 norms of features. Raises ValueError if one is 0, because its cosine is undefined."""
     lengths = _wide(said).norm(dim=-1)
     if not lengths.all():
         raise ValueError(
@@ -173,13 +173,13 @@ def like(picture: object, *, name: str = "") -> Question:
 
 
 def centroid(pictures: Iterable[object] | Tensor, *, name: str = "") -> Question:
-    """Similarity to several pictures: the cosine with the mean of their features, each scaled to length 1.
+    """Similarity to several pictures: the cosine with the mean of their features, normalized to length 1.
 
     pictures: a list of what `like` takes, or a prepared batch (N, C, H, W). With one picture it is `like`.
     """
     sources = list(pictures.split(1)) if isinstance(pictures, Tensor) else list(pictures)
     if not sources:
-        raise ValueError("A centroid is the mean of one or more pictures, got none. Give at least one.")
+        raise ValueError("A centroid needs at least one picture, got none.")
     if len(sources) == 1:
         return like(sources[0], name=name)
     return _Asked(SIMILARITY, lambda model: _centroid(model, sources), name or f"the mean of {len(sources)} pictures")
@@ -200,19 +200,20 @@ def direction(vector: Tensor, *, name: str = "the direction") -> Question:
 
 
 def norm() -> Question:
-    """Length of the features."""
+    """The length (L2 norm) of the features."""
     return _Asked(LENGTH, lambda model: None, "")
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Question:
-    """Similarity to a text: the cosine of the image embedding and the embedding of a prompt. It takes a model with
-    a text tower: CLIP and SigLIP of open_clip and transformers.
+    """Similarity to a text: the cosine between the image embedding and the text embedding.
+
+    For models with a text tower: CLIP and SigLIP of open_clip and transformers.
 
     tokenizer: a function from a list of prompts to the input of the text tower; by default the model's own, if its
     files are on this disk. Raises ValueError for a model without a text tower, and OSError if there is no tokenizer.
     """
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(f'Expected a text such as "a photo of a cat", got {prompt!r}.')
+        raise ValueError(f'Expected a non-empty text such as "a photo of a cat", got {prompt!r}.')
 
     def embedded(model: nn.Module) -> Tensor:
         with _running(model):
@@ -241,7 +242,7 @@ def _unit(features: Tensor, name: str) -> Tensor:
     """(N, D) features divided by their lengths. Raises ValueError if one of them is all zero."""
     lengths = _wide(features).norm(dim=-1, keepdim=True)
     if not lengths.all():
-        raise ValueError(f"The features of {name} are all zero, so no similarity to it is defined. Give another one.")
+        raise ValueError(f"The features of {name} are all zero, so similarity to it is undefined. Give another one.")
     return _wide(features) / lengths
 
 
@@ -251,6 +252,6 @@ def _file_name(source: object) -> str:
 
 @contextlib.contextmanager
 def _running(model: nn.Module) -> Iterator[None]:
-    """A block in which the model runs in eval mode and without gradients. Its outputs may enter a graph later."""
+    """Run the model in eval mode and without gradients in this block; autograd can use its outputs later."""
     with taking(model), evaluating(model), torch.inference_mode(False), torch.no_grad():
         yield

@@ -76,7 +76,7 @@ def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 class _Fixed(TorchFunctionMode):
-    """Treat attention weights and norm statistics as constants, so that autograd's graph is linear.
+    """Make autograd treat attention weights and norm statistics as constants, so that its graph is linear.
 
     All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
     by 1 + zeros, so the gradient by the zeros is what all of them add, image by image. activations: the gates of

@@ -1,4 +1,4 @@
-"""What is explained: a score of each image. This file has the protocol of all targets and the target for a class.
+"""Targets: the score of each image that a map explains. Here are their base class and targets for classes.
 
 Targets made of features (similarity to a picture or text, a direction, the length) are in
 `vitlens.attribution.features`.
@@ -47,11 +47,11 @@ class Target(ABC):
 
     @abstractmethod
     def of(self, images: Tensor) -> Target:
-        """The target of some of the images, given by their (N,) indices."""
+        """The target for some of the images. images: (N,) int64 indices."""
 
     @abstractmethod
     def called(self, image: int) -> str:
-        """What is explained in an image, in words: "class 3"."""
+        """The name of what is explained in one image, such as "class 3"."""
 
     def require_slope(self, said: Tensor) -> None:  # noqa: B027  most scores have no maximum
         """Raise NothingToAsk if the score of an image is at its maximum, where every gradient is rounding error."""

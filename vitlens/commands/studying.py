@@ -41,7 +41,7 @@ def study(
             plural = "s" * (len(each.seeds) > 1)
             print(
                 f"{each.name}: {networks}; {sizes} images of {each.classes} classes, {len(each.seeds)} seed{plural}, "
-                f"{each.recipe.image_size} px, {each.recipe.steps:,} steps of {each.recipe.batch_size} images"
+                f"{each.recipe.image_size} px, {each.length} of {each.recipe.batch_size} images"
             )
         return
     chosen = studies.study(name) if name else None

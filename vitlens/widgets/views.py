@@ -112,8 +112,8 @@ def asked(subject: Subject, choice: Choice) -> tuple[object, object]:
 
 @contextlib.contextmanager
 def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """A block in which each forward of the model in this thread first calls `wanted()`, which gives others a turn, and
-    raises Superseded if it returns False. The hook is on the patch embedding, because features need no head."""
+    """Before each forward of the model in this block and thread, let other work run by calling `wanted()`, and raise
+    Superseded if it returns False. The hook is on the patch embedding, because computing features skips the head."""
     thread = threading.get_ident()
 
     def ask(module, args) -> None:

@@ -42,7 +42,7 @@ class Study:
     sizes: tuple[int, ...]
     """Numbers of training images, each a multiple of the number of classes."""
     recipe: Recipe
-    """Of every training, except for what it says of the model. It gives the length in steps, for the most images."""
+    """Shared by all trainings; networks replace its model settings. Its `steps` are those for the most images."""
     classes: int
     """Classes of the data that are used; if it has more, the same ones are drawn for all trainings."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -53,7 +53,7 @@ class Study:
     validations: int = 10
     """How often a training is validated, about."""
     equal: str = "steps"
-    """What trainings on fewer images share with those on the most: "steps", or "epochs", which makes them shorter."""
+    """What is the same for all sizes: "steps", or "epochs", where fewer images mean fewer steps."""
 
     def __post_init__(self):
         uneven = [n for n in self.sizes if n % self.classes or n < 1]
@@ -66,9 +66,9 @@ class Study:
                 f"A batch of {self.recipe.batch_size} exceeds {min(self.sizes)} training images. Lower batch_size."
             )
         if not self.recipe.steps:
-            raise ValueError("The length of a study is counted in steps. Give its recipe steps, not epochs.")
+            raise ValueError("A study sets its length in steps. Give its recipe steps, not epochs.")
         if self.equal not in ("steps", "epochs"):
-            raise ValueError(f"Trainings of a study have equal steps or equal epochs, got equal={self.equal!r}.")
+            raise ValueError(f"A study has equal steps or equal epochs, got equal={self.equal!r}. Choose one.")
         for network in self.networks:
             network.plan(self.recipe)
         if self.baseline and self.baseline not in [network.name for network in self.networks]:
@@ -92,9 +92,14 @@ class Study:
         )  # fmt: skip
 
     def steps(self, cell: Cell) -> int:
-        """The length of one training."""
+        """Number of optimizer steps of one training."""
         share = cell.images / max(self.sizes) if self.equal == "epochs" else 1
         return max(1, round(share * self.recipe.steps))
+
+    @property
+    def length(self) -> str:
+        """The length of a training in words: "3,000 steps", or "at most 3,000 steps" where fewer images take fewer."""
+        return f"{'at most ' if self.equal == 'epochs' else ''}{self.recipe.steps:,} steps"
 
     def tiny(self) -> Study:
         """The same path in seconds: narrow models, two sizes, two seeds, a few steps."""
@@ -287,9 +292,9 @@ register(Study(
 
 
 def scaled(**values: tuple[str, ...]) -> tuple[Variant, ...]:
-    """The plain model, called "base", and for each of some dimensions variants with larger values of it.
+    """A model called "base", and larger variants of it, one dimension at a time.
 
-    values: by dimension, settings as in "depth=12"; several that belong together are separated by spaces.
+    values: for each dimension, the settings of each larger variant, such as "depth=12"; spaces separate several.
     """
     steps = [Variant(f"{name.replace('_', ' ')}, {k}", tuple(each.split()))
              for name, larger in values.items() for k, each in enumerate(larger, 1)]

@@ -30,7 +30,7 @@ def by_rate(records: list[dict], _: str):
 
 
 def scaling(records: list[dict], baseline: str):
-    """Accuracy against compute, a curve for each dimension of the model that was scaled (paper, Fig. 8)."""
+    """Accuracy against FLOPs, with one curve for each dimension that was scaled (paper, Fig. 8)."""
     label = f"FLOPs of an image, as a multiple of those of the {baseline} model"
     return plot.few_shot(scales(records, baseline), xlabel=label, ylabel="Top-1 (%)")
 

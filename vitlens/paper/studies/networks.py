@@ -22,10 +22,22 @@ from vitlens.train.recipes import Recipe
 
 
 @dataclass(frozen=True)
-class Network:
-    """A model by its sizes: a transformer, a ResNet, or both, which is a hybrid (paper, section 3.1)."""
+class _Model:
+    """What all models of a study have: a name, and changes of the study's recipe."""
 
     name: str
+    settings: tuple[str, ...] = ()
+    """Settings of the recipe to change, as `vitlens train --set` takes them, such as "positions=rotary"."""
+
+    def plan(self, recipe: Recipe) -> Recipe:
+        """The recipe with these settings changed. Raises ValueError if they contradict each other."""
+        return recipe.override(*self.settings)
+
+
+@dataclass(frozen=True)
+class Network(_Model):
+    """A model by its sizes: a transformer, a ResNet, or both, which is a hybrid (paper, section 3.1)."""
+
     patch: int = 0
     """Side of a patch in pixels; those of a hybrid are one feature each."""
     width: int = 0
@@ -36,9 +48,6 @@ class Network:
     """Bottlenecks in each stage of the ResNet; all stages but the first halve height and width."""
     channels: int = 0
     """Output channels of the first stage; each next one doubles them."""
-
-    settings: tuple[str, ...] = ()
-    """Changes of the study's recipe, as `vitlens train --set` takes them: "optimizer=sgd"."""
 
     @property
     def kind(self) -> str:
@@ -57,10 +66,6 @@ class Network:
                 raise ValueError(f"{self.name} cannot be built from {self}: {error}.") from error
         model.pretrained_cfg = {"architecture": self.name, **recipe.pixels()}
         return model.train()
-
-    def plan(self, recipe: Recipe) -> Recipe:
-        """The recipe of its trainings. Raises ValueError for settings that do not go together."""
-        return recipe.override(*self.settings)
 
     def tiny(self) -> Network:
         """The same kind, narrow and shallow."""
@@ -91,17 +96,10 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(_Model):
     """The Vision Transformer of a study's recipe with some of its settings changed."""
 
-    name: str
-    settings: tuple[str, ...] = ()
-    """As `vitlens train --set` takes them: "positions=rotary"."""
     kind: ClassVar[str] = "ViT"
-
-    def plan(self, recipe: Recipe) -> Recipe:
-        """The recipe of its trainings. Raises ValueError for settings that do not go together."""
-        return recipe.override(*self.settings)
 
     def build(self, recipe: Recipe) -> nn.Module:
         """The model in training mode, by its plan; its weights are a function of the recipe's seed."""

@@ -39,11 +39,10 @@ def estimate(study: Study, cells: Sequence[Cell], valid: int, device: torch.devi
         seen = steps * plan.batch_size + len(some) * study.validations * valid / 3  # a forward is a third of a step
         seconds += seen * step
         work += compute.exaflops(per_image, steps * plan.batch_size, 1)
-    most = "at most " if study.equal == "epochs" else ""
     many = f", {processes} at a time" if processes > 1 else ""
     return (
-        f"{len(cells)} trainings of {most}{max(map(study.steps, cells)):,} steps are left{many}: {work:.2g} exaFLOPs, "
-        f"about {duration(seconds / processes)} here, as far as a few steps tell. They may be stopped at any time."
+        f"{len(cells)} trainings of {study.length} are left{many}: {work:.2g} exaFLOPs, about "
+        f"{duration(seconds / processes)} here, as far as a few steps tell. They may be stopped at any time."
     )
 
 

@@ -68,24 +68,20 @@ def rates(records: Iterable[dict], metric: str = "top1") -> dict[str, list[tuple
 def scales(
     records: Iterable[dict], baseline: str, metric: str = "top1"
 ) -> dict[str, list[tuple[float, float, float, float]]]:
-    """By what was scaled, in models called "NAME, STEP", rows of (FLOPs of an image, as a multiple of the baseline's,
-    mean over the seeds, low, high). Each begins with the baseline. Raises ValueError if there is none."""
-    found = pd.DataFrame(records)
-    rows = {
-        model: (float(cells["flops"].iloc[0]), *of_seeds(cells[metric]))
-        for model, cells in found.groupby("model", sort=False)
-    }
-    if baseline not in rows:
-        raise ValueError(f"What was scaled is compared with {baseline!r}, which has no finished training yet.")
-    curves: dict[str, list[tuple[float, float, float, float]]] = {}
-    for model in rows:
-        if model != baseline:
-            curves.setdefault(model.rpartition(", ")[0], [baseline]).append(model)
-    whole = rows[baseline][0]
-    return {
-        name: sorted((flops / whole, *shares) for flops, *shares in (rows[model] for model in models))
-        for name, models in curves.items()
-    }
+    """A curve for each scaled dimension, from the models called "DIMENSION, STEP" and the baseline.
+
+    Rows are (FLOPs of one image divided by the baseline's, mean over the seeds, low, high); the last two are the 95 %
+    interval over the seeds. Raises ValueError if the baseline has no finished training.
+    """
+    cells = dict(list(pd.DataFrame(records).groupby("model", sort=False)))
+    if baseline not in cells:
+        raise ValueError(f"Models are compared with {baseline!r}, which has no finished training yet. Train it first.")
+    whole = float(cells[baseline]["flops"].iloc[0])
+    points = {model: (float(each["flops"].iloc[0]) / whole, *of_seeds(each[metric])) for model, each in cells.items()}
+    start, found = points.pop(baseline), {}
+    for model, point in points.items():
+        found.setdefault(model.rpartition(", ")[0], [start]).append(point)
+    return {name: sorted(rows) for name, rows in found.items()}
 
 
 def lead(
