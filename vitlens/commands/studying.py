@@ -37,11 +37,12 @@ def study(
 
     if list_studies:
         for each in studies.STUDIES.values():
-            networks, sizes = (", ".join(map(str, x)) for x in ([n.name for n in each.networks], each.sizes))
+            networks, sizes = "; ".join(n.name for n in each.networks), ", ".join(f"{n:,}" for n in each.sizes)
             plural = "s" * (len(each.seeds) > 1)
             print(
-                f"{each.name}: {networks}; {sizes} images of {each.classes} classes, {len(each.seeds)} seed{plural}, "
-                f"{each.recipe.image_size} px, {each.length} of {each.recipe.batch_size} images"
+                f"{each.name}: {each.title}\n  {networks}\n  {sizes} images of {each.classes} classes, "
+                f"{len(each.seeds)} seed{plural}, {each.recipe.image_size} px, {each.length} of "
+                f"{each.recipe.batch_size} images"
             )
         return
     chosen = studies.study(name) if name else None

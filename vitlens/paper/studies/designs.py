@@ -222,33 +222,34 @@ CONVERGED = replace(
     recipe("tiny-imagenet"), patch_size=8, epochs=0, steps=11_700, batch_size=512,  # 60 epochs
     patch_drop=0.0, patch_drop_until=0.0, average=0.0,  # positions within attention need all patches
 )
-# On two cores, Fashion-MNIST: thumbnails whose class is in their shape. On 10 classes of Tiny-ImageNet (24 px, 600
-# steps of 64) a pilot had 48.2 % without positions and 46.7 % with learned ones; on this data (24 px, 300 steps of
-# 50) 64.7 and 69.7 %.
+# On two cores, Fashion-MNIST: thumbnails whose class is in their shape. In a pilot with one seed and 10,000 validation
+# images, learned positions led none by 4.7 points after 1,500 steps on 6,000 images (80.7 %) and by 3.6 after 3,000
+# (83.8 %); on 60,000 images by 2.7 (81.0 %) and 3.2 (83.9 %). So more images change little, and more steps the level.
 SHAPES = Recipe(
     name="positions-cpu", image_size=20, patch_size=4, width=48, depth=3, heads=3,  # 25 patches, 0.1 M parameters
-    epochs=0, steps=200, batch_size=50, optimizer="muon", lr=2e-3, muon_lr=8e-3, schedule="linear", warmup=0.1,
+    epochs=0, steps=3000, batch_size=50,  # 25 epochs of 6,000 images, a minute of one core
+    optimizer="muon", lr=2e-3, muon_lr=8e-3, schedule="linear", warmup=0.1,
     augment=Augment(pad=2), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
-    valid_images=2500, log_every=50,
+    precision="fp32",  # as fast as bf16 in models this narrow, and the same on every machine
+    valid_images=10_000, log_every=100,
 )
 POSITIONS = {
     "none": "none", "learned, 1-D": "learned-1d", "learned, 2-D": "learned-2d", "relative, 1-D": "relative-1d",
-    "sines and cosines": "sinusoidal", "rotary": "rotary",
+    "relative, 2-D": "relative-2d", "sines and cosines": "sinusoidal", "rotary": "rotary",
 }  # fmt: skip
 PLACES = tuple(
     Variant(f"{name}, {title}", (f"positions={positions}", f"positions_at={at}"))
     for name, positions in list(POSITIONS.items())[1:3]
     for at, title in (("every-layer", "every layer"), ("every-layer-shared", "every layer, shared"))
 )
-BY_POSITION = tuple(Variant(name, (f"positions={value}",)) for name, value in POSITIONS.items())
+BY_POSITION = (*(Variant(name, (f"positions={value}",)) for name, value in POSITIONS.items()), *PLACES)
 register(Study(
     name="positions", title="Table 8 in miniature, on all of Tiny-ImageNet", figure="models", baseline="none",
-    networks=(*BY_POSITION, Variant("relative, 2-D", ("positions=relative-2d",)), *PLACES),
-    sizes=(100_000,), classes=200, seeds=(0, 1, 2, 3, 4), recipe=CONVERGED,
+    networks=BY_POSITION, sizes=(100_000,), classes=200, seeds=(0, 1, 2, 3, 4), recipe=CONVERGED,
 ))
 register(Study(
-    name="positions-cpu", title="Table 8 in miniature, on Fashion-MNIST, for one core", figure="models",
-    baseline="none", networks=BY_POSITION, sizes=(60_000,), classes=10, seeds=(0, 1, 2, 3, 4), validations=1,
+    name="positions-cpu", title="Table 8 in miniature, on Fashion-MNIST, in an hour of one core", figure="models",
+    baseline="none", networks=BY_POSITION, sizes=(6_000,), classes=10, seeds=(0, 1, 2, 3, 4), validations=1,
     recipe=SHAPES,
 ))
 
@@ -268,9 +269,9 @@ register(Study(
     recipe=replace(CONVERGED, **ADAM, betas=(0.9, 0.999), schedule="linear"),
 ))
 register(Study(
-    name="readout-cpu", title="Fig. 9 in miniature, on Fashion-MNIST, for one core", figure="rates",
-    networks=readouts((5e-4, 1e-3, 2e-3, 4e-3, 8e-3)), sizes=(60_000,), classes=10, validations=1,
-    recipe=replace(SHAPES, steps=120, **ADAM),
+    name="readout-cpu", title="Fig. 9 in miniature, on Fashion-MNIST, in 45 minutes of one core", figure="rates",
+    networks=readouts((5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)), sizes=(6_000,), classes=10, validations=1,
+    recipe=replace(SHAPES, **ADAM),
 ))
 BIASES = (
     Variant("plain"),
@@ -286,8 +287,8 @@ register(Study(
     networks=BIASES, sizes=(10_000,), classes=200, seeds=(0, 1, 2, 3, 4), recipe=CONVERGED,
 ))
 register(Study(
-    name="bias-cpu", title="the same on a thousand pictures of Fashion-MNIST, for one core", figure="models",
-    baseline="plain", networks=BIASES, sizes=(1_000,), classes=10, validations=1, recipe=SHAPES,
+    name="bias-cpu", title="the same on a thousand images of Fashion-MNIST, in 45 minutes of one core", figure="models",
+    baseline="plain", networks=BIASES, sizes=(1_000,), classes=10, seeds=(0, 1, 2, 3, 4), validations=1, recipe=SHAPES,
 ))
 
 
