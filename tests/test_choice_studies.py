@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 from test_cli import vitlens
 from test_studies import timeless
 
@@ -177,6 +177,16 @@ def test_how_many_seeds_it_takes_is_what_power_tables_say(size, seeds):
     differences = np.array([1.0, -1.0, 1.0, -1.0])
     differences = differences / differences.std(ddof=1) + size
     assert seeds_needed(differences) == seeds == seeds_needed(-differences)
+
+
+@pytest.mark.parametrize("size", [2.0, 3.0, 4.7, 5.5, 8.3, 15.0, 1e6])
+def test_how_many_seeds_large_differences_take_is_what_draws_say(size):
+    """One tail of SciPy's noncentral t is no number for some of these."""
+    seeds = seeds_needed([size - 1, size, size + 1])  # a standard deviation of 1
+    rng = np.random.default_rng(0)
+    found = [np.mean(ttest_1samp(rng.normal(size, 1, (50_000, n)), 0, axis=1).pvalue < 0.05) for n in (seeds - 1, seeds)
+             if n > 1]  # fmt: skip
+    assert found[-1] >= 0.8 and all(share < 0.8 for share in found[:-1])
 
 
 def test_edges_of_the_number_of_seeds():

@@ -128,16 +128,15 @@ def seeds_needed(differences: Sequence[float], power: float = 0.8, most: int = 1
     As if the mean and the standard deviation (n - 1) of `differences` were the true ones, which few seeds hardly tell:
     an order of magnitude. `most` stands for more. Raises ValueError for fewer than two differences.
     """
-    from scipy.stats import nct, t
+    from scipy.stats import f, ncf  # t² is F; the two tails of a noncentral t are not always numbers in SciPy
 
     if len(differences) < 2:
         raise ValueError(f"How many seeds it takes is told from two differences or more, got {len(differences)}.")
-    mean, std = abs(np.mean(differences)), np.std(differences, ddof=1)
+    mean, std = np.mean(differences), np.std(differences, ddof=1)
     if not mean:
         return most
+    effect = np.inf if std == 0 else (mean / std) ** 2
     for n in range(2, most):
-        edge = t.ppf(0.975, n - 1)
-        center = np.inf if std == 0 else mean / std * np.sqrt(n)
-        if center > 40 or nct.sf(edge, n - 1, center) + nct.cdf(-edge, n - 1, center) >= power:
+        if effect == np.inf or ncf.sf(f.ppf(0.95, 1, n - 1), 1, n - 1, effect * n) >= power:
             return n
     return most
