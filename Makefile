@@ -30,7 +30,7 @@ test: browser  ## every test but those that take minutes (NO_BROWSER=1 leaves th
 	$(MAKE) test-colab
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
-	$(COLAB)/bin/python -m pytest -q tests/test_bundled.py tests/test_models.py tests/test_explorer.py \
+	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py \
 	    tests/test_reasons.py tests/test_widgets.py
 
 test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all of timm
