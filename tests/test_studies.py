@@ -405,7 +405,8 @@ def test_a_study_is_added_as_a_row():
 
 def test_the_command_lists_the_studies():
     shown = vitlens("study", "--list").stdout
-    assert all(f"{name}: " in shown for name in STUDIES) and "R26x1" in shown and "100000" in shown
+    assert all(f"{name}: {each.title}" in shown for name, each in STUDIES.items())
+    assert "R26x1" in shown and "100,000 images" in shown and "at most 3,000 steps" in shown
 
 
 @pytest.mark.parametrize("arguments, sentence", [
