@@ -1,6 +1,10 @@
 """Studies of choices: one setting changed, what is inside kept, several processes, statistics against references."""
 
+import pickle
 import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,10 +13,11 @@ import pytest
 import torch
 from scipy.stats import ttest_1samp, ttest_rel
 from test_cli import vitlens
-from test_studies import timeless
+from test_studies import KILLED, timeless
 
 from vitlens import plot
 from vitlens.data import load
+from vitlens.evaluate import features, linear_probe
 from vitlens.evaluate.compute import flops
 from vitlens.paper import studies
 from vitlens.paper.studies import (
@@ -31,11 +36,16 @@ from vitlens.paper.studies import (
     write_insides,
 )
 from vitlens.paper.studies.spreading import duration
-from vitlens.train import snapshots
+from vitlens.train import fit, recipe, snapshots
 
 CHOICES = [each for each in STUDIES.values() if any(network.settings for network in each.networks)]
 TINY = replace(study("positions-cpu").tiny(), seeds=(0,), sizes=(40,))
 TINY = replace(TINY, networks=TINY.networks[:2], recipe=replace(TINY.recipe, image_size=8, patch_size=2))
+MASKED = replace(study("masked-cpu").tiny(), seeds=(0,), sizes=(40,))
+MASKED = replace(
+    MASKED, networks=(*MASKED.networks[:2], MASKED.networks[3]),
+    recipe=replace(MASKED.recipe, image_size=8, patch_size=2),
+)  # fmt: skip
 FIELDS = {
     "positions", "positions_at", "readout", "lr", "tokenizer", "attention", "equivariance", "optimizer", "momentum",
     "weight_decay", "schedule", "depth", "width", "heads", "patch_size", "mlp_ratio",
@@ -47,6 +57,13 @@ def whole(tmp_path_factory):
     """A small study of two variants that nothing stopped, its folder, and what it said."""
     out, said = tmp_path_factory.mktemp("whole"), []
     return run_study(TINY, "digits", out, device="cpu", say=said.append), out, said
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """The same of a study in which two of three models learn without labels first."""
+    out, said = tmp_path_factory.mktemp("pretrained"), []
+    return run_study(MASKED, "digits", out, device="cpu", say=said.append), out, said
 
 
 @pytest.mark.parametrize("each", CHOICES, ids=lambda each: each.name)
@@ -92,6 +109,76 @@ def test_an_estimate_grows_with_the_work_and_is_shared(monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("k", [1, 2], ids=["masked patches", "autoencoder"])
+def test_what_was_learned_without_labels_is_where_labels_begin(pretrained, k):
+    """Both trainings by hand: all images without labels, then the trunk, with a new head, on the labeled ones."""
+    records, out, _ = pretrained
+    (cell,) = [cell for cell in MASKED.cells() if cell.network == MASKED.networks[k]]
+    splits = [studies.running._chosen(load("digits", split, size=8), MASKED, "digits") for split in ("train", "valid")]
+    name = ("masked-patches", "masked-autoencoder")[k - 1]
+    plan = MASKED.plan(cell)
+    first = replace(
+        recipe(name), **{field: getattr(plan, field) for field in ("image_size", "patch_size", "width", "depth")},
+        num_classes=5, epochs=0, steps=4, batch_size=20, precision=records[k]["precision"],
+    )  # fmt: skip
+    learner, model = first.build(), plan.build()
+    assert [step.step for step in fit(learner, splits, first)] == [1, 2, 3, 4]
+    state = model.state_dict()
+    trunk = {name for name in state if not name.startswith("head.")}
+    assert trunk < set(learner.state_dict())
+    model.load_state_dict(state | {name: learner.state_dict()[name] for name in trunk})
+    seen = snapshots.record(model, snapshots.probe(splits[1], plan, studies.trial.PROBED))
+    found, _ = insides(MASKED, out)
+    before = found[f"{cell.network.name}, before tuning"]
+    assert np.array_equal(before["filters"][0], seen["filters"])
+    assert np.array_equal(before["distances"][0], seen["distances"])
+    few = splits[0].chosen(studies.trial.subset(splits[0].labels, 40, 5, 0))
+    assert records[k]["probe"] == pytest.approx(linear_probe(*(features(model, s) for s in (few, splits[1]))), abs=1e-3)
+    assert len(list(fit(model, (few, splits[1]), plan))) == 6
+    kept = trained(out / "cells" / f"{cell.name}.safetensors").state_dict()
+    assert all(torch.equal(kept[name], each.half().float()) for name, each in model.state_dict().items())
+
+
+def test_records_and_insides_tell_of_both_trainings(pretrained):
+    records, out, said = pretrained
+    assert said[0].startswith("3 trainings of at most 10 steps are left: ")
+    work = sum(record["exaflops"] for record in records)
+    assert float(re.search(r": (\S+) exaFLOPs", said[0])[1]) == pytest.approx(work, rel=0.05)
+    assert [(r["pretraining"], r["pretraining_steps"], r["unlabeled"]) for r in records] == [
+        ("", 0, 0), ("masked-patches", 4, 726), ("masked-autoencoder", 4, 726)
+    ]  # fmt: skip
+    scratch, patches, autoencoder = records
+    assert scratch["exaflops"] == pytest.approx(3 * scratch["flops"] * 6 * 20 / 1e18)
+    # The paper's model computes all patches and a head of 512 colors for each; the autoencoder a quarter of them.
+    extra = [(r["exaflops"] - scratch["exaflops"]) * 1e18 / (3 * 4 * 20) for r in (patches, autoencoder)]
+    width, tokens = MASKED.recipe.width, 16
+    head = scratch["flops"] + 2 * width * 512 * tokens - 2 * width * MASKED.classes
+    assert extra[0] == pytest.approx(head) and extra[1] < 0.7 * head
+    found, _ = insides(MASKED, out)
+    names = [network.name for network in MASKED.networks]
+    assert list(found) == [title for name in names for title in (name, f"{name}, before tuning")]
+    blank = MASKED.plan(next(MASKED.cells())).build()
+    fresh = snapshots.record(blank, torch.zeros(1, 3, 8, 8))["filters"]
+    assert np.array_equal(found["random weights, before tuning"]["filters"][0], fresh)
+    for name in names:
+        after, before = (found[title]["filters"] for title in (name, f"{name}, before tuning"))
+        assert after.shape == before.shape == (1, 28, 2, 2, 3) and not np.array_equal(after, before)
+
+
+def test_a_study_that_is_killed_without_labels_or_with_goes_on_to_the_same_table(tmp_path):
+    slow = replace(MASKED, networks=MASKED.networks[1:2], baseline="", recipe=replace(MASKED.recipe, save_every=0.0))
+    (network,) = slow.networks
+    slow = replace(slow, networks=(replace(network, pretraining=(*network.pretraining, "save_every=0")),))
+    for training in (1, 2):  # without labels, then with them
+        asked = pickle.dumps((slow, tmp_path / "out", torch.get_num_threads(), training))
+        assert subprocess.run([sys.executable, "-c", KILLED], input=asked).returncode == -signal.SIGKILL
+        assert not list(tmp_path.glob("out/cells/*.json"))
+        assert bool(list(tmp_path.glob("out/runs/*/checkpoints/step-*.json"))) == (training == 2)
+        assert list(tmp_path.glob("out/runs/*/before/checkpoints/step-*.json"))
+    gone_on, whole = (run_study(slow, "digits", tmp_path / name, device="cpu") for name in ("out", "whole"))
+    assert timeless(gone_on) == timeless(whole) and not list(tmp_path.glob("*/runs/*"))
+
+
 def test_several_processes_that_are_stopped_go_on_to_the_same_table(tmp_path):
     slow, said = replace(TINY, recipe=replace(TINY.recipe, steps=20)), []
     options = {"device": "cpu", "processes": 2, "say": said.append}
@@ -128,7 +215,7 @@ def test_what_is_inside_is_kept_of_every_variant(whole, tmp_path):
     valid = valid.chosen(torch.isin(valid.labels, kept).nonzero()[:, 0])
     for cell in TINY.cells():
         model = trained(out / "cells" / f"{cell.name}.safetensors")
-        again = snapshots.record(model, snapshots.probe(valid, TINY.plan(cell), studies.running.PROBED))
+        again = snapshots.record(model, snapshots.probe(valid, TINY.plan(cell), studies.trial.PROBED))
         mine = found[cell.network.name]
         assert np.allclose(mine["distances"][0], again["distances"], atol=0.02), "weights are kept in half precision"
         assert np.allclose(mine["rollout"][0, 0], again["rollout"][0], atol=0.02)
@@ -253,6 +340,17 @@ def test_every_study_has_a_figure(name):
 def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path):
     done = vitlens("study", *(tmp_path if a == "OUT" else a for a in arguments.split()), expect=2)
     assert sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("pretraining, sentence", [
+    (("digits", "epochs=0", "steps=4"), "learns without labels first, .* got digits with objective=labels"),
+    (("masked-patches",), "masked-patches with objective=mean-color and steps=0"),
+    (("masked-patch", "steps=4"), "no recipe 'masked-patch'"),
+    (("masked-autoencoder", "epochs=0", "steps=4", "masked=0.99"), "needs some of each kind"),
+])  # fmt: skip
+def test_pretraining_is_checked(pretraining, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(MASKED, networks=(Variant("mine", pretraining=pretraining),), baseline="")
 
 
 def test_baselines_and_settings_are_checked():

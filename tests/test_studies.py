@@ -28,7 +28,7 @@ from vitlens.evaluate import compute, features, proportion
 from vitlens.paper import studies
 from vitlens.paper.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.paper.studies.running import _chosen as chosen
-from vitlens.paper.studies.running import exaflops, subset
+from vitlens.paper.studies.trial import exaflops, subset
 from vitlens.recorder.families import token_grid
 from vitlens.train import precision
 from vitlens.train.validation import accuracy
@@ -205,7 +205,7 @@ def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
     shuffled = replace(valid, labels=valid.labels[order])
     assert five_shot(model, shuffled, 5) < 30 < 50 < five_shot(model, valid, 5)
     seen = []
-    monkeypatch.setattr(studies.running, "few_shot", lambda _, test, drawn, k: seen.append((test, drawn)) or {5: [1]})
+    monkeypatch.setattr(studies.trial, "few_shot", lambda _, test, drawn, k: seen.append((test, drawn)) or {5: [1]})
     five_shot(model, valid, 5)
     x = features(model, valid)[0]
     for test, drawn in seen:
@@ -216,10 +216,10 @@ def test_five_shot_is_of_images_that_it_did_not_learn_from(monkeypatch):
 
 KILLED = """
 import os, pickle, signal, sys, torch
-from vitlens.paper.studies import run_study, running
+from vitlens.paper.studies import run_study, trial
 study, out, threads, last = pickle.load(sys.stdin.buffer)
 torch.set_num_threads(threads)  # as many as the process that goes on: the table names them
-fit, begun = running.fit, []
+fit, begun = trial.fit, []
 
 def dying(*args, **kwargs):
     begun.append(1)
@@ -228,7 +228,7 @@ def dying(*args, **kwargs):
         if len(begun) == last and step.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-running.fit = dying
+trial.fit = dying
 run_study(study, "digits", out, device="cpu")
 """
 
@@ -255,8 +255,8 @@ def test_a_study_keeps_the_threads_and_the_precision_that_it_was_begun_with(tmp_
         threads.append(torch.get_num_threads())
         return fit(model, data, recipe, **options)
 
-    fit = studies.running.fit
-    monkeypatch.setattr(studies.running, "fit", noted)
+    fit = studies.trial.fit
+    monkeypatch.setattr(studies.trial, "fit", noted)
     monkeypatch.setattr(precision, "seconds", lambda device, of: {"fp32": 1.0, "bf16": 9.0}[of])
     monkeypatch.setattr(precision, "computes_bf16", lambda device: True)
     try:
@@ -310,7 +310,7 @@ def test_the_models_of_digits_are_compared_at_equal_compute():
 
 def test_what_is_finished_is_not_done_again(whole, monkeypatch):
     records, out = whole
-    monkeypatch.setattr(studies.running, "fit", None)
+    monkeypatch.setattr(studies.trial, "fit", None)
     assert run_study(SMALL, "digits", out, device="cpu") == records
 
 

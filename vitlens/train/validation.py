@@ -61,7 +61,7 @@ def validate(
     return {**metrics, f"{name}_average": measure(model, valid, recipe, average, world)} if average else metrics
 
 
-class _Loss(nn.Module):
+class ObjectiveLoss(nn.Module):
     """A model as a function from images to the loss of its objective."""
 
     def __init__(self, model: nn.Module):
@@ -88,7 +88,7 @@ def objective_loss(
     bf16, swapped = trains_in_bf16(recipe, world.device), {f"model.{name}": t for name, t in (weights or {}).items()}
     at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))
     mine = torch.arange(len(data), device=data.labels.device).split(at_once)[world.rank :: world.size]
-    whole, total = _Loss(model), torch.zeros((), device=world.device)
+    whole, total = ObjectiveLoss(model), torch.zeros((), device=world.device)
     with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
         for rows, (images, _) in zip(mine, data.batches(mine), strict=True):
             torch.manual_seed(seed_of(0, int(rows[0])))

@@ -1,123 +1,16 @@
-"""Studies by name: which models are trained on how many images, with which seeds; all else is one recipe.
+"""Studies by name, each a row of `STUDIES`; `register` adds one.
 
-Numbers stand here with their reasons, so that the name of a study says what was done. `register` adds one.
+Numbers stand here with their reasons, so that the name of a study says what was done.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 from vitlens.data.augment import Augment
+from vitlens.paper.studies.grid import Study
 from vitlens.paper.studies.networks import Network, Variant
 from vitlens.train.recipes import Recipe, recipe
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training of a study."""
-
-    network: Network | Variant
-    images: int
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.network.name}, {self.images:,} images, seed {self.seed}"
-
-    @property
-    def name(self) -> str:
-        return f"{re.sub('[^A-Za-z0-9+]+', '-', self.network.name)}_{self.images}_{self.seed}"
-
-
-@dataclass(frozen=True)
-class Study:
-    """A grid of trainings by one recipe. Raises ValueError for sizes and settings that do not fit together."""
-
-    name: str
-    title: str
-    """What it shows, for people."""
-    networks: tuple[Network | Variant, ...]
-    sizes: tuple[int, ...]
-    """Numbers of training images, each a multiple of the number of classes."""
-    recipe: Recipe
-    """Shared by all trainings; networks replace its model settings. Its `steps` are those for the most images."""
-    classes: int
-    """Classes of the data that are used; if it has more, the same ones are drawn for all trainings."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    figure: str = "sizes"
-    """What `vitlens study --figure` draws, a name in `figures.FIGURES`."""
-    baseline: str = ""
-    """The network that the others are compared with, seed by seed; "" for none."""
-    validations: int = 10
-    """How often a training is validated, about."""
-    equal: str = "steps"
-    """What is the same for all sizes: "steps", or "epochs", where fewer images mean fewer steps."""
-
-    def __post_init__(self):
-        uneven = [n for n in self.sizes if n % self.classes or n < 1]
-        if uneven:
-            raise ValueError(
-                f"Each of {self.classes} classes gets equally many training images, but {uneven[0]} is no multiple."
-            )
-        if min(self.sizes) < self.recipe.batch_size:
-            raise ValueError(
-                f"A batch of {self.recipe.batch_size} exceeds {min(self.sizes)} training images. Lower batch_size."
-            )
-        if not self.recipe.steps:
-            raise ValueError("A study sets its length in steps. Give its recipe steps, not epochs.")
-        if self.equal not in ("steps", "epochs"):
-            raise ValueError(f"A study has equal steps or equal epochs, got equal={self.equal!r}. Choose one.")
-        for network in self.networks:
-            network.plan(self.recipe)
-        if self.baseline and self.baseline not in [network.name for network in self.networks]:
-            raise ValueError(f"The baseline {self.baseline!r} is none of the study's networks. Give the name of one.")
-        twice = [name for name, n in Counter(cell.name for cell in self.cells()).items() if n > 1]
-        if twice:
-            raise ValueError(f"Two trainings of this study would be called {twice[0]}. Change the name of a network.")
-
-    def cells(self) -> Iterator[Cell]:
-        """All trainings, seed by seed: a study that was stopped has whole grids of fewer seeds."""
-        return (Cell(n, images, seed) for seed in self.seeds for images in self.sizes for n in self.networks)
-
-    def plan(self, cell: Cell) -> Recipe:
-        """The recipe of one training. Raises ValueError for settings that do not go together."""
-        recipe = cell.network.plan(self.recipe)
-        steps = self.steps(cell)
-        epochs = steps / (cell.images // recipe.batch_size)
-        return replace(
-            recipe, name=self.name, seed=cell.seed, num_classes=self.classes, steps=steps,
-            evaluate_every=max(1, round(epochs / self.validations)),
-        )  # fmt: skip
-
-    def steps(self, cell: Cell) -> int:
-        """Number of optimizer steps of one training."""
-        share = cell.images / max(self.sizes) if self.equal == "epochs" else 1
-        return max(1, round(share * self.recipe.steps))
-
-    @property
-    def length(self) -> str:
-        """The length of a training in words: "3,000 steps", or "at most 3,000 steps" where fewer images take fewer."""
-        return f"{'at most ' if self.equal == 'epochs' else ''}{self.recipe.steps:,} steps"
-
-    def tiny(self) -> Study:
-        """The same path in seconds: narrow models, two sizes, two seeds, a few steps."""
-        classes = min(self.classes, 5)
-        return replace(
-            self, networks=tuple(n.tiny() for n in self.networks), sizes=(8 * classes, 16 * classes), seeds=(0, 1),
-            classes=classes,
-            recipe=replace(
-                self.recipe, steps=6, batch_size=min(20, 8 * classes), log_every=2, width=16 * self.recipe.heads,
-                depth=2,
-            ),
-        )  # fmt: skip
-
-    def to_dict(self) -> dict:
-        """What makes it this study: everything but its title and what is drawn of it."""
-        about = {**asdict(self), "recipe": self.recipe.to_dict()}
-        return {name: value for name, value in about.items() if name not in ("title", "figure", "baseline")}
-
 
 STUDIES: dict[str, Study] = {}
 """All studies by name."""
@@ -289,6 +182,39 @@ register(Study(
 register(Study(
     name="bias-cpu", title="the same on a thousand images of Fashion-MNIST, in 45 minutes of one core", figure="models",
     baseline="plain", networks=BIASES, sizes=(1_000,), classes=10, seeds=(0, 1, 2, 3, 4), validations=1, recipe=SHAPES,
+))
+
+
+# Learning without labels (B.1.2) and a newer way, then tuning on a tenth of the labels; beside them random weights.
+def pretrained(*lengths: int, batch: int) -> tuple[Variant, ...]:
+    """Random weights, and both ways without labels for each number of steps."""
+    return Variant("random weights"), *(
+        Variant(
+            f"{name.replace('-', ' ')}, {steps:,} steps",
+            pretraining=(name, "epochs=0", f"steps={steps}", f"batch_size={batch}"),
+        )
+        for name in ("masked-patches", "masked-autoencoder") for steps in lengths
+    )  # fmt: skip
+
+
+TUNING = replace(
+    recipe("masked-tuning"), continues=False, readout="mean",  # nothing trains a class token without labels
+    patch_size=8, width=96, depth=4, heads=3, epochs=0, steps=1560,  # 40 epochs of 2,500 images
+    precision="fp32",  # of SHAPES
+)
+register(Study(
+    name="masked", title="B.1.2 in miniature: all of Tiny-ImageNet without labels, then a tenth with", figure="models",
+    baseline="random weights", networks=pretrained(20_000, 80_000, batch=512), sizes=(10_000,), classes=200,
+    recipe=replace(TUNING, image_size=64, width=192, depth=12, batch_size=256, precision="auto"),  # 40 epochs, too
+))
+register(Study(
+    name="masked-cpu", title="the same with 50 classes at 32 px, in 75 minutes of one core", figure="models",
+    baseline="random weights", networks=pretrained(1_000, 8_000, batch=64), sizes=(2_500,), classes=50,
+    seeds=(0, 1, 2, 3, 4), validations=2, recipe=TUNING,
+))
+register(replace(
+    STUDIES["masked-cpu"], name="masked-cpu-short", networks=pretrained(1_000, batch=64),
+    title="the same, tuned for 10 epochs in place of 40", recipe=replace(TUNING, steps=390),
 ))
 
 

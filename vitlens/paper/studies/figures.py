@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from vitlens import plot
 from vitlens.evaluate import student
-from vitlens.paper.studies.designs import Study
+from vitlens.paper.studies.grid import Study
 from vitlens.paper.studies.table import curves, rates, scales
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlens.data.files import write
-from vitlens.paper.studies.designs import Study
+from vitlens.paper.studies.grid import Study
 from vitlens.train import snapshots
 
 KEPT = ("filters", "filters_variance", "positions", "distances", "rollout")
@@ -25,7 +25,8 @@ def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.nd
     """By model, the arrays of all its trainings in the folder of a study, and the picture of the first rollout.
 
     Each array has the seeds in front (S, …); only seeds that all models have are read, and what a model lacks is left
-    out. The picture is uint8 (h, w, 3). Raises ValueError if no seed is complete.
+    out. A study in which models learn without labels first has each model twice, the second time as "NAME, before
+    tuning". The picture is uint8 (h, w, 3). Raises ValueError if no seed is complete.
     """
     files = {(c.network.name, c.seed): Path(folder) / "cells" / f"{c.name}.npz" for c in study.cells()
              if c.images == max(study.sizes) and c.network.kind != "ResNet"}  # fmt: skip
@@ -36,9 +37,11 @@ def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.nd
     found: dict[str, dict[str, np.ndarray]] = {}
     for model in models:
         each = [snapshots.load(files[model, seed]) for seed in whole]
-        found[model] = {name: np.concatenate([a[name] for a in each]) for name in KEPT if name in each[0]}
-        if "rollout" in found[model]:
-            found[model]["rollout"] = found[model]["rollout"][:, :1]  # that of the picture
+        stages = {model: -1, f"{model}, before tuning": 0} if study.pretrains else {model: -1}
+        for title, k in stages.items():
+            found[title] = {name: np.stack([a[name][k] for a in each]) for name in KEPT if name in each[0]}
+            if "rollout" in found[title]:
+                found[title]["rollout"] = found[title]["rollout"][:, :1]  # that of the picture
     return found, each[0][PICTURE][0]
 
 

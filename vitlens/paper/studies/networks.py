@@ -18,7 +18,7 @@ from torch import nn
 
 from vitlens.data.files import write
 from vitlens.train.hub_layout import stored
-from vitlens.train.recipes import Recipe
+from vitlens.train.recipes import FROM_MODEL, Recipe, recipe
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class _Model:
     def plan(self, recipe: Recipe) -> Recipe:
         """The recipe with these settings changed. Raises ValueError if they contradict each other."""
         return recipe.override(*self.settings)
+
+    def before(self, plan: Recipe) -> Recipe | None:
+        """The recipe of the training without labels that comes before the one by `plan`; None if none does."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,27 @@ class Network(_Model):
 class Variant(_Model):
     """The Vision Transformer of a study's recipe with some of its settings changed."""
 
+    pretraining: tuple[str, ...] = ()
+    """The name of a recipe without labels and changes of it: how the model first learns from all images. Empty for a
+    model that begins with random weights."""
     kind: ClassVar[str] = "ViT"
+
+    def before(self, plan: Recipe) -> Recipe | None:
+        """The pre-training, with the model, pixels, seed and precision of `plan`."""
+        if not self.pretraining:
+            return None
+        name, *changes = self.pretraining
+        shared = (*FROM_MODEL, "image_size", "num_classes", "seed", "precision")
+        return replace(recipe(name).override(*changes), **{field: getattr(plan, field) for field in shared})
 
     def build(self, recipe: Recipe) -> nn.Module:
         """The model in training mode, by its plan; its weights are a function of the recipe's seed."""
         return recipe.build()
 
     def tiny(self) -> Variant:
-        """Itself: its sizes are the recipe's."""
-        return self
+        """The same model, whose sizes are the recipe's, with a few steps of pre-training."""
+        few = ("epochs=0", "steps=4", "batch_size=20", "log_every=2", "evaluate_every=1")
+        return replace(self, pretraining=(*self.pretraining, *few) if self.pretraining else ())
 
 
 def save(path: Path, model: nn.Module, network: Network | Variant, recipe: Recipe, class_names: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ and `cells/NAME.safetensors`, the one under way as a checkpoint.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import shutil
@@ -15,29 +14,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, load
 from vitlens.data.files import locked, writable, write
-from vitlens.evaluate import compute, features, few_shot, proportion, support
-from vitlens.paper.studies.designs import Cell, Study
-from vitlens.paper.studies.inside import PICTURE
-from vitlens.paper.studies.networks import save
+from vitlens.paper.studies.grid import Cell, Study
 from vitlens.paper.studies.spreading import at_a_time, estimate
-from vitlens.train import World, compiled, fit, join, snapshots
+from vitlens.paper.studies.trial import SHOTS, Trial
+from vitlens.train import World, join
 from vitlens.train.precision import said_of, settled
-from vitlens.train.recipes import Recipe
-from vitlens.train.runs import hardware, versions
 from vitlens.train.watching import Stop
-
-SHOTS, DRAWS = 5, 3
-PROBED = 100
-"""Validation images that attention distances are means of."""
 
 
 def run_study(
@@ -66,8 +55,12 @@ def run_study(
     accuracies in per cent: `top1` after the last step with the 95 % interval `low` to `high` of the validation images,
     `best`, the best top-1 on the way, which early stopping would give, and `five_shot` (see there); exaFLOPs of
     training without dropped patches, and its seconds, both without validation; `device` with the number of threads,
-    `date`, versions and `command`. Precision (where the recipe leaves it open) and CPU threads stay those that the
-    study was begun with, on other machines too: both move a result as much as a seed.
+    `date`, versions and `command`. In a study where models learn without labels first, exaFLOPs and seconds are of both
+    trainings, and a record also has `pretraining`, `pretraining_steps` and `unlabeled` images, and `probe`: top-1 of a
+    linear probe, fitted between the two on the labeled images.
+
+    Precision (where the recipe leaves it open) and CPU threads stay those that the study was begun with, on other
+    machines too: both move a result as much as a seed.
 
     Raises ValueError for data that lacks what the study needs, a folder of another study or in use by another process,
     an `out` that cannot be written to, and what `fit` raises.
@@ -92,7 +85,7 @@ def run_study(
     cells = [(cell, out / "cells" / f"{cell.name}.json") for cell in study.cells()]
     left = [cell for cell, kept in cells if not kept.exists()]
     done, number = dict.fromkeys(left, 0), {cell: n for n, (cell, _) in enumerate(cells, 1)}
-    whole, missing = (sum(map(study.steps, some)) for some in (number, left))
+    whole, missing = (sum(map(study.all_steps, some)) for some in (number, left))
     with locked(out), Stop() as stop, _threads(threads), tqdm(
         total=whole, initial=whole - missing, unit="step", disable=not progress,
         mininterval=0.5 if sys.stderr.isatty() else 10,
@@ -122,105 +115,6 @@ def in_turn(trial: Trial, cells: Sequence[Cell]) -> Iterator[tuple[Cell, int, st
     """What `Trial.training` says of each cell, one after the other."""
     for cell in cells:
         yield from trial.training(cell)
-
-
-class Trial:
-    """Trains the cells of a study; those of one network share the module, which is compiled once."""
-
-    def __init__(self, study: Study, splits: Sequence[ImageSet], world: World, out: Path, command: str = ""):
-        self.study, self.world, self.out, self.command = study, world, out, command
-        self.train, self.valid = (split.to(world.device) for split in splits)
-        self.models: dict[str, tuple[nn.Module, Callable]] = {}
-
-    def folder(self, cell: Cell) -> Path:
-        return self.out / "runs" / cell.name
-
-    def model(self, cell: Cell) -> nn.Module:
-        """The cell's network as it was trained last."""
-        return self.models[cell.network.name][0]
-
-    def training(self, cell: Cell) -> Iterator[tuple[Cell, int, str]]:
-        """Train from the newest checkpoint: (cell, steps taken, "") after each step, at the end with what was reached.
-
-        Closing the iterator writes a checkpoint.
-        """
-        plan = self.study.plan(cell)
-        fresh = cell.network.build(plan).to(self.world.device)
-        if cell.network.name not in self.models:
-            self.models[cell.network.name] = fresh, compiled(fresh, plan, self.world.device)
-        model, criterion = self.models[cell.network.name]
-        model.load_state_dict(fresh.state_dict())
-        rows = subset(self.train.labels.cpu(), cell.images, self.study.classes, cell.seed)
-        data = self.train.chosen(rows), self.valid
-        with closing(
-            fit(model, data, plan, out=self.folder(cell), resume=True, criterion=criterion, world=self.world)
-        ) as training:
-            for step in training:
-                yield cell, step.step, ""
-        yield cell, plan.steps, _line(self.keep(cell, plan))
-
-    def keep(self, cell: Cell, plan: Recipe) -> dict:
-        """Write weights, what is seen inside, and the record, which is returned."""
-        path, model = self.out / "cells" / f"{cell.name}.json", self.model(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path.with_suffix(".safetensors"), model, cell.network, plan, self.valid.class_names)
-        if cell.network.kind != "ResNet":
-            path.with_suffix(".npz").unlink(missing_ok=True)
-            seen = snapshots.record(model, snapshots.probe(self.valid, plan, PROBED))
-            seen[PICTURE] = self.valid.subset(min(PROBED, len(self.valid))).images[0].permute(1, 2, 0).cpu().numpy()
-            snapshots.save(path.with_suffix(".npz"), plan.steps, seen)
-        record = self.record(cell, plan)
-        write(path, json.dumps(record, indent=1, ensure_ascii=False).encode())
-        return record
-
-    def record(self, cell: Cell, plan: Recipe) -> dict:
-        network, model = cell.network, self.model(cell)
-        log = [json.loads(line) for line in (self.folder(cell) / "log.jsonl").read_text().splitlines()]
-        reached = [line["metrics"]["top1"] for line in log if line["metrics"]]
-        shares = proportion(round(reached[-1] * len(self.valid) / 100), len(self.valid))
-        seen, per_image = plan.steps * plan.batch_size, compute.flops(model, plan.image_size)
-        # Steps and speed of each reading but the first, in which a model may be compiled.
-        taken = [(b["step"] - a["step"], b["images_per_second"]) for a, b in pairwise([{"step": 0}, *log])]
-        taken = taken[1:] or taken
-        seconds = sum(n / speed for n, speed in taken) * seen / sum(n for n, _ in taken)
-        return {
-            "study": self.study.name, "model": network.name, "kind": network.kind,
-            "settings": " ".join(network.settings), "lr": plan.lr,
-            "parameters": compute.parameters(model), "flops": per_image, "images": cell.images,
-            "classes": self.study.classes, "seed": cell.seed, "steps": plan.steps,
-            "epochs": round(seen / cell.images, 2), "precision": plan.precision,
-            **{name: round(value, 3) for name, value in zip(("top1", "low", "high"), shares, strict=True)},
-            "best": round(max(reached), 3), "five_shot": round(five_shot(model, self.valid, plan.num_classes), 3),
-            "validation_images": len(self.valid), "exaflops": exaflops(model, plan),
-            "seconds": round(seconds, 1), "device": hardware(self.world.device),
-            "date": datetime.date.today().isoformat(), **versions(), "command": self.command,
-        }  # fmt: skip
-
-
-def exaflops(model: nn.Module, plan: Recipe) -> float:
-    """ExaFLOPs of a training by `plan`; patches that it drops are embedded and go no further."""
-    dropping = sum(step / plan.steps < plan.patch_drop_until for step in range(plan.steps))
-    part, whole = (compute.flops(model, plan.image_size, patch_drop=share) for share in (plan.patch_drop, 0.0))
-    return compute.exaflops(dropping * part + (plan.steps - dropping) * whole, plan.batch_size, 1)
-
-
-def subset(labels: Tensor, n: int, classes: int, seed: int) -> Tensor:
-    """Places of `n` training images, equally many of each class, int64 (n,); larger subsets of a seed hold smaller."""
-    return support(labels, n // classes, seed)
-
-
-def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
-    """Top-1 (%) of least squares on the features of 5 validation images of each class, on all others; mean of 3 draws.
-
-    Unlike in the paper's Fig. 4 this is no transfer to another data set: the model was trained on these classes.
-    """
-    x, y = features(model, valid)
-    found = []
-    for seed in range(DRAWS):
-        rows = support(y, SHOTS, seed)
-        rest = torch.ones(len(y), dtype=torch.bool).index_fill(0, rows, False)
-        found += few_shot((x, y), (x[rest], y[rest]), {SHOTS: [rows]}, classes)[SHOTS]
-    return sum(found) / DRAWS
 
 
 def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
@@ -295,11 +189,3 @@ def _read(path: Path) -> dict:
         if isinstance(content := json.loads(path.read_text(encoding="utf-8")), dict):
             return content
     raise ValueError(f"{path} is damaged. Delete it and go on with the same command.")
-
-
-def _line(record: dict) -> str:
-    return (
-        f"{record['model']}, {record['images']:,} images, seed {record['seed']}: {record['top1']:.1f} % "
-        f"[{record['low']:.1f}, {record['high']:.1f}], five-shot {record['five_shot']:.1f} %, "
-        f"{record['seconds']:.0f} s"
-    )

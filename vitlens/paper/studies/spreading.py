@@ -15,9 +15,11 @@ import torch
 
 from vitlens.data.augment import Targets
 from vitlens.evaluate import compute
-from vitlens.paper.studies.designs import Cell, Study
+from vitlens.paper.studies.grid import Cell, Study
 from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers
+from vitlens.train.settings import Recipe
+from vitlens.train.validation import ObjectiveLoss
 
 MEASURED = 5e10
 """FLOPs of the steps that an estimate is made from, about; a step of fewer images stands for a whole one."""
@@ -31,19 +33,29 @@ def estimate(study: Study, cells: Sequence[Cell], valid: int, device: torch.devi
     seconds, work = 0.0, 0.0
     by_network = {cell.network: [each for each in cells if each.network == cell.network] for cell in cells}
     for some in by_network.values():
-        plan, steps = replace(study.plan(some[0]), compile="off"), sum(map(study.steps, some))
-        model = some[0].network.build(plan).to(device)
-        per_image = compute.flops(model, plan.image_size)
-        images = max(2, min(plan.batch_size, int(MEASURED / (3 * per_image))))
-        step = seconds_a_step(model, plan, images, device) / images
-        seen = steps * plan.batch_size + len(some) * study.validations * valid / 3  # a forward is a third of a step
-        seconds += seen * step
-        work += compute.exaflops(per_image, steps * plan.batch_size, 1)
+        parts, before = [(study.plan(some[0]), sum(map(study.steps, some)))], study.before(some[0])
+        if before:
+            parts.append((before, len(some) * before.steps))
+        for plan, steps in parts:
+            plan = replace(plan, compile="off")
+            model = some[0].network.build(plan).to(device)
+            per_image = flops(model, plan)
+            images = max(2, min(plan.batch_size, int(MEASURED / (3 * per_image))))
+            step = seconds_a_step(model, plan, images, device) / images
+            seen = steps * plan.batch_size + len(some) * study.validations * valid / 3  # a forward: a third of a step
+            seconds += seen * step
+            work += compute.exaflops(per_image, steps * plan.batch_size, 1)
     many = f", {processes} at a time" if processes > 1 else ""
     return (
         f"{len(cells)} trainings of {study.length} are left{many}: {work:.2g} exaFLOPs, about "
         f"{duration(seconds / processes)} here, as far as a few steps tell. They may be stopped at any time."
     )
+
+
+def flops(model: torch.nn.Module, plan: Recipe, patch_drop: float = 0.0) -> int:
+    """FLOPs of one forward pass of one image in a training by `plan`, with the parts of its objective."""
+    whole = model if plan.objective == "labels" else ObjectiveLoss(model)
+    return compute.flops(whole, plan.image_size, patch_drop=patch_drop)
 
 
 def seconds_a_step(model: torch.nn.Module, plan, images: int, device: torch.device) -> float:
