@@ -19,6 +19,7 @@ from torch import nn
 from vitlens.data import load
 from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
+from vitlens.paper.studies import Network
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
 from vitlens.train.loop import numerics
 from vitlens.train.losses import unfused_attention
@@ -133,6 +134,29 @@ def test_muon_equals_torchs():
         b.step()
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_kernel_is_the_matrix_of_its_outputs(order):
+    """For Muon, beside a matrix of the same numbers, in either order of memory."""
+    kernel = nn.Parameter(torch.randn(16, 8, 3, 3).contiguous(memory_format=order))
+    matrix = nn.Parameter(kernel.detach().flatten(1).clone())
+    a, b = (Muon([p], 0.01, weight_decay=0.1, products=torch.float32) for p in (kernel, matrix))
+    for _ in range(3):
+        matrix.grad = torch.randn_like(matrix)
+        kernel.grad = matrix.grad.view(kernel.shape).contiguous(memory_format=order)
+        a.step()
+        b.step()
+    torch.testing.assert_close(kernel.flatten(1), matrix, atol=1e-6, rtol=1e-5)
+
+
+def test_muon_takes_the_kernels_in_the_blocks_of_a_resnet():
+    model = Network("R", stages=(1, 1), channels=32).build(replace(recipe("digits"), image_size=8))
+    muon, adamw = optimizers(model, recipe("digits"))
+    taken, left = ({id(p) for g in each.param_groups for p in g["params"]} for each in (muon, adamw))
+    for name, p in model.named_parameters():
+        assert (id(p) in taken) == (name.startswith("stages") and p.ndim == 4) != (id(p) in left), name
+    assert len(taken) == 8  # three kernels and that of the shortcut in each of two blocks
 
 
 def test_orthogonalized_matrices_are_nearly_so():

@@ -22,8 +22,9 @@ UNDECAYED = (
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies.
 
-    Muon takes the matrices inside the blocks; a fused `qkv` counts as three. Embeddings, the head and everything of
-    one dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
+    Muon takes the matrices inside the blocks; a fused `qkv` counts as three, and a kernel of a ResNet's convolution as a
+    matrix of (output channels, all that each of them reads). Embeddings, the stem, the head and everything of one
+    dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
     take smaller steps in lower layers (`layer_decay`). Frozen parameters stay out.
     """
     if recipe.optimizer != "muon":
@@ -32,7 +33,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if ".blocks." in f".{name}" and parameter.ndim == 2 and not name.endswith(UNDECAYED):
+        if ".blocks." in f".{name}" and parameter.ndim in (2, 4) and not name.endswith(UNDECAYED):
             (stacked if name.endswith("qkv.weight") else hidden).append(parameter)
         elif parameter.ndim >= 2 and not name.endswith(UNDECAYED):
             decayed.append(parameter)
@@ -85,7 +86,7 @@ class Muon(torch.optim.Optimizer):
     one shape are orthogonalized together. Not timm's Muon, which iterates in bf16 only, matrix by matrix, and takes a
     fused qkv for one matrix: the committed models and tables were made with this one.
 
-    A group with `parts` = 3 holds matrices that are three stacked along their rows (q, k and v). `products` is the
+    A kernel of a convolution is the matrix of its output channels by all else. A group with `parts` = 3 holds matrices that are three stacked along their rows (q, k and v). `products` is the
     precision of the iteration.
     """
 
@@ -114,13 +115,15 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             stacks = defaultdict(list)
             for parameter, update in zip(parameters, ahead, strict=True):
-                for pair in zip(parameter.chunk(group["parts"]), update.chunk(group["parts"]), strict=True):
-                    stacks[pair[0].shape].append(pair)
+                for target, part in zip(parameter.chunk(group["parts"]), update.chunk(group["parts"]), strict=True):
+                    matrix = part.flatten(1)  # of a kernel, its inputs and places
+                    stacks[matrix.shape].append((target, matrix))
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
                 orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(targets[0].dtype)
                 scale = 0.2 * math.sqrt(max(shape))
-                torch._foreach_add_(list(targets), list(orthogonal.unbind()), alpha=-group["lr"] * scale)
+                steps = [step.view_as(target) for step, target in zip(orthogonal, targets, strict=True)]
+                torch._foreach_add_(list(targets), steps, alpha=-group["lr"] * scale)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
