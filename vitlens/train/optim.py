@@ -22,8 +22,8 @@ UNDECAYED = (
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies.
 
-    Muon takes the matrices inside the blocks; a fused `qkv` counts as three, and a kernel of a ResNet's convolution as a
-    matrix of (output channels, all that each of them reads). Embeddings, the stem, the head and everything of one
+    Muon takes the matrices inside the blocks; a fused `qkv` counts as three, and the kernel of a ResNet's convolution
+    as a matrix of (output channels, all that each of them reads). Embeddings, the stem, the head and everything of one
     dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
     take smaller steps in lower layers (`layer_decay`). Frozen parameters stay out.
     """
@@ -86,8 +86,8 @@ class Muon(torch.optim.Optimizer):
     one shape are orthogonalized together. Not timm's Muon, which iterates in bf16 only, matrix by matrix, and takes a
     fused qkv for one matrix: the committed models and tables were made with this one.
 
-    A kernel of a convolution is the matrix of its output channels by all else. A group with `parts` = 3 holds matrices that are three stacked along their rows (q, k and v). `products` is the
-    precision of the iteration.
+    A kernel of a convolution is the matrix of its output channels by all else. A group with `parts` = 3 holds matrices
+    that are three stacked along their rows (q, k and v). `products` is the precision of the iteration.
     """
 
     def __init__(
