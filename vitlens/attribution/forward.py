@@ -21,6 +21,7 @@ from vitlens.models import require_classes
 from vitlens.recorder.families import attention_modules, family, found_in, known, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.interception import THREAD
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, require_images, run, switched_off, taking
 
@@ -272,7 +273,8 @@ class _Constants(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*map(self._constant, args), **{k: self._constant(value) for k, value in kwargs.items()})
-        self.graph.look(func, tensors_of(args, kwargs), result)
+        if THREAD.watched is not self.graph.model:  # or a capture sees the same calls, and looks itself
+            self.graph.look(func, tensors_of(args, kwargs), result)
         return result
 
     def _constant(self, value):

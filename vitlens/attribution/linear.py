@@ -93,22 +93,31 @@ class _Fixed(TorchFunctionMode):
             query, key, *rest = args
             return func(held(query), held(key), *rest, **kwargs)
         result = func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():  # or reading the attribute would pass all outer modes
-            if not (isinstance(result, Tensor) and result.requires_grad):
-                return result
-        bias = None
+        with torch._C.DisableTorchFunction():  # what stands in for it is no call of the model, for outer modes to see
+            return self._linear(func, result, *args, **kwargs)
+
+    def _linear(self, func: Callable, result: object, *args, **kwargs):
+        """The result of a call, or a tensor of the same values to which autograd has a linear way."""
+        if not (isinstance(result, Tensor) and result.requires_grad):
+            return result
         if func in _NORMS:
-            bias, result = kwargs.get("bias"), _with_values(result, _NORMS[func](*args, **kwargs))
-        elif func is F.linear:
+            factor, axes, bias = _NORMS[func](*args, **kwargs)
+            return self._stand_in(result, args[0], factor, axes, bias)
+        if self.activations and func in _SIGMOIDS:
+            return held(result)
+        if self.activations and func in _ACTIVATIONS:
+            given = held(args[0])
+            return self._stand_in(result, args[0], torch.where(given == 0, 0.5, held(result) / given))
+        bias = None
+        if func is F.linear:
             bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
         elif func in _SUMS and isinstance(args[1], Tensor) and args[1].dim() < result.dim():
             bias = args[1]
-        elif self.activations and func in _SIGMOIDS:
-            return held(result)
-        elif self.activations and func in _ACTIVATIONS:
-            given = held(args[0])
-            return _with_values(result, args[0] * torch.where(given == 0, 0.5, held(result) / given))
-        return result if bias is None else result + self._of_each(result) * bias
+        return result if bias is None else self._stand_in(result, result, bias=bias)
+
+    def _stand_in(self, result: Tensor, x: Tensor, factor=None, axes: tuple[int, ...] = (), bias=None) -> Tensor:
+        added = None if bias is None else self._of_each(result) * held(bias)
+        return _StandIn.apply(result.data, x, factor, axes, added)  # .data: what is saved of the result stays as it is
 
     def _of_each(self, result: Tensor) -> Tensor:
         """The zeros, for a result (B, …); or (T, B, D) or (T·B, D), as it is inside of torch.nn.MultiheadAttention."""
@@ -120,24 +129,41 @@ class _Fixed(TorchFunctionMode):
         return self.zeros.view(-1, *[1] * (result.dim() - 1))
 
 
-def _with_values(values: Tensor, linear: Tensor) -> Tensor:
-    """One tensor's values with another's gradient. The two must be equal up to rounding."""
-    return held(values) + (linear - held(linear))
+class _StandIn(torch.autograd.Function):
+    """Values to which autograd has a linear way: factor·(x − its mean over `axes`) + added, of equal values."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, x: Tensor, factor: Tensor | None, axes: tuple[int, ...], added: Tensor | None):
+        ctx.mark_dirty(values)  # or it would be a view, which a model may not change in place
+        ctx.save_for_backward(factor)
+        ctx.axes, ctx.added = axes, None if added is None else added.shape
+        return values
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple:
+        (factor,), by_x = ctx.saved_tensors, gradient
+        with torch._C.DisableTorchFunction():
+            if factor is not None:
+                by_x = by_x * factor
+            if ctx.axes:
+                by_x = by_x - by_x.mean(ctx.axes, keepdim=True)
+            return None, by_x, None, None, None if ctx.added is None else gradient.sum_to_size(ctx.added)
 
 
-def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> Tensor:
-    """Layer norm without its bias, its standard deviation a constant."""
+def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> tuple:
+    """The factor, the axes of the mean, and the bias of a layer norm whose standard deviation is a constant."""
     axes = tuple(range(-len(shape), 0))
-    return _scaled(x - x.mean(axes, keepdim=True), axes, weight, eps)
+    return _scale(held(x).var(axes, correction=0, keepdim=True), weight, eps), axes, bias
 
 
-def _rms_norm(x: Tensor, shape: Sequence[int], weight=None, eps: float | None = None) -> Tensor:
-    return _scaled(x, tuple(range(-len(shape), 0)), weight, torch.finfo(x.dtype).eps if eps is None else eps)
+def _rms_norm(x: Tensor, shape: Sequence[int], weight=None, eps: float | None = None) -> tuple:
+    square = held(x).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
+    return _scale(square, weight, torch.finfo(x.dtype).eps if eps is None else eps), (), None
 
 
-def _scaled(x: Tensor, axes: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
-    scale = (held(x).square().mean(axes, keepdim=True) + eps).rsqrt()
-    return x * scale if weight is None else x * scale * weight
+def _scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    scale = (variance + eps).rsqrt()
+    return scale if weight is None else scale * held(weight)
 
 
 _NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}

@@ -31,6 +31,8 @@ class _Thread(threading.local):
         """Those of `vitlens.intervene`, the outermost first."""
         self.alone: TorchFunctionMode | None = None
         """The interception that alone sees the forwards run at the moment."""
+        self.watched: nn.Module | None = None
+        """The model whose graph a capture looks at."""
 
 
 THREAD = _Thread()
@@ -60,7 +62,7 @@ class Interception(TorchFunctionMode):
         self.model, self.grid, self.family = model, grid, family(model)
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
         self.held = list(model.parameters())  # or ids of those that are freed meanwhile would be others' soon
-        self.owner = dict.fromkeys(map(id, model.parameters()))  # None: not an attention's
+        self.owner = dict.fromkeys(map(id, self.held))  # None: not an attention's
         self.owner |= {
             id(p): (i, j, name)
             for i, layer in enumerate(modules)

@@ -141,6 +141,8 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.callback(hook.remove)
         for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
             above.enter_context(intervention)
+        before, THREAD.watched = THREAD.watched, model if gradients else THREAD.watched
+        above.callback(setattr, THREAD, "watched", before)
         yield attn
     if not attn.complete:
         elsewhere = "it was run in another thread; open the capture in the thread that runs the model"

@@ -79,20 +79,24 @@ _HELD: dict[object, list] = {}
 
 
 @contextlib.contextmanager
-def _held(switches: dict[object, Callable[[], Callable]]) -> Iterator[None]:
+def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
     """Switch things for this block. If blocks of several threads overlap, the last one to end switches back.
 
-    switches: for each thing a function that switches it, and returns one that switches it back.
+    switches: for each thing a function that switches it, and returns one that switches it back, or None where there is
+    nothing to do.
     """
+    mine = []
     with _LOCK:
         for key, switch in switches.items():
             back = switch()
-            _HELD.setdefault(key, [back, 0])[1] += 1
+            if back is not None or key in _HELD:
+                _HELD.setdefault(key, [back, 0])[1] += 1
+                mine.append(key)
     try:
         yield
     finally:
         with _LOCK:
-            for key in switches:
+            for key in mine:
                 _HELD[key][1] -= 1
                 if not _HELD[key][1]:
                     back, _ = _HELD.pop(key)
@@ -102,8 +106,10 @@ def _held(switches: dict[object, Callable[[], Callable]]) -> Iterator[None]:
 def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.AbstractContextManager[None]:
     """Set a boolean attribute of modules to False in this block, and restore it afterwards."""
 
-    def switch(module: nn.Module) -> Callable:
+    def switch(module: nn.Module) -> Callable | None:
         before = getattr(module, attribute)
+        if before is False:
+            return None
         setattr(module, attribute, False)
         return functools.partial(setattr, module, attribute, before)
 
