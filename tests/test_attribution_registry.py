@@ -101,7 +101,7 @@ def test_a_method_from_outside_is_one_of_them(vit, mine):
     for name, needs, told in (
         ("mine", "gradients", "'mine' is taken"),
         ("a b", "gradients", "'a b' is taken or no name"),
-        ("other", "wishes", "one of capture, gradients, .* says 'wishes'"),
+        ("other", "wishes", "one of capture, gradients, .* got 'wishes'"),
     ):
         refuses(told, register, Method(name, "title", needs, "nothing", len))
 

@@ -153,7 +153,8 @@ def require_said(model: nn.Module, target: object) -> None:
 
 
 def answered(model: nn.Module, images: Tensor, features: bool) -> Tensor:
-    """(B, classes) logits, or (B, D) features: what the classifier is given, all that a model without one returns."""
+    """(B, classes) logits; or (B, D) features, which are what the classifier reads, or the output of a model without
+    one."""
     return family(unwrap(model)).pooled(images) if features else run(model, images)
 
 

@@ -122,7 +122,7 @@ def register(method: Method) -> Method:
             f"{', '.join(_methods)}."
         )
     if method.needs not in NEEDS:
-        raise ValueError(f"A method needs one of {', '.join(NEEDS)}, but {method.name} says {method.needs!r}.")
+        raise ValueError(f"Expected `needs` of {method.name} to be one of {', '.join(NEEDS)}, got {method.needs!r}.")
     _methods[method.name] = method
     return method
 

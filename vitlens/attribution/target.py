@@ -81,7 +81,7 @@ class ClassTarget(Target):
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """Of a contrast, the probability is that among the two."""
+        """With two classes, the probability is of one among these two."""
         if self.against is None:
             return {"probability": "the probability of the class", "logit": "the logit of the class"}
         return {

@@ -101,7 +101,7 @@ def comma_separated(text: str) -> tuple[str, ...]:
 
 
 def require(command: str, **options: object) -> None:
-    """Raise ValueError for the first of the options that was not given. command: as in "Training"."""
+    """Raise ValueError for the first option that was not given. command: what needs it, such as "Training"."""
     for option, value in options.items():
         if not value:
             missing = "a name" if option == "name" else f"--{option}"

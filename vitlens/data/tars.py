@@ -39,6 +39,8 @@ from vitlens.data.samples import (
 )
 from vitlens.data.sources import Request
 
+LOOSE = "{} holds {}, which lies in no folder that names its class. Use paths such as rose/1.jpg."
+
 
 @dataclass(frozen=True)
 class Members(Named):
@@ -140,11 +142,11 @@ def _by_split(found: dict[str, tuple], root: Path) -> dict[str | None, dict[str,
             side = next((part for part in folders[:-1] if part in EVERY_SPLIT), None)
             splits.setdefault(side, {}).setdefault(folders[-1], []).append(name)
         else:
-            raise ValueError(f"{root} holds {name}, which lies in no folder that names its class.")
+            raise ValueError(LOOSE.format(root, name))
     if not splits:
         raise ValueError(f"{root} holds no image. A tar file of class folders has members such as rose/1.jpg.")
     if not any(splits.values()):
-        raise ValueError(f"{root} holds {min(found)}, which lies in no folder that names its class.")
+        raise ValueError(LOOSE.format(root, min(found)))
     return splits
 
 

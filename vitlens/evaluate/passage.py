@@ -104,7 +104,10 @@ class Pictures:
 
 
 class Passage:
-    """A batch on its way through a model, which can be run again from any block on. keep: the heads' outputs too."""
+    """A batch on its way through a model, which can be run again from any block on.
+
+    keep: remember the outputs of the heads as well.
+    """
 
     def __init__(self, pictures: Pictures, images: Tensor, changes: Mapping[Place, Tensor] | None = None, keep=False):
         self.pictures, self.model = pictures, pictures.model

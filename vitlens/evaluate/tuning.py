@@ -27,9 +27,9 @@ class Tuned(NamedTuple):
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
-    """The recipe for a data set, for a folder the one for small data, and the overrides that its task needs.
+    """The recipe for a data set, and the changes that its task needs; for a folder the recipe for small data.
 
-    Nothing is flipped where a mirrored image would have another label, and nothing cropped where a crop would.
+    Images are not flipped, or not cropped, where that would change their label.
     """
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:

@@ -30,9 +30,9 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
     The map is enlarged to the pixels that its patches cover (Lanczos), blurred with a Gaussian whose standard deviation
     is one patch, and stretched so that the least is 0 and the largest 1. `smooth=False` stretches the patches as they
-    are. All is done in floating point, where the authors go through 8 bits. A constant map, which has nothing to
-    stretch, is 1 where it is positive, and else, as a map of zeros, 0: it names nothing. Pixels that were cut off
-    before the model looked are 0; padding beyond the picture is left out.
+    are. All is done in floating point, where the authors go through 8 bits. A constant map has nothing to
+    stretch: it becomes 1 everywhere if it is positive, and 0 otherwise. Pixels that were cut off before the model
+    looked are 0; padding beyond the picture is left out.
     """
     values = array(map, 2, "A map of shape (rows, cols)", "Give one map at a time")
     check_grid(values.shape, grid)

@@ -49,10 +49,10 @@ def intervene(
     norm that follows; in a parallel block, of what each of its MLPs returns.
     residual: by layer or (layer, tokens), what takes the place of the tokens after the layer, (B, T, D).
 
-    What takes the place is "zero"; "mean", the mean over the reference images, of each token position for itself, so
-    that what a part says whatever the picture is stays; "resample", what the same token has in the reference image of
-    the same number (one image serves all): with a clean picture for reference and a changed one to run, this is
-    activation patching; or a tensor that `expand`s to the shape above, with as many tokens as are named.
+    What takes the place is one of these. "zero". "mean": the mean over the reference images at each token position,
+    which keeps what the part writes for every picture alike. "resample": what the same token has in the reference image
+    of the same number (one image serves all); with a clean picture as reference and a changed one to run, this is
+    activation patching. Or a tensor that `expand`s to the shape above, with as many tokens as are named.
 
     block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys. Their logits
     become −∞ in the call of fused attention, so its softmax spreads the rest of the row over the other keys.

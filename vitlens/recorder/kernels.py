@@ -40,7 +40,8 @@ class Sums:
 
     entropy: (B, H, T) −Σ_j A_ij·ln A_ij of all queries i, in nats. distance: (B, H, P) Σ_j A_ij·d_ij over the patches
     j for query patches i, in input pixels. mass: (B, H, P) Σ_j A_ij over the patches j for the same queries.
-    received: (B, H, T) Σ_i A_ij. pulled: (B, T) Σ_i row_i · (mean over heads of A_ij). None is what was not asked for.
+    received: (B, H, T) Σ_i A_ij. pulled: (B, T) Σ_i row_i · (mean over heads of A_ij). Those that were not asked for
+    are None.
     """
 
     entropy: Tensor | None = None

@@ -136,7 +136,7 @@ class Layer:
                 yield queries
 
     def images(self, chosen: slice) -> Layer:
-        """The layer of some images of the batch."""
+        """The same layer for some of the images in the batch."""
         pick = lambda t: t if t is None or t.dim() < 4 or t.shape[0] == 1 else t[chosen]  # noqa: E731
         parts = {name: pick(getattr(self, name)) for name in ("mask", "v", "output", "gradient")}
         return replace(self, q=self.q[chosen], k=self.k[chosen], **parts)

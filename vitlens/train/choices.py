@@ -139,7 +139,7 @@ def check_model(r) -> None:
             "an image_size that is a multiple of patch_size."
         )
     if r.width % r.heads:
-        raise ValueError(f"A width of {r.width} does not divide among {r.heads} heads.")
+        raise ValueError(f"A width of {r.width} does not divide among {r.heads} heads. Choose a multiple of {r.heads}.")
     taken = {**RATES, "num_classes": "num_classes", **({} if r.init else SIZES)}
     for keyword, value in r.model_kwargs.items():
         if keyword in taken or keyword in SETTINGS and not r.init:

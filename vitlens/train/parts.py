@@ -244,7 +244,7 @@ class FactoredTransformer(VariedTransformer):
 
     @pos_embed.setter
     def pos_embed(self, nothing: None) -> None:
-        """Where timm says that it has no table."""
+        """timm sets this to None where a model has no table of positions, which is what it does here."""
 
 
 default_cfgs = generate_default_cfgs({NAME: {

@@ -339,7 +339,7 @@ def _check_run(r: Recipe) -> None:
     if not 0 <= r.end_lr <= r.lr:
         raise ValueError(f"end_lr must be between 0 and lr {r.lr}, got {r.end_lr}.")
     if r.layer_decay < 1 and r.optimizer == "muon":
-        raise ValueError(f"layer_decay {r.layer_decay} goes with adamw and sgd: Muon's steps have one size.")
+        raise ValueError(f"Muon's steps have one size, so it takes layer_decay=1, got {r.layer_decay}. Or use adamw.")
     if r.batch_size % r.accumulate:
         raise ValueError(f"A batch of {r.batch_size} does not divide into {r.accumulate} equal parts.")
     if r.resize and r.resize < r.image_size:

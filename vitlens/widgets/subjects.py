@@ -36,7 +36,7 @@ _ELONGATION = 16  # the most columns per row, or rows per column, for an image i
 
 
 class Layers(Sequence):
-    """Some layers of a capture, for statistics that stop before a layer once they are no longer wanted."""
+    """Some layers of a capture. Asking for one raises Superseded once the statistic is no longer wanted."""
 
     def __init__(self, attn: Attention, chosen: slice, wanted: Callable[[], bool]):
         self.layers, self.grid, self.model_name, self.wanted = attn[chosen], attn.grid, attn.model_name, wanted

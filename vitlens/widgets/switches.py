@@ -90,8 +90,10 @@ def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]
 
 
 def switched(model: nn.Module, off: Off, batch: Tensor, mark: tuple) -> contextlib.AbstractContextManager[None]:
-    """A block in which the model runs with these heads off. batch: an input of the size that will run. mark: of the
-    weights, after whose change means are taken again."""
+    """A block in which the model runs with these heads off.
+
+    batch: an input of the size that will run. mark: identifies the weights; when it changes, means are taken anew.
+    """
     if not off.heads:
         return contextlib.nullcontext()
     known = means(model, batch, mark) if off.way == AVERAGE else {}
@@ -99,7 +101,7 @@ def switched(model: nn.Module, off: Off, batch: Tensor, mark: tuple) -> contextl
 
 
 def known(model: nn.Module, batch: Tensor, mark: tuple) -> bool:
-    """Whether the means are there already."""
+    """Whether the means that heads are switched to are known already."""
     return (mark, tuple(batch.shape)) in _means.get(model, {})
 
 

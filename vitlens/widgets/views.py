@@ -89,7 +89,7 @@ class View:
         return (*HEADS[self.head or "each"], *single)
 
     def fitted(self, head: str | int) -> str | int:
-        """The head, or the first of what can be chosen instead."""
+        """The head, if it can be chosen in this view; otherwise the first choice that can."""
         single = self.head != "mixed" and isinstance(head, int)
         choices = [value for _, value in HEADS[self.head or "each"]]
         return head if single or head in choices else choices[0]

@@ -53,7 +53,10 @@ def _weighted(kind: type, name: str, **given) -> nn.Module:
         missing = sorted(told["missing_keys"])
     missing += [str(key) for key in told["mismatched_keys"]]
     if missing:
-        raise ValueError(f"{name} has no weights for {len(missing)} parts of {kind.__name__}, such as {missing[0]}.")
+        raise ValueError(
+            f"{name} has no weights for {len(missing)} parts of {kind.__name__}, such as {missing[0]}. Download it "
+            "again, or open it with transformers itself if these are meant to be random."
+        )
     return model
 
 
@@ -69,7 +72,7 @@ def _processor(name: str, local: bool) -> dict:
 
 
 def prepared(processor: dict) -> dict:
-    """timm's words for what `preprocessor_config.json` says."""
+    """What `preprocessor_config.json` says, as the settings of a timm transform."""
     from PIL.Image import Resampling
 
     size, crop = processor.get("size"), processor.get("crop_size")

@@ -71,7 +71,7 @@ def multihead(model: nn.Module, path: str, name: str) -> list[list[tuple[str, nn
 
 
 class Family(ABC):
-    """One model, seen as a Vision Transformer. Properties cost nothing; what raises says so.
+    """One model, seen as a Vision Transformer. Reading a property is cheap; what may raise says so.
 
     A pool is attention after the last layer that sums the tokens up. B batch, T tokens, D width, C channels.
     """

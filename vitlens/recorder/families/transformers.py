@@ -145,7 +145,7 @@ class Transformers(Family):
 
     @property
     def chance(self) -> str | None:
-        """DINOv3 moves its positions at random in training mode."""
+        """In training mode DINOv3 shifts, jitters and rescales its positions at random."""
         moved = [n for n in ("shift", "jitter", "rescale") if getattr(self.config, f"pos_embed_{n}", None)]
         if self.tower.training and moved:
             return "in training mode it moves the positions of its patches at random; call model.eval() first"
@@ -260,7 +260,7 @@ class Transformers(Family):
 
     @property
     def classifier(self) -> nn.Module | None:
-        """Of a distilled DeiT that of the class token."""
+        """A distilled DeiT has two; this is the one that reads the class token."""
         return getattr(self.model, "classifier", None) or getattr(self.model, "cls_classifier", None)
 
     @property
