@@ -26,7 +26,7 @@ def variants(
     (h, w, h, w), `distances` (L, H) and `rollout` (B, h, w); what a model lacks is left out, and its panel says "none".
     picture: what `load_image` takes, the one of rollout number `image`. uniform: the distance of uniform attention, a
     dashed line. Distances share one scale, similarities have cosines from −1 (blue) to 1 (red), every filter and
-    every rollout is scaled on its own. Raises ValueError without models.
+    every rollout, in colors from 0 to its largest value, is scaled on its own. Raises ValueError without models.
     """
     if not found:
         raise ValueError("No models to draw. Give at least one by its name.")
@@ -76,4 +76,4 @@ def _distances(ax: plt.Axes, values: np.ndarray, about) -> None:
 
 
 def _rollout(ax: plt.Axes, values: np.ndarray, about) -> None:
-    overlay(about[2], values[about[3]], ax=ax)
+    overlay(about[2], values[about[3]], ax=ax, mode="heat", colorbar=False)
