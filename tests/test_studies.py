@@ -34,6 +34,8 @@ from vitlens.train import precision
 from vitlens.train.validation import accuracy
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "data-size-cpu.csv"
+EPOCHS = TABLE.with_name("data-size-cpu-epochs.csv")
+COMMITTED = [path for path in sorted(TABLE.parent.glob("*.csv")) if path.stem in STUDIES]
 TIMES = ("seconds", "date")
 SMALL = replace(study("data-size-digits").tiny(), seeds=(0,))
 
@@ -295,6 +297,15 @@ def test_a_study_begun_before_recipes_left_the_precision_open_goes_on(whole, tmp
     assert [row["precision"] for row in read_table(tmp_path / "t.csv")] == ["", "", "bf16", "bf16"]
 
 
+def test_the_small_models_are_compared_at_equal_compute():
+    each = study("data-size-cpu")
+    plan = each.plan(next(each.cells()))
+    models = [network.build(plan) for network in each.networks]
+    assert [network.kind for network in each.networks] == ["ViT", "hybrid", "ResNet"]
+    assert [compute.flops(model, 24) for model in models] == pytest.approx([16.2e6] * 3, rel=0.04)
+    assert len({token_grid(model, (24, 24)) for model in models[:2]}) == 1
+
+
 def test_the_models_of_digits_are_compared_at_equal_compute():
     each = study("data-size-digits")
     plan = each.plan(next(each.cells()))
@@ -502,14 +513,17 @@ def test_curves_and_leads_by_student(tmp_path):
     assert ax.get_ylabel() == "Top-1 (%)" and len(ax.lines) == 2
 
 
-def test_the_committed_table_is_a_whole_study():
-    rows = read_table(TABLE)
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_committed_tables_are_whole_studies(path):
+    rows, each = read_table(path), study(path.stem)
+    size = each.recipe.image_size
     assert all(r["device"] and r["torch"] and r["timm"] and r["date"] for r in rows)
-    assert all(r["command"].startswith("vitlens study data-size-cpu --data tiny-imagenet ") for r in rows)
-    for row, cell in zip(rows, study("data-size-cpu").cells(), strict=True):
-        model = cell.network.build(study("data-size-cpu").plan(cell))
+    assert all(r["command"].startswith(f"vitlens study {each.name} --data ") for r in rows)
+    for row, cell in zip(rows, each.cells(), strict=True):
+        model = cell.network.build(each.plan(cell))
         assert (row["model"], row["images"], row["seed"]) == (cell.network.name, cell.images, cell.seed)
-        assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, 24))
+        assert row["steps"] == each.steps(cell) and row["validation_images"] >= 2_500
+        assert (row["parameters"], row["flops"]) == (compute.parameters(model), compute.flops(model, size))
         assert row["low"] <= row["top1"] <= min(row["high"], row["best"])
 
 
@@ -550,23 +564,24 @@ def test_the_committed_pair_is_as_accurate_as_is_recorded(real_data):
         assert accuracy(trained(PAIR / f"{name}.safetensors"), valid, plan) == pytest.approx(row["top1"], abs=0.2)
 
 
-def test_notebook_12_says_what_the_committed_table_says():
+def test_notebook_12_says_what_the_committed_tables_say():
     (path,) = TABLE.parents[2].glob("notebooks/12_*.ipynb")
     cells, rows = nbformat.read(path, as_version=4).cells, read_table(TABLE)
-    vit, resnet = dict.fromkeys(row["model"] for row in rows)
+    short = read_table(EPOCHS) + [row for row in rows if row["images"] == 25_000]
+    vit, hybrid, resnet = dict.fromkeys(row["model"] for row in rows)
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    shown = "".join(data.get("text/plain", "") for data in outputs)
-    for metric in ("top1", "five_shot"):
-        columns = ["images", f"lead of the ResNet, {metric}", "low", "high"]
-        table = pd.DataFrame(lead(rows, resnet, vit, metric), columns=columns).set_index("images")
-        if metric == "top1":  # beside the means of the models
-            table = pd.DataFrame(rows).pivot_table([metric], "images", "model")[metric].join(table)
+    shown, known = "".join(data.get("text/plain", "") for data in outputs), set()
+    for found, metric in ((rows, "top1"), (short, "top1"), (rows, "five_shot")):
+        columns = ["images", f"ViT less ResNet, {metric}", "low", "high"]
+        ahead = pd.DataFrame(lead(found, vit, resnet, metric), columns=columns)
+        table = pd.DataFrame(found).pivot_table(metric, "images", "model").join(ahead.set_index("images"))
         with pd.option_context("display.width", 80):
             assert str(table.round(1)) in shown
-    means = [row[1] for metric in ("top1", "five_shot", "best") for c in curves(rows, metric).values() for row in c]
-    leads = [abs(row[1]) for metric in ("top1", "five_shot") for row in lead(rows, resnet, vit, metric)]
-    known = {f"{value:.1f}" for value in (*means, *leads)}
+        means = [row[1] for curve in curves(found, metric).values() for row in curve]
+        pairs = (vit, resnet), (hybrid, resnet), (vit, hybrid)
+        leads = [row[1:] for pair in pairs for row in lead(found, *pair, metric)]
+        known |= {f"{abs(value):.1f}" for value in (*means, *np.ravel(leads))}
     told = [c.source for c in cells if c.source.startswith("**Measured.**")]
-    assert len(told) == 2
+    assert len(told) == 3
     for number in re.findall(r"\d+\.\d+", "".join(told)):
-        assert number in known, f"{number} is said, and is not in the table"
+        assert number in known, f"{number} is said, and is not in the tables"

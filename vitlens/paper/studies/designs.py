@@ -50,19 +50,27 @@ register(replace(
     STUDIES["data-size"], name="data-size-epochs", equal="epochs",
     title="the same in 15 epochs each, so that fewer images also mean fewer steps",
 ))
+# The same on one core. In a pilot of 1,500 steps on 25,000 images with one seed, AdamW brought the ViT to 20.1 %, the
+# hybrid to 17.0 and the ResNet to 24.7 (better of two rates each), and Muon to 31.4, 25.2 and 26.5.
 register(Study(
-    name="data-size-cpu", title="the same question in a quarter of an hour of one core, with ten classes at 24 px",
+    name="data-size-cpu", title="the same question in 80 minutes of one core, with fifty classes at 24 px",
     networks=(
-        Network("ViT, patch 4", patch=4, width=64, depth=4, heads=2),  # 16 MFLOPs
-        Network("ResNet", stages=(2, 2, 2), channels=64),  # 10
+        Network("ViT, patch 4", patch=4, width=64, depth=4, heads=2),  # 16.2 MFLOPs
+        Network("hybrid", width=64, depth=3, heads=2, stages=(1, 1), channels=64),  # 16.7, with the same 6×6 tokens
+        Network("ResNet", stages=(2, 2, 2, 2), channels=64),  # 15.7: the paper compares at equal compute
     ),
-    sizes=(500, 1_500, 5_000),  # all there are of ten classes, a third, a tenth
-    classes=10,
+    sizes=(2_500, 7_500, 25_000),  # a tenth, three tenths, all there are of fifty classes
+    classes=50,
     recipe=Recipe(
-        name="data-size-cpu", image_size=24, batch_size=25, epochs=0, steps=400, log_every=50,
-        precision="fp32",  # faster than bf16 in models this narrow
-        **STANDARD,
+        name="data-size-cpu", image_size=24, batch_size=64, epochs=0, steps=2500, log_every=100,  # 6.4 epochs of all
+        precision="fp32",  # as fast as bf16 in models this narrow, and the same on every machine
+        **STANDARD | dict(optimizer="muon", muon_lr=3e-3),
     ),
+))
+register(replace(
+    STUDIES["data-size-cpu"], name="data-size-cpu-epochs", equal="epochs", sizes=(2_500, 7_500),
+    title="the fewer images of data-size-cpu in the 6.4 epochs that all of them get there",
+    recipe=replace(STUDIES["data-size-cpu"].recipe, steps=750),
 ))
 # Two models with the same tokens, one of them with a small ResNet before its transformer, to be looked into.
 register(Study(
@@ -208,9 +216,9 @@ register(Study(
     recipe=replace(TUNING, image_size=64, width=192, depth=12, batch_size=256, precision="auto"),  # 40 epochs, too
 ))
 register(Study(
-    name="masked-cpu", title="the same with 50 classes at 32 px, in 75 minutes of one core", figure="models",
+    name="masked-cpu", title="the same with 50 classes at 32 px, in 80 minutes of one core", figure="models",
     baseline="random weights", networks=pretrained(1_000, 8_000, batch=64), sizes=(2_500,), classes=50,
-    seeds=(0, 1, 2, 3, 4), validations=2, recipe=TUNING,
+    seeds=(0, 1, 2, 3), validations=2, recipe=TUNING,
 ))
 register(replace(
     STUDIES["masked-cpu"], name="masked-cpu-short", networks=pretrained(1_000, batch=64),
