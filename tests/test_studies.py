@@ -581,7 +581,12 @@ def test_notebook_12_says_what_the_committed_tables_say():
         pairs = (vit, resnet), (hybrid, resnet), (vit, hybrid)
         leads = [row[1:] for pair in pairs for row in lead(found, *pair, metric)]
         known |= {f"{abs(value):.1f}" for value in (*means, *np.ravel(leads))}
+    speed = pd.read_csv(TABLE.with_name("speed-cpu.csv")).query("image_size == 224").set_index("model")
+    known |= {f"{value:.1f}" for value in (*speed["images_per_second"], *speed["bytes_per_image"] / 1e6)}
     told = [c.source for c in cells if c.source.startswith("**Measured.**")]
-    assert len(told) == 3
+    assert len(told) == 4
+    of_batches = told[-1].split("With speed")[0]
+    for model, batch in speed["largest_batch"].filter(items=["ViT-B/32", "R50x1", "R50x2", "ViT-L/32"]).items():
+        assert str(batch) in of_batches, f"the largest batch of {model} is {batch}"
     for number in re.findall(r"\d+\.\d+", "".join(told)):
         assert number in known, f"{number} is said, and is not in the tables"
