@@ -1,5 +1,10 @@
 """Parts of a logit add up to it, in every kind of model, and each is what the weights say; what a lens reads."""
 
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -147,9 +152,12 @@ def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand(vit):
 
 def test_balanced_gradients_equal_lxt(monkeypatch):
     """CP-LRP of LXT (Achtibat et al. 2024) on torchvision's ViT of the same weights, as gradient × input."""
-    gone = "transformers.pytorch_utils.find_pruneable_heads_and_indices"  # in transformers 5; LXT has it for BERT
-    monkeypatch.setattr(gone, None, raising=False)
+    models = types.ModuleType("lxt.efficient.models")  # without its language models, which want an old transformers
+    models.__path__ = [str(Path(importlib.util.find_spec("lxt").origin).parent / "efficient" / "models")]
+    models.get_default_map = None
+    monkeypatch.setitem(sys.modules, models.__name__, models)
     from lxt.efficient import monkey_patch
+    from lxt.efficient.models.vit_torch import cp_LRP
     from torchvision.models import vision_transformer
 
     theirs = vision_transformer.VisionTransformer(32, 8, 3, 2, 24, 96, num_classes=5).eval().double()
@@ -173,7 +181,7 @@ def test_balanced_gradients_equal_lxt(monkeypatch):
         for each in (torch.nn.GELU, torch.nn.LayerNorm, torch.nn.MultiheadAttention):  # put back what LXT replaces
             patch.setattr(each, "forward", each.forward)
             patch.setattr(each, "original_forward", None, raising=False)
-        monkey_patch(vision_transformer)
+        monkey_patch(vision_transformer, cp_LRP)
         kept = []
         for block in theirs.encoder.layers:
             block.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
