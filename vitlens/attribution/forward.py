@@ -186,15 +186,18 @@ def captured(model: nn.Module, images: Tensor, features: bool = False, **options
 
 
 @contextlib.contextmanager
-def explaining(model: nn.Module, *, gradients: bool = True) -> Iterator[None]:
-    """In this block the model can be run, and differentiated unless told otherwise; afterwards it is as it was."""
+def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants | None = None) -> Iterator[None]:
+    """In this block the model can be run, and differentiated unless told otherwise; afterwards it is as it was.
+
+    constants: the mode that makes them so, plainly `Constants(model)`.
+    """
     with taking(model), evaluating(model), contextlib.ExitStack() as modes:
         if gradients:
             # Checkpointing would run the blocks again, in the threads of the backward pass.
             modules = family(transformer(model)).recomputing
             for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
                 modes.enter_context(mode)
-            modes.enter_context(_Constants(model))
+            modes.enter_context(constants or Constants(model))
         else:
             modes.enter_context(torch.no_grad())
         yield
@@ -263,13 +266,13 @@ def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
     return kept, keep
 
 
-class _Constants(TorchFunctionMode):
+class Constants(TorchFunctionMode):
     """Detach the parameters in this block. Enter it before a capture, which names layers by the parameters."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.graph = Graph(model, family(transformer(model)).enters)
-        self.parameters = self.graph.names  # by their ids: captum fits models of its own, whose parameters change
+        self.parameters = {id(p): p for p in model.parameters()}  # and no others': captum fits models of its own
+        self.graph = Graph(model, self.parameters, family(transformer(model)).enters)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

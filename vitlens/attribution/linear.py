@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from vitlens.attribution.forward import explaining
+from vitlens.attribution.forward import Constants, explaining
 from vitlens.recorder.families import UnsupportedModelError, model_name
 from vitlens.recorder.multihead import spelled_out
 from vitlens.recorder.running import full_precision
@@ -33,9 +32,9 @@ def held_fixed(model: nn.Module, images: Tensor, hooks: list, *, activations: bo
     def here(hook: Callable) -> Callable:
         return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
-    with explaining(model), full_precision(images.device), contextlib.ExitStack() as stack:
-        zeros = images.new_zeros(len(images), requires_grad=True)
-        stack.enter_context(_Fixed(zeros, activations))
+    zeros = images.new_zeros(len(images), requires_grad=True)
+    fixed = _Fixed(model, zeros, activations)
+    with explaining(model, constants=fixed), full_precision(images.device), contextlib.ExitStack() as stack:
         for register, hook in hooks:
             stack.enter_context(register(here(hook)))
         yield zeros
@@ -75,24 +74,24 @@ def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
     return leaves[-1]
 
 
-class _Fixed(TorchFunctionMode):
-    """Make autograd treat attention weights and norm statistics as constants, so that its graph is linear.
+class _Fixed(Constants):
+    """Make autograd treat attention weights and norm statistics as constants, too, so that its graph is linear.
 
     All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
     by 1 + zeros, so the gradient by the zeros is what all of them add, image by image. activations: the gates of
     activations are constants, too.
     """
 
-    def __init__(self, zeros: Tensor, activations: bool):
-        super().__init__()
+    def __init__(self, model: nn.Module, zeros: Tensor, activations: bool):
+        super().__init__(model)
         self.zeros, self.activations = zeros, activations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in (F.scaled_dot_product_attention, spelled_out):
             query, key, *rest = args
-            return func(held(query), held(key), *rest, **kwargs)
-        result = func(*args, **kwargs)
+            return super().__torch_function__(func, types, (held(query), held(key), *rest), kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # what stands in for it is no call of the model, for outer modes to see
             return self._linear(func, result, *args, **kwargs)
 

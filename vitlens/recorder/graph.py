@@ -44,12 +44,13 @@ class Graph:
     A value is cut if an input required gradients and the value does not, or if it was computed from a cut value. That
     is harmless (somebody looks at a probability) until the model's weights or attention use the cut value or cut it
     themselves: then it is refused. Exceptions: a cut value that became a new leaf with gradients was cut on purpose,
-    and a forward that starts with autograd off has no graph. enters: the parameters that meet the image.
+    and a forward that starts with autograd off has no graph. parameters: all of the model's, by id. enters: those
+    that meet the image.
     """
 
-    def __init__(self, model: nn.Module, enters: list[nn.Parameter]):
+    def __init__(self, model: nn.Module, parameters: dict[int, nn.Parameter], enters: list[nn.Parameter]):
         self.model = model
-        self.names = {id(p): (name, p) for name, p in model.named_parameters()}  # held, or ids would be used again
+        self.parameters = parameters  # held, or ids would be used again
         self.begins = set(map(id, enters))
         self.cut = WeakIdKeyDictionary()
         self.on = False
@@ -60,23 +61,27 @@ class Graph:
             self._look(func, given, result, name)
 
     def _look(self, func, given: list[Tensor], result: object, name: str) -> None:
-        own = next((id(t) for t in given if id(t) in self.names), None)
-        begins = own in self.begins
+        own = next((t for t in given if id(t) in self.parameters), None)
+        begins = id(own) in self.begins
         if own is not None:
             self.on = torch.is_grad_enabled() or self.on and not begins
         if not self.on or func in VALUELESS:
             return
+        given = [t for t in given if id(t) not in self.parameters]
+        attached = any(t.requires_grad for t in given)
+        if not attached and not self.cut:
+            return
         found = result if isinstance(result, tuple | list) else [result]
         found = [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
-        given = [t for t in given if id(t) not in self.names]
-        lost = any(t.requires_grad for t in given) and found and not any(t.requires_grad for t in found)
+        lost = attached and found and not any(t.requires_grad for t in found)
         if not lost and not (self.cut and any(t in self.cut and not (t.requires_grad and t.is_leaf) for t in given)):
             return
         if (own is not None or name) and not begins:
+            where = name or next(path for path, p in self.model.named_parameters() if p is own)
             raise refuse(
                 self.model,
-                f"autograd's graph is cut inside of it, before {name or self.names[own][0]} or there (no_grad, detach, "
-                "a layer without gradients); let the whole forward be part of the graph",
+                f"autograd's graph is cut inside of it, before {where} or there (no_grad, detach, a layer without "
+                "gradients); let the whole forward be part of the graph",
             )
         if not begins:
             for tensor in found:

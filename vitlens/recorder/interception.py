@@ -61,8 +61,8 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.model, self.grid, self.family = model, grid, family(model)
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
-        self.held = list(model.parameters())  # or ids of those that are freed meanwhile would be others' soon
-        self.owner = dict.fromkeys(map(id, self.held))  # None: not an attention's
+        self.parameters = {id(p): p for p in model.parameters()}  # held, or the ids of freed ones would be others' soon
+        self.owner = dict.fromkeys(self.parameters)  # None: not an attention's
         self.owner |= {
             id(p): (i, j, name)
             for i, layer in enumerate(modules)
@@ -85,8 +85,9 @@ class Interception(TorchFunctionMode):
         if func is F.scaled_dot_product_attention or func is spelled_out:
             return self._attention(func, *args, **kwargs)
         tensors = tensors_of(args, kwargs)
-        for tensor in tensors:  # a parameter of another model, which runs in between, ends the layer
-            self.layer = self.owner.get(id(tensor), None if isinstance(tensor, nn.Parameter) else self.layer)
+        for tensor in tensors:
+            if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter):
+                self.layer = self.owner.get(id(tensor))  # one of another model, which runs in between, ends the layer
         if not self.begun:
             with torch._C.DisableTorchFunction():
                 self._look_for_image(tensors, args[0] if args else None)
@@ -113,7 +114,8 @@ class Interception(TorchFunctionMode):
         where, self.layer = self.layer, None
         if where is None:  # somebody else's attention, or one that this interception, entered twice, handles above
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
-        self.check(*where[:2], query, key, attn_mask, dropout_p, is_causal)
+        with torch._C.DisableTorchFunction():  # what is looked at here is no call of the model, for outer modes to see
+            self.check(*where[:2], query, key, attn_mask, dropout_p, is_causal)
         self.image = None
         self.padded.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)

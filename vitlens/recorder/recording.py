@@ -21,6 +21,7 @@ from vitlens.recorder.families import (
     UnsupportedModelError,
     attention_modules,
     family,
+    gated,
     model_name,
     refuse,
     refuse_chance,
@@ -41,7 +42,7 @@ class Attention(Sequence):
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
         self.model_name = model_name(model)
-        self.gated = family(model).gated
+        self.gated = gated(modules)
         self.grid: TokenGrid | None = None
         self.pool: Layer | None = None
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
@@ -159,7 +160,7 @@ class _Recorder(Interception):
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
-        self.graph = Graph(model, self.family.enters) if gradients else None
+        self.graph = Graph(model, self.parameters, self.family.enters) if gradients else None
 
     def check(self, index: int, call: int, *arguments) -> None:
         seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
@@ -177,9 +178,19 @@ class _Recorder(Interception):
         if self.graph is not None:
             self.graph.look(func, [query, key, value], output, name)
             output.requires_grad_()
+        with torch._C.DisableTorchFunction():
+            layer = self._layer(name, query, key, value, mask, kwargs.get("scale"), output)
+        if index == POOL:
+            self.attn.pool = layer
+            self.attn.grid = replace(self.grid, readout=self.family.pool_readout(layer.weights, self.grid))
+        else:
+            self.attn.grid = self.grid
+            self.attn._calls[index][call] = layer
+        return output
+
+    def _layer(self, name: str, query, key, value, mask: Tensor | None, scale: float | None, output: Tensor) -> Layer:
         own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
-        scale = kwargs.get("scale")
-        layer = Layer(
+        return Layer(
             name,
             own(query),
             own(all_heads(key, query)),
@@ -188,13 +199,6 @@ class _Recorder(Interception):
             own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
         )
-        if index == POOL:
-            self.attn.pool = layer
-            self.attn.grid = replace(self.grid, readout=self.family.pool_readout(layer.weights, self.grid))
-        else:
-            self.attn.grid = self.grid
-            self.attn._calls[index][call] = layer
-        return output
 
 
 def _own(tensor: Tensor) -> Tensor:

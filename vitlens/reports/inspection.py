@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlens import attention, filters, positions
 from vitlens.images import ImageError
 from vitlens.models import architecture, class_count, restore, top_classes
-from vitlens.recorder.families import attention_modules, family, unwrap
+from vitlens.recorder.families import attention_modules, gated, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
 from vitlens.recorder.running import float64, run
@@ -162,8 +162,7 @@ def inspect(
     whose attention cannot be shown, and ValueError for outputs that are not finite.
     """
     model = unwrap(model)
-    attention_modules(model)
-    gate = family(model).gated
+    gate = gated(attention_modules(model))
     notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gate else []
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):

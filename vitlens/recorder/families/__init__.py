@@ -113,6 +113,11 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     return family(model).attention()
 
 
+def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
+    """Whether the outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
+    return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
+
+
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
     """The `TokenGrid` of a supported model for an input of (height, width) pixels.
 

@@ -105,11 +105,6 @@ class Family(ABC):
         return []
 
     @property
-    def gated(self) -> bool:
-        """Whether attention outputs pass a learned gate, which maps of attention do not include."""
-        return False
-
-    @property
     @abstractmethod
     def blocks(self) -> Sequence[nn.Module]:
         """The layers: each takes the tokens (B, T, D) and returns them."""

@@ -130,11 +130,6 @@ class Timm(Family):
         return None if all(fused) else UNFUSED
 
     @property
-    def gated(self) -> bool:
-        """Those of Eva and NaFlex may be."""
-        return any(getattr(m, "gate", None) is not None for layer in self.attention() for _, m in layer)
-
-    @property
     def blocks(self) -> Sequence[nn.Module]:
         return self.model.blocks
 
