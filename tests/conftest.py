@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # before torch and what tests start: share the cores
@@ -11,6 +12,7 @@ import pytest
 import timm
 import torch
 
+sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema's check of addresses, which takes 3 s to import
 REAL_DATA = os.environ.get("VITLENS_REAL_DATA")
 
 

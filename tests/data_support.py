@@ -3,7 +3,9 @@
 import io
 import json
 import pickle
+import struct
 import tarfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,16 @@ def saved(image: Image.Image | np.ndarray, kind: str = "PNG", **options) -> byte
     buffer = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def png(width, height, *chunks, depth=8, color=2):
+    """The bytes of a PNG file with this header (RGB of 8 bits), which may promise more than the chunks hold."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in ((b"IHDR", header), *chunks, (b"IEND", b"")))
 
 
 def shown(data: bytes) -> torch.Tensor:

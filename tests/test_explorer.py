@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from data_support import png, saved
 from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
 from test_capture import unfused_maps
@@ -229,11 +230,6 @@ def browser(widget, content, *buffers):
     return widget.frame["message"]
 
 
-def encoded(image, kind="PNG", **options):
-    image.save(file := io.BytesIO(), format=kind, **options)
-    return file.getvalue()
-
-
 def test_a_click_asks_from_the_patch(explorer):
     assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 7}) == ""
     assert explorer.frame["answers"] == 7 and explorer.frame["panels"][0]["selected"] == (3, 1)
@@ -260,11 +256,11 @@ TURNED = Image.Exif()
 TURNED[274] = 6  # to be turned by 90 degrees
 SMALL, CUP = PICTURE.resize((80, 60)), samples()["coffee"]
 UPLOADS = {
-    "PNG": (encoded(CUP), ""), "JPEG": (encoded(CUP, "JPEG"), ""), "WEBP": (encoded(CUP, "WEBP"), ""),
-    "from a phone that lay on its side": (encoded(PICTURE.rotate(90, expand=True), exif=TURNED), ""),
-    "animation": (encoded(SMALL, "GIF", save_all=True, append_images=[CUP.resize((80, 60))]),
+    "PNG": (saved(CUP), ""), "JPEG": (saved(CUP, "JPEG"), ""), "WEBP": (saved(CUP, "WEBP"), ""),
+    "from a phone that lay on its side": (saved(PICTURE.rotate(90, expand=True), exif=TURNED), ""),
+    "animation": (saved(SMALL, "GIF", save_all=True, append_images=[CUP.resize((80, 60))]),
                   "cup.bin holds 2 pictures; the first is shown."),
-    "from a phone that adds a preview": (encoded(PICTURE, "MPO", save_all=True, append_images=[SMALL]), ""),
+    "from a phone that adds a preview": (saved(PICTURE, "MPO", save_all=True, append_images=[SMALL]), ""),
 }  # fmt: skip
 
 
@@ -280,9 +276,9 @@ def test_uploads(explorer, kind):
 
 BAD = {
     "notes.png": (b"not a picture at all", "is a text file"),
-    "cut.png": (encoded(PICTURE)[:20000], "is incomplete or damaged"),
+    "cut.png": (saved(PICTURE)[:20000], "is incomplete or damaged"),
     "nothing.jpg": (b"", "is empty"),
-    "bomb.png": (encoded(Image.new("1", (30000, 30000))), "has more pixels than Pillow's own limit"),
+    "bomb.png": (png(30_000, 30_000), "has more pixels than Pillow's own limit"),
     "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "is an SVG drawing"),
     "noise.jpg": (np.random.default_rng(0).bytes(2**20), "is in no format that can be read"),
 }
@@ -625,10 +621,10 @@ def test_positions(vit):
 
 def test_a_picture_that_only_the_model_refuses_does_not_stay(explorer):
     """A strip is a picture, but no model can be shown it; the good upload before it is still there."""
-    assert browser(explorer, {"upload": "cup.png"}, encoded(samples()["coffee"])) == ""
+    assert browser(explorer, {"upload": "cup.png"}, saved(samples()["coffee"])) == ""
     before = values(explorer)
     assert "a strip of 3000 × 20 pixels" in browser(
-        explorer, {"upload": "strip.png"}, encoded(Image.new("L", (3000, 20)))
+        explorer, {"upload": "strip.png"}, saved(Image.new("L", (3000, 20)))
     )
     assert explorer.state["photograph"] == "your picture" and np.array_equal(values(explorer), before)
     explorer.set(layer=0)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from data_support import png, saved
 from PIL import ExifTags, Image, ImageFile
 from timm.data import create_transform, resolve_model_data_config
 from torch import nn
@@ -39,12 +40,6 @@ def corners(letters="ABCD", width=64, height=32):
     """Four flat quadrants: upper left, upper right, lower left, lower right."""
     colors = np.array([CORNERS[letter] for letter in letters], np.uint8).reshape(2, 2, 3)
     return Image.fromarray(colors.repeat(height // 2, 0).repeat(width // 2, 1))
-
-
-def encoded(image, format, **options):
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 def pixels(source, **options):
@@ -74,16 +69,6 @@ def refused(source, *words, **options):
     return caught.value
 
 
-def png(width, height, *chunks, depth=8, color=2):
-    """The bytes of a PNG file with this header (RGB of 8 bits), which may promise more than the chunks hold."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in ((b"IHDR", header), *chunks, (b"IEND", b"")))
-
-
 # --- orientation
 
 UPRIGHT = {1: "ABCD", 2: "BADC", 3: "DCBA", 4: "CDAB", 5: "ACBD", 6: "CADB", 7: "DBCA", 8: "BDAC"}
@@ -93,7 +78,7 @@ ORIENTED = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}, "TIFF": {}, "W
 def oriented(format, orientation):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    return encoded(corners(), format, exif=exif, **ORIENTED[format])
+    return saved(corners(), format, exif=exif, **ORIENTED[format])
 
 
 @pytest.mark.parametrize("format", ORIENTED)
@@ -111,7 +96,7 @@ def test_exif_orientation(format, orientation):
 
 def test_nonsense_in_exif_counts_as_upright():
     for exif in (b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0MM\0*\xff\xff\xff\xff"):
-        assert_close(pixels(encoded(corners(), "PNG", exif=exif)), np.asarray(corners()), 0)
+        assert_close(pixels(saved(corners(), "PNG", exif=exif)), np.asarray(corners()), 0)
     for orientation in (0, 9, 65535):
         assert_close(pixels(oriented("PNG", orientation)), np.asarray(corners()), 0)
 
@@ -256,7 +241,7 @@ def test_every_mode_through_a_file(format, mode):
     make, expected, tolerance = MODES[mode]
     image = make()
     options = {key: image.info[key] for key in ("transparency",) if key in image.info}
-    assert_close(pixels(encoded(image, format, **options, **SAVING.get(format, {}))), expected, tolerance)
+    assert_close(pixels(saved(image, format, **options, **SAVING.get(format, {}))), expected, tolerance)
 
 
 def test_alpha_over_white_at_every_level():
@@ -268,7 +253,7 @@ def test_alpha_over_white_at_every_level():
 def test_sixteen_bits_at_every_level():
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     expected = gray(np.floor(levels / 257 + 0.5))
-    for source in (levels, Image.fromarray(levels), encoded(Image.fromarray(levels), "PNG"), levels.astype(">u2")):
+    for source in (levels, Image.fromarray(levels), saved(Image.fromarray(levels), "PNG"), levels.astype(">u2")):
         assert (pixels(source) == expected).all()
 
 
@@ -282,14 +267,14 @@ def test_deep_levels_are_never_clipped(mode, level, words):
 
 def test_adobe_cmyk_is_inverted_back():
     image = Image.new("CMYK", (16, 16), (10, 100, 200, 60))
-    data = encoded(image, "JPEG", quality=100)
+    data = saved(image, "JPEG", quality=100)
     assert b"Adobe" in data
     assert_close(pixels(data), np.broadcast_to(cmyk_as_rgb(10, 100, 200, 60), (16, 16, 3)), 4)
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_first_frame(format):
-    data = encoded(flat(RED), format, save_all=True, append_images=[flat(BLUE), flat(GREEN)])
+    data = saved(flat(RED), format, save_all=True, append_images=[flat(BLUE), flat(GREEN)])
     assert Image.open(io.BytesIO(data)).n_frames == 3
     assert_close(pixels(data), np.asarray(flat(RED)), 3)
 
@@ -320,7 +305,7 @@ class Reader:
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, io.BytesIO, Pipe, Reader])
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_bytes_and_file_objects(wrap, format):
-    assert (pixels(wrap(encoded(Image.fromarray(RAMP), format))) == RAMP).all()
+    assert (pixels(wrap(saved(Image.fromarray(RAMP), format))) == RAMP).all()
 
 
 def test_paths_and_open_files(tmp_path):
@@ -346,8 +331,8 @@ def test_no_file_stays_open(tmp_path, monkeypatch):
         return opened[-1]
 
     monkeypatch.setattr(images, "open", watched, raising=False)
-    (tmp_path / "frames.gif").write_bytes(encoded(flat(RED), "GIF", save_all=True, append_images=[flat(BLUE)]))
-    (tmp_path / "cut.tif").write_bytes(encoded(Image.fromarray(RAMP), "TIFF")[:-100])
+    (tmp_path / "frames.gif").write_bytes(saved(flat(RED), "GIF", save_all=True, append_images=[flat(BLUE)]))
+    (tmp_path / "cut.tif").write_bytes(saved(Image.fromarray(RAMP), "TIFF")[:-100])
     load_image(tmp_path / "frames.gif")
     refused(tmp_path / "cut.tif", "cut.tif")
     assert [file.closed for file in opened] == [True, True]
@@ -402,7 +387,7 @@ NOT_PICTURES = {
     "html": (b"\xef\xbb\xbf\n<!DOCTYPE html><html><body>404</body></html>", "web page", "download"),
     "svg": (b"<?xml version='1.0'?>\n<!-- by hand --><svg xmlns='x'></svg>", "SVG", "PNG"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", "PDF", "PNG"),
-    "eps": (encoded(flat(RED), "EPS"), "EPS", "PNG"),
+    "eps": (saved(flat(RED), "EPS"), "EPS", "PNG"),
     "heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(90), "HEIC", "pillow-heif"),
     "heif": (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(90), "HEIC", "pillow-heif"),
     "avif": (b"\0\0\0\x18ftypavif\0\0\0\0avifmif1" + bytes(90), "AVIF", "pillow-heif"),
@@ -453,11 +438,11 @@ def test_refusals_by_the_file_system(tmp_path, monkeypatch):
     with open(__file__) as file:
         refused(file, "test_images.py", "binary")
     refused(file, "closed")
-    (tmp_path / "a.png").write_bytes(encoded(flat(RED), "PNG"))
+    (tmp_path / "a.png").write_bytes(saved(flat(RED), "PNG"))
     image = Image.open(tmp_path / "a.png")
     image.close()
     refused(image, "a.png", "closed")
-    image = Image.open(io.BytesIO(encoded(flat(RED), "PNG")))
+    image = Image.open(io.BytesIO(saved(flat(RED), "PNG")))
     image.close()
     refused(image, "the PIL image given", "closed")
     page = io.BytesIO(b"<html>")
@@ -487,18 +472,18 @@ def test_too_many_pixels_are_refused_by_the_header(size):
 def test_pillows_own_limit_holds_as_well(side, monkeypatch):
     """Over the limit Pillow warns, over twice the limit it raises."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    refused(encoded(flat(RED, (side, side)), "PNG"), "Pillow's own limit", "PIL.Image.MAX_IMAGE_PIXELS")
+    refused(saved(flat(RED, (side, side)), "PNG"), "Pillow's own limit", "PIL.Image.MAX_IMAGE_PIXELS")
 
 
 def test_the_limit_is_the_callers():
     picture = flat(RED, (10, 10))
-    for source in (picture, encoded(picture, "PNG"), np.asarray(picture), torch.zeros(3, 10, 10)):
+    for source in (picture, saved(picture, "PNG"), np.asarray(picture), torch.zeros(3, 10, 10)):
         refused(source, "10 × 10", "99 pixels", max_pixels=99)
         assert load_image(source, max_pixels=100).size == (10, 10)
 
 
 def test_a_phone_photograph_of_fifty_megapixels():
-    data = encoded(Image.new("L", (8160, 6120), 99), "JPEG")
+    data = saved(Image.new("L", (8160, 6120), 99), "JPEG")
     assert load_image(data).size == (8160, 6120)
 
 
@@ -512,7 +497,7 @@ def test_whatever_a_decoder_raises(kind, monkeypatch):
         raise kind("at <_io.BytesIO object at 0x7f00deadbeef>")
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", broken)
-    for source in (encoded(flat(RED), "BMP"), Image.open(io.BytesIO(encoded(flat(RED), "BMP")))):
+    for source in (saved(flat(RED), "BMP"), Image.open(io.BytesIO(saved(flat(RED), "BMP")))):
         assert isinstance(refused(source).__cause__, kind)
 
 
@@ -522,7 +507,7 @@ def test_an_interrupt_is_not_an_image_error(monkeypatch):
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        load_image(encoded(flat(RED), "BMP"))
+        load_image(saved(flat(RED), "BMP"))
 
 
 # --- damaged files
@@ -531,19 +516,19 @@ SMOOTH = Image.fromarray(np.kron(RAMP[:6, :8], np.ones((4, 4, 1))).astype(np.uin
 EXIF = Image.Exif()
 EXIF[ExifTags.Base.Orientation] = 6
 VICTIMS = {
-    "jpeg": encoded(SMOOTH, "JPEG", exif=EXIF),
-    "progressive jpeg": encoded(SMOOTH, "JPEG", progressive=True),
-    "cmyk jpeg": encoded(SMOOTH.convert("CMYK"), "JPEG"),
-    "png": encoded(Image.fromarray(np.dstack([RAMP, RAMP[..., 0]])), "PNG", exif=EXIF),
-    "palette png": encoded(palette(), "PNG", transparency=ALPHA.tobytes()),
+    "jpeg": saved(SMOOTH, "JPEG", exif=EXIF),
+    "progressive jpeg": saved(SMOOTH, "JPEG", progressive=True),
+    "cmyk jpeg": saved(SMOOTH.convert("CMYK"), "JPEG"),
+    "png": saved(Image.fromarray(np.dstack([RAMP, RAMP[..., 0]])), "PNG", exif=EXIF),
+    "palette png": saved(palette(), "PNG", transparency=ALPHA.tobytes()),
     "deep png": deep_png(1000),
-    "animated png": encoded(flat(RED), "PNG", save_all=True, append_images=[flat(BLUE)]),
-    "gif": encoded(SMOOTH, "GIF", save_all=True, append_images=[flat(BLUE, SMOOTH.size)]),
-    "bmp": encoded(SMOOTH, "BMP"),
-    "tiff": encoded(SMOOTH, "TIFF", exif=EXIF),
-    "tiff lzw": encoded(SMOOTH, "TIFF", compression="tiff_lzw"),
-    "webp": encoded(SMOOTH, "WEBP", exif=EXIF),
-    "lossless webp": encoded(SMOOTH.convert("RGBA"), "WEBP", lossless=True),
+    "animated png": saved(flat(RED), "PNG", save_all=True, append_images=[flat(BLUE)]),
+    "gif": saved(SMOOTH, "GIF", save_all=True, append_images=[flat(BLUE, SMOOTH.size)]),
+    "bmp": saved(SMOOTH, "BMP"),
+    "tiff": saved(SMOOTH, "TIFF", exif=EXIF),
+    "tiff lzw": saved(SMOOTH, "TIFF", compression="tiff_lzw"),
+    "webp": saved(SMOOTH, "WEBP", exif=EXIF),
+    "lossless webp": saved(SMOOTH.convert("RGBA"), "WEBP", lossless=True),
 }
 
 
@@ -627,7 +612,7 @@ def test_preprocess_is_timms_own_transform(config):
     batch = preprocess(model, photographs)
     assert batch.dtype == torch.float32
     assert torch.equal(batch, torch.stack([transform(photograph) for photograph in photographs]))
-    assert torch.equal(preprocess(model, encoded(photographs[1], "PNG")), batch[1:])
+    assert torch.equal(preprocess(model, saved(photographs[1], "PNG")), batch[1:])
 
 
 def test_preprocess_feeds_a_model():

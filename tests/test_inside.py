@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from test_explorer import PICTURE, browser, encoded, values, words
+from data_support import saved
+from test_explorer import PICTURE, browser, values, words
 
 from vitlens import intervene, stream, tokens, widgets
 from vitlens.attribution import relevance
@@ -192,7 +193,7 @@ def test_another_picture_keeps_the_switches(vit):
     model = vit()
     explorer = widgets.explore(model, PICTURE)
     explorer.set(off=[(2, 1)])
-    assert browser(explorer, {"upload": "cup.png"}, encoded(samples()["coffee"])) == ""
+    assert browser(explorer, {"upload": "cup.png"}, saved(samples()["coffee"])) == ""
     x = given(model, samples()["coffee"])
     with intervene(model, heads={(2, 1): "mean"}, reference=reference(model)), torch.no_grad():
         np.testing.assert_allclose(explorer.subject.logits, model(x)[0], atol=2e-6)

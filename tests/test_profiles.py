@@ -6,9 +6,10 @@ import struct
 import numpy as np
 import pytest
 import torch
+from data_support import saved
 from PIL import Image, ImageCms
 from test_explorer import PICTURE, browser
-from test_images import RAMP, corners, encoded, flat
+from test_images import RAMP, corners, flat
 
 from vitlens import load_image, widgets
 from vitlens.images import rgb
@@ -56,7 +57,7 @@ def by_hand(values, primaries, gamma):
 
 
 def ramp(icc_profile, kind="PNG", **options):
-    return encoded(Image.fromarray(RAMP), kind, icc_profile=icc_profile, **options)
+    return saved(Image.fromarray(RAMP), kind, icc_profile=icc_profile, **options)
 
 
 def told(source):
@@ -79,7 +80,7 @@ def test_srgb_by_any_name_changes_nothing():
 
 def test_what_is_transparent_is_laid_over_white_in_srgb():
     alpha = np.full((*RAMP.shape[:2], 1), 128, np.uint8)
-    found, note = told(encoded(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE))
+    found, note = told(saved(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE))
     share = 128 / 255
     assert np.abs(found - (share * by_hand(RAMP, P3, 1.8) + (1 - share) * 255)).max() <= 2
     assert "to sRGB; was laid over white where it is transparent." in note
@@ -90,9 +91,9 @@ def test_profiles_that_are_damaged_or_do_not_fit_are_ignored_and_said():
         found, note = told(ramp(bad))
         assert (found == RAMP).all() and "has a color profile that is damaged" in note
     gray = Image.fromarray(RAMP[..., 0])
-    found, note = told(encoded(gray.convert("I;16"), "TIFF", icc_profile=WIDE))
+    found, note = told(saved(gray.convert("I;16"), "TIFF", icc_profile=WIDE))
     assert "“Wide”, that does not fit its kind of pixels and was ignored" in note
-    found, note = told(encoded(gray, "PNG", icc_profile=WIDE))  # gray, in the tone curve of the profile
+    found, note = told(saved(gray, "PNG", icc_profile=WIDE))  # gray, in the tone curve of the profile
     expected = by_hand(np.repeat(RAMP[..., :1], 3, -1), P3, 1.8)
     assert np.abs(found - expected).max() <= 2 and "to sRGB" in note
 
@@ -114,7 +115,7 @@ def phone(wide=1500, high=1100):
     pixels = np.random.default_rng(1).integers(0, 256, (high, wide, 3), np.uint8)
     exif = Image.Exif()
     exif[274] = 6
-    return encoded(Image.fromarray(pixels), "JPEG", quality=90, icc_profile=WIDE, exif=exif)
+    return saved(Image.fromarray(pixels), "JPEG", quality=90, icc_profile=WIDE, exif=exif)
 
 
 def parts(page, name, data, number, order=1, size=2**19, **more):
@@ -157,7 +158,7 @@ def test_the_same_pixels_from_every_door(vit, shown, tmp_path, order):
 
 def test_a_later_upload_replaces_an_unfinished_one_and_says_so(shown):
     page, sent = shown
-    first, second = phone(), encoded(Image.fromarray(RAMP), "PNG")
+    first, second = phone(), saved(Image.fromarray(RAMP), "PNG")
     begun = {"upload": "first.jpg", "file": 1, "of": len(first)}
     page._receive(page, begun | {"at": 0}, [first[: 2**19]])
     assert sent.pop() == {"file": 1, "received": 2**19} and "your picture" not in page.photographs
@@ -179,16 +180,16 @@ def test_the_limit_of_uploads_holds_in_python_too(shown):
 def test_what_was_done_is_said():
     exif = Image.Exif()
     exif[274] = 3
-    animation = encoded(flat((9, 9, 9)), "GIF", save_all=True, append_images=[flat((200, 0, 0))])
+    animation = saved(flat((9, 9, 9)), "GIF", save_all=True, append_images=[flat((200, 0, 0))])
     cases = {
-        "was turned upright": encoded(corners(), "PNG", exif=exif),
+        "was turned upright": saved(corners(), "PNG", exif=exif),
         "holds 2 pictures; the first is shown": animation,
-        "was laid over white": encoded(Image.new("RGBA", (8, 6), (1, 2, 3, 4)), "PNG"),
+        "was laid over white": saved(Image.new("RGBA", (8, 6), (1, 2, 3, 4)), "PNG"),
     }
     for words, data in cases.items():
         assert words in told(data)[1]
     for plain in (flat((1, 2, 3)), Image.new("RGBA", (8, 6), (1, 2, 3, 255))):
-        assert told(encoded(plain, "PNG"))[1] == ""
+        assert told(saved(plain, "PNG"))[1] == ""
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14])
@@ -197,12 +198,12 @@ def test_few_bits_in_sixteen_are_never_stretched_and_always_said(bits):
     levels = np.linspace(0, most, 48).round().astype(np.uint16).reshape(6, 8)
     words = f"has levels up to {most:,} of 65,535, as {bits}-bit data in 16 bits have, and is as dark as that; if it " \
             f"should be brighter, multiply its levels by {2 ** (16 - bits)} first."  # fmt: skip
-    for source in (levels, torch.from_numpy(levels), Image.fromarray(levels), encoded(Image.fromarray(levels), "PNG"),
-                   encoded(Image.fromarray(levels), "TIFF")):  # fmt: skip
+    for source in (levels, torch.from_numpy(levels), Image.fromarray(levels), saved(Image.fromarray(levels), "PNG"),
+                   saved(Image.fromarray(levels), "TIFF")):  # fmt: skip
         found, note = told(source)
         assert (found == ((levels.astype(int) + 128) // 257)[..., None]).all() and note.endswith(words)
     full = (levels.astype(int) * 65535 // most).astype(np.uint16)
-    assert told(full)[1] == "" and "levels" not in told(encoded(Image.fromarray(full), "PNG"))[1]
+    assert told(full)[1] == "" and "levels" not in told(saved(Image.fromarray(full), "PNG"))[1]
     assert told(np.zeros((4, 4), np.uint16))[1] == ""
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from data_support import saved
 from families_support import small
 from PIL import Image
-from test_explorer import PICTURE, browser, encoded, values, words
+from test_explorer import PICTURE, browser, values, words
 
 from vitlens import faithfulness, intervene, widgets
 from vitlens.attribution import METHODS, Method, like, register, registry, text
@@ -255,11 +256,11 @@ def test_two_uploads_can_be_alike(vit):
     explorer = widgets.explore(model, PICTURE)
     explorer.set(view="legrad")
     for name in ("coffee", "rocket"):
-        assert browser(explorer, {"upload": f"{name}.png"}, encoded(samples()[name])) == ""
+        assert browser(explorer, {"upload": f"{name}.png"}, saved(samples()[name])) == ""
     assert browser(explorer, {"set": {"target": ["picture", "your earlier picture"]}}) == ""
     expected = METHODS["legrad"](model, other(model, "rocket"), like(other(model, "coffee")))[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
-    assert browser(explorer, {"upload": "flower.png"}, encoded(samples()["flower"])) == ""
+    assert browser(explorer, {"upload": "flower.png"}, saved(samples()["flower"])) == ""
     expected = METHODS["legrad"](model, other(model, "flower"), like(other(model, "rocket")))[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
 

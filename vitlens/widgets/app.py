@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import webbrowser
@@ -43,6 +44,7 @@ def serve(
     if sessions < 1:
         raise ValueError(f"sessions is the number of pages that may be open: 1 or more, got {sessions}.")
     with _listening(port) as listening, tempfile.TemporaryDirectory(dir=_short()) as folder:
+        sys.modules.setdefault("rfc3987_syntax", None)  # jsonschema's check of addresses, which takes 3 s to import
         from vitlens.widgets.server import Server
 
         page = Path(folder, "explorer.ipynb")
