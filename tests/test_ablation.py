@@ -105,6 +105,25 @@ def test_a_killed_table_is_continued_to_the_same_bytes(tmp_path, monkeypatch, fu
     pd.testing.assert_frame_equal(again, whole)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_finished_curve_is_continued_with_more_random_orders(tmp_path, monkeypatch, killed):
+    model, data, paths = small(), labeled(14), {name: tmp_path / f"{name}.csv" for name in ("whole", "longer")}
+    call = lambda out, n: ablation.pruning(model, data, choose=6, orders=n, step=2, batch=3, out=out, **QUIET)  # noqa: E731
+    call(paths["whole"], 3)
+    call(paths["longer"], 1)
+    if killed:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stopped_after(patch, 12)
+            call(paths["longer"], 3)
+    with monkeypatch.context() as patch:
+        count = stopped_after(patch, 10**6)
+        call(paths["longer"], 3)
+    assert count[0] == 1 + 2 * 4 * (1 if killed else 2), "0, 2, 4 and 6 heads of two orders, in the batches left of two"
+    assert paths["longer"].read_bytes() == paths["whole"].read_bytes()
+    with pytest.raises(ValueError, match="cannot be continued"):
+        call(paths["longer"], 2)
+
+
 def test_a_table_of_something_else_is_not_continued(tmp_path):
     model, data = small(), labeled()
     ablation.effects(model, data, ways=["zero"], out=tmp_path / "heads.csv", **QUIET)
@@ -179,15 +198,17 @@ def test_pruning_several_heads_at_once_takes_those_that_move_least_alone():
     assert list(zip(first.layer, first["head"], strict=True)) == sorted(moved, key=moved.get)[:4]
 
 
-def test_the_layers_below_are_not_run_again():
-    """All heads of twelve layers cost at most 0.6 of a forward each, counted in blocks."""
-    model, data, runs = small(depth=12), labeled(6), []
+@pytest.mark.parametrize("way", ["zero", "mean"])
+def test_the_layers_below_are_not_run_again(way):
+    """All heads of twelve layers cost at most 0.6 of as many forwards, counted in blocks that run."""
+    model, data, runs = small(depth=12, num_heads=3), labeled(40), []
     for block in model.blocks:
         block.register_forward_hook(lambda *_: runs.append(1))
-    ablation.effects(model, data, ways=["mean"], batch=6, **QUIET)
-    expected = 2 + 1  # the forward, the means, and once from the first block to see that this gives the logits
-    assert len(runs) == 12 * expected + 2 * sum(range(1, 13))
-    assert sum(range(1, 13)) * 2 / (12 * 24) <= 0.6
+    ablation.effects(model, data, ways=way, batch=2, **QUIET)
+    batches, heads = 20, 36
+    expected = batches * (12 + 3 * sum(range(1, 13))) + 12  # once from the first block to see that this is the model
+    assert len(runs) == expected + (batches * 12 if way == "mean" else 0)
+    assert len(runs) <= 0.6 * batches * heads * 12
 
 
 def test_the_interval_of_a_change_is_agresti_and_mins():
@@ -235,6 +256,7 @@ def test_the_command(tmp_path, monkeypatch):
     "more, match",
     [
         (dict(ways=["average"]), "zero, mean, resample; got 'average'"),
+        (dict(ways="average"), "got 'average'"),
         (dict(ways=[]), "zero, mean, resample"),
         (dict(images=1), "at least 2 images, got 1"),
         (dict(batch=0), "batch must be a whole number of at least 1"),

@@ -104,17 +104,36 @@ def entering(model, layer, images):
     return kept[0]
 
 
+WITH_A_CLASS_TOKEN = ("plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries")
+
+
+@pytest.mark.parametrize("family", WITH_A_CLASS_TOKEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_mean_equals_an_edited_state_dict(dtype):
-    """Of the last layer only the class token is read, so its mean can move into the bias."""
-    model, x, others = small(dtype=dtype), pictures(dtype=dtype), pictures(9, seed=1, dtype=dtype)
-    found = run(model, x, heads={(2, 1): "mean"}, reference=others)
-    mean = entering(model, 2, others)[:, 0, 16:32].mean(0)
+def test_mean_equals_an_edited_state_dict(family, dtype):
+    """Where the class token alone is read of the last layer, its mean can move into the bias."""
+    model, x = small(**FAMILIES[family], global_pool="token", dtype=dtype), pictures(dtype=dtype)
+    before, others = plain(model, x), pictures(9, seed=1, dtype=dtype)
+    *_, attentions = output_projections(model)
+    projection, heads = attentions[-1]
+    found = run(model, x, heads={(2, heads * (len(attentions) - 1) + 1): "mean"}, reference=others)
+    assert (found - before).abs().max() > 1e-3
+    width, kept = projection.in_features // heads, []
+    with projection.register_forward_pre_hook(lambda _, args: kept.append(args[0])):
+        plain(model, others)
     with torch.no_grad():
-        projection = model.blocks[2].attn.proj
-        projection.bias += projection.weight[:, 16:32] @ mean
-        projection.weight[:, 16:32] = 0
+        mine = slice(width, 2 * width)
+        projection.bias += projection.weight[:, mine] @ kept[0][:, 0, mine].mean(0)
+        projection.weight[:, mine] = 0
     close(found, plain(model, x), dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_nothing_in_it_outputs_stay_bit_for_bit(family, dtype):
+    model, x = small(**FAMILIES[family], dtype=dtype), pictures(dtype=dtype)
+    before = plain(model, x)
+    assert torch.equal(run(model, x), before)
+    assert torch.equal(run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), before)
 
 
 def test_a_vector_for_all_tokens_equals_an_edited_state_dict():
@@ -384,6 +403,12 @@ def test_checkpointed_models_are_differentiated_as_they_ran():
         (dict(residual={(0, 0.5): "zero"}), ValueError, "'patches'; got 0.5"),
         (dict(block={0: ("class", 1)}), ValueError, "'patches'; got 'class'"),
         (dict(block={0: 1}), ValueError, r"pair \(queries, keys\).* got 1"),
+        (dict(block={0: ([], [])}), ValueError, r"lists of them.*; got \[\]"),
+        (dict(block={0: (0, torch.tensor([], dtype=torch.int64))}), ValueError, r"lists of them.*; got tensor\(\[\]"),
+        (dict(block={0: (torch.tensor(0.5), 1)}), ValueError, r"got tensor\(0.5"),
+        (dict(block={0: (0, iter([1]))}), ValueError, "lists of them.*; got <list_iterator"),
+        (dict(heads={(0, 1): "mean"}, reference=3), ValueError, "as the reference, got 3"),
+        (dict(heads={(0, 1): "zero"}, reference=0.5), ValueError, "as the reference, got 0.5"),
         (dict(heads={(0, 1): "mean"}), ValueError, "'mean' comes from pictures, but there are none"),
         (dict(mlps={1: "mean"}, reference=torch.zeros(0, 3, 32, 32)), ValueError, "there are none"),
         (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),

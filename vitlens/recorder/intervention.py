@@ -295,7 +295,8 @@ def _layer(model: nn.Module, layer: Any) -> int:
 
 
 def _tokens(tokens: Any) -> Any:
-    if tokens in TOKENS if isinstance(tokens, str) else whole(tokens) is not None or hasattr(tokens, "__iter__"):
+    listed = whole(tokens) is None and hasattr(tokens, "__len__") and getattr(tokens, "ndim", 1)
+    if tokens in TOKENS if isinstance(tokens, str) else len(tokens) if listed else whole(tokens) is not None:
         return tokens
     raise ValueError(
         f"Tokens are positions, patches (row, column), lists of them, 'all', 'prefix' or 'patches'; got {tokens!r}."
@@ -311,6 +312,10 @@ def _mlps(block: nn.Module) -> list[nn.Module]:
 
 def _values(model: nn.Module, modules: list, wishes: Mapping, reference) -> dict[Place, Tensor]:
     """What takes the place of each part."""
+    if reference is not None and not isinstance(reference, Iterable):
+        raise ValueError(
+            f"Expected images (N, C, height, width), or batches of them, as the reference, got {reference!r}."
+        )
     values = {p: wish if isinstance(wish, Tensor) else torch.zeros(()) for p, wish in wishes.items()}
     wanted = {p: wish for p, wish in wishes.items() if isinstance(wish, str) and wish != "zero"}
     if not wanted:
