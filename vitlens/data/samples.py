@@ -79,7 +79,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some of the samples of another source: those with the numbers `rows`."""
+    """The samples of another source at the indices `rows`."""
 
     source: Samples
     rows: np.ndarray
@@ -109,13 +109,13 @@ def is_image(name: str) -> bool:
 
 
 def first_of(split: str, present: Iterable[str]) -> str | None:
-    """The first of the names of `split` that is `present`."""
+    """The first name for `split`, such as "valid" or "val", that is among those `present`; None if none is."""
     present = set(present)
     return next((name for name in SPLITS[split] if name in present), None)
 
 
 def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[list[str], list[int], str]:
-    """The names, labels and note of one split of images that are not divided: a tenth of each class is for validation.
+    """Names, labels and a note for one split of images that come undivided: a tenth of each class is for validation.
 
     A file's split depends on its own name alone, so it stays when other files come or go. Only where that would leave
     a split of a class empty does the file with the nearest number stand in. The split `"whole"` is everything.
@@ -132,7 +132,7 @@ def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[li
 
 
 def labeled(by_class: Iterable[Sequence[str]]) -> tuple[list[str], list[int]]:
-    """The names of all classes in a row, and the number of its class for each."""
+    """All names, one class after the other, and the class number of each."""
     pairs = [(name, label) for label, names in enumerate(by_class) for name in names]
     return [name for name, _ in pairs], [label for _, label in pairs]
 
@@ -187,9 +187,9 @@ def _class_names(text: str) -> tuple[str, ...]:
 
 
 def parsed(path: Path, parse: Callable[[str], Any], expected: str) -> Any:
-    """What `parse` makes of a small text file; None if it is not there.
+    """The content of a small text file, read by `parse`; None if there is no such file.
 
-    Raises `ValueError` that names the file if it holds something else.
+    Raises ValueError, which names the file, if it does not hold what is `expected`.
     """
     try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -262,7 +262,7 @@ def _shards(folder: Path, split: str) -> tuple[list[Path], str]:
 
 
 def _by_name(folder: Path) -> dict[str, list[Path]]:
-    """Shards by the split in their names or as their folder; a split with fewer than its `nshards.txt` says is out."""
+    """Shards by split, as their names or folders say, without splits that lack some of those in `nshards.txt`."""
     by_split: dict[str, list[Path]] = {}
     for shard in sorted(folder.glob("*.tar")):
         for word in set(re.split(r"[-_.]", shard.stem)) & EVERY_SPLIT:

@@ -177,7 +177,7 @@ class Question:
 
 
 def short(name: str) -> str:
-    """A path without its folders, with the name of its run if it is a model: results shall not tell local paths."""
+    """A path without its folders, but for a model's run: results should not reveal local paths."""
     if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is the current folder
         return name
     path = Path(name).resolve()

@@ -32,7 +32,7 @@ def around(mean: float, below: float, above: float) -> Score:
 
 
 def proportion(right: int, images: int) -> Score:
-    """The share of `images` that are `right`, with Wilson's interval (1927): what other images would give."""
+    """The share of `images` that are `right`, with Wilson's interval (1927), which is about other images."""
     from scipy.stats import binomtest
 
     interval = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.running import evaluating, require_images, run, taking
-from vitlens.train.turns import GROUPS, one_copy, turned
+from vitlens.train.turns import GROUPS, averages, one_copy, turned
 
 
 @dataclass(frozen=True)
 class Change:
-    """How far a model's output for turned pictures is from that for the pictures; all zeros for one that is symmetric.
+    """How much a model's output changes when pictures are flipped or rotated; all zeros for an equivariant model.
 
     logits: ‖turned − straight‖ / ‖straight‖, where logits are centered over the classes. classes: share of the
     pictures whose top class is another. maps: share of a rollout that lies elsewhere once it is turned back, which is
@@ -42,7 +42,7 @@ def change_under(group: str, model: nn.Module, images: Tensor) -> dict[str, Chan
         with one_copy(model):
             before = [_seen(model, copy) for copy in copies]
             after = [_averaged(model, copy, group) for copy in copies]
-        if getattr(model, "equivariance", "none") == group:
+        if averages(model) == group:
             after = [(model(copy), maps) for copy, (_, maps) in zip(copies, after, strict=True)]
     return {"before": _change(before, group), "after": _change(after, group)}
 
@@ -61,7 +61,7 @@ def _seen(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _averaged(model: nn.Module, images: Tensor, group: str) -> tuple[Tensor, Tensor | None]:
-    """The same, averaged over the copies of images; maps are turned back."""
+    """What `_seen` returns, averaged over all flipped or rotated copies, with their maps turned back."""
     found = [_seen(model, turned(images, group, number)) for number in range(GROUPS[group])]
     logits = torch.stack([each for each, _ in found]).mean(0)
     if found[0][1] is None:
@@ -70,7 +70,7 @@ def _averaged(model: nn.Module, images: Tensor, group: str) -> tuple[Tensor, Ten
 
 
 def _change(found: list[tuple[Tensor, Tensor | None]], group: str) -> Change:
-    """What becomes of the first output in the others, which are those of copies 1, 2 …"""
+    """The `Change` from the output for copy 0, the pictures themselves, to those for copies 1, 2 …"""
     logits = torch.stack([each - each.mean(1, keepdim=True) for each, _ in found])
     moved = ((logits[1:] - logits[0]).norm(dim=-1) / logits[0].norm(dim=-1)).mean()
     other = (logits[1:].argmax(-1) != logits[0].argmax(-1)).float().mean()

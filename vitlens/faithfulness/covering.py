@@ -117,7 +117,7 @@ def on_model(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def patch_grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid:
-    """The patches of the images: those of a supported model, or the grid that is given."""
+    """The grid of the images' patches: the one given, or a known model's own."""
     bare = unwrap(model)
     require_images(images, bare)
     size = tuple(images.shape[-2:])

@@ -214,7 +214,7 @@ def _cut(picture: Image.Image, grid: TokenGrid, cell: list[int]) -> np.ndarray:
 
 
 def _shown(tokens: int, slots: int) -> list[int | None]:
-    """The positions that fit into so many slots: all, or the first ones, None for those left out, and the last two."""
+    """The positions to show in so many slots: all if they fit, else the first ones, None for a gap, the last two."""
     return list(range(tokens)) if tokens <= slots else [*range(slots - 3), None, tokens - 2, tokens - 1]
 
 

@@ -57,7 +57,7 @@ def load(marker: Path) -> tuple[dict[str, Tensor], dict]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
-    """Tensors and scalars of the newest good checkpoint, or None if there never was one. Names damaged ones.
+    """Tensors and scalars of the newest good checkpoint, or None if there is none. Prints which are damaged.
 
     Raises ValueError if every checkpoint is damaged.
     """
@@ -75,7 +75,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The JSON files of the checkpoints in a folder."""
+    """The JSON files of the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 

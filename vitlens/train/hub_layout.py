@@ -56,7 +56,7 @@ def export(
 
 
 def aside_of(recipe: Recipe) -> tuple[str, ...]:
-    """Beginnings of the names of weights that are for pre-training alone; none if the model keeps its head."""
+    """Prefixes of the names of weights that only pre-training needs; none if the model keeps its head."""
     if recipe.objective != "labels":
         return ("objective.",)
     return ("head.",) if recipe.head == "mlp" else ()

@@ -226,7 +226,7 @@ def numerics(recipe: Recipe, world: World):
 
 
 def finite(loss: Tensor, norm: Tensor, step: int) -> float:
-    """The loss as a number. Raises FloatingPointError if it, or the norm of its gradient, is none."""
+    """The loss as a number. Raises FloatingPointError if it, or the norm of its gradient, is not finite."""
     value = loss.item()
     if not (math.isfinite(value) and math.isfinite(norm.item())):
         raise FloatingPointError(

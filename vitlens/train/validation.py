@@ -43,7 +43,7 @@ def accuracy(
 
 
 def counting(data: ImageSet, world: World) -> int:
-    """The number of images that count: of those read by any process, the ones that are not damaged."""
+    """How many images of `data` are undamaged, as far as all processes together know."""
     lost = data.stand_ins().sum().to(world.device)
     world.sum([lost])
     return len(data) - int(lost)

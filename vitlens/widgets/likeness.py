@@ -24,8 +24,8 @@ PICTURE, TEXT = "picture", "text"
 
 @dataclass(frozen=True)
 class Likeness:
-    """How like a text, or a picture. name: the text, or what the page calls the picture. key: of the picture, equal for
-    equal ones; image: the picture itself. size: (height, width) that the model sees it at, if not its own."""
+    """A target of the page: similarity to a text, or to a picture. name: the text, or what the page calls the picture.
+    key: equal for equal pictures; image: the picture itself. size: (height, width) for the model, if not its own."""
 
     name: str
     key: tuple | None = None
@@ -33,7 +33,7 @@ class Likeness:
     size: tuple[int, int] | None = None
 
     def question(self, shown: object) -> Question:
-        """The `Question` that it is. shown: the picture, as it is or as the model's input."""
+        """The same as a `Question`. shown: the picture, as it is or as the model's input."""
         return features.text(self.name) if self.image is None else features.like(shown, name=f"“{self.name}”")
 
 
@@ -56,7 +56,7 @@ def called(subject: Subject, asked_for: int | Likeness, wanted: Callable[[], boo
 
 
 def _features(subject: Subject, wanted: Callable[[], bool]) -> Tensor:
-    """(D,) of the picture that is shown."""
+    """(D,) features of the picture that is shown."""
 
     def made() -> Tensor:
         model = subject.model
@@ -67,7 +67,7 @@ def _features(subject: Subject, wanted: Callable[[], bool]) -> Tensor:
 
 
 def _vector(subject: Subject, liked: Likeness, wanted: Callable[[], bool]) -> Tensor:
-    """(D,) the direction of the other picture, or of a text, by the model with the same heads off."""
+    """(D,) the direction of the other picture or text among the features, with the same heads off."""
 
     def made() -> Tensor:
         model = subject.model

@@ -33,7 +33,7 @@ def by_open_clip(model: nn.Module, prompts: list[str], tokenizer: Callable | Non
 
 
 def by_transformers(model: nn.Module, prompts: list[str], tokenizer: Callable | None, *, filled: bool) -> Tensor:
-    """(N, D) the embeddings of prompts. filled: up to the longest, without a mask, as SigLIP was trained."""
+    """(N, D) the embeddings of prompts. filled: pad to the model's longest text, unmasked, as SigLIP was trained."""
     given = (tokenizer or _beside(model))(
         prompts, padding="max_length" if filled else True, truncation=True, return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
