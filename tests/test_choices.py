@@ -284,6 +284,24 @@ def test_opened_from_its_folder_as_it_was_saved(variant, tmp_path):
     assert type(opened) is type(model)
 
 
+KEYWORDS = ("positions", "positions_at", "tokenizer", "attention", "equivariance")
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda c: f"{c.setting}={c.name}")
+def test_built_by_timm_directly_as_by_a_recipe(choice):
+    """With the one keyword where `vitlens_vit` has one, else with those of timm."""
+    variant = {choice.setting: choice.name, **WITH.get(choice.name, {})}
+    asked = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=10)
+    for setting, name in variant.items():
+        asked |= {setting: name} if setting in KEYWORDS else SETTINGS[setting][name].keywords
+    direct, expected = timm.create_model("vitlens_vit", **asked).eval(), replace(BASE, **variant).build().eval()
+    shapes = [{name: t.shape for name, t in model.state_dict().items()} for model in (direct, expected)]
+    assert shapes[0] == shapes[1]
+    direct.load_state_dict(expected.state_dict())
+    with torch.no_grad():
+        assert torch.equal(direct(images()), expected(images()))
+
+
 def test_timm_alone_opens_no_folder_of_ours(tmp_path):
     export(replace(BASE, positions="learned-2d").build(), tmp_path, replace(BASE, positions="learned-2d"), NAMES)
     code = f"import timm; timm.create_model('local-dir:{tmp_path}', pretrained=True)"
@@ -504,6 +522,12 @@ def test_tokens_turn_with_the_picture_and_logits_stay(group, turns, readout):
             torch.testing.assert_close(model(turn(x)), logits)
         model.equivariance = "none"
         assert (model(turn(x)) - model(x)).norm() > 0.01 * logits.norm()
+
+
+@pytest.mark.parametrize("positions", [name for name in SETTINGS["positions"] if name != "learned-1d"])
+def test_a_second_table_of_positions_is_refused(positions):
+    with pytest.raises(ValueError, match=rf"pos_embed=learn adds .* positions={positions}; leave pos_embed out\."):
+        timm.create_model("vitlens_vit", positions=positions, pos_embed="learn")
 
 
 def test_rotations_of_an_oblong_image_are_refused():

@@ -92,7 +92,8 @@ CHOICES = (
            "Logits are divided by a learned temperature of the head, and no token attends to itself.",
            "Lee et al. 2021 (LSA)", own=True),
     Choice("attention", "axial", "axial attention",
-           "Every layer becomes two, with an MLP each: patches attend along their row, then along their column.",
+           "Every layer becomes two, with an MLP each: patches attend along their row, then along their column. The map "
+           "of the second times that of the first is one over the image.",
            f"{PAPER}, D.6 and Fig. 13; Ho et al. 2019", own=True),
     Choice("equivariance", "none", "one copy", "A picture is seen as it is.", f"{PAPER}, section 3.1"),
     Choice("equivariance", "flips", "averaged over flips",
@@ -186,6 +187,10 @@ def _check_positions(asked: dict, positions: str, at: str) -> None:
     width = asked["embed_dim"]
     if at != "stem" and (positions not in TABLES or positions == "learned-1d" and asked.get("pos_embed") == "none"):
         raise ValueError(f"positions_at={at} is for learned tables; set positions to {' or '.join(TABLES)}.")
+    if positions != "learned-1d" and asked.get("pos_embed", "none") != "none":
+        raise ValueError(
+            f"pos_embed={asked['pos_embed']} adds a learned table beside positions={positions}; leave pos_embed out."
+        )
     per, what = {"learned-2d": (2, "width"), "sinusoidal": (4, "width"), "rotary": (4, "head width")}.get(
         positions, (1, "width")
     )

@@ -1,4 +1,7 @@
-"""A trained model in timm's hub layout, which `timm.create_model("local-dir:FOLDER", pretrained=True)` opens."""
+"""A trained model in timm's hub layout, which `vitlens.load_model` opens.
+
+So does `timm.create_model("local-dir:FOLDER", pretrained=True)`, unless the architecture is `vitlens_vit`.
+"""
 
 from __future__ import annotations
 

@@ -190,6 +190,8 @@ class VariedTransformer(VisionTransformer):
             "attention": attention, "equivariance": equivariance,
         })  # fmt: skip
         varied = positions in IN_LAYERS or attention != "plain"
+        if positions != "learned-1d":
+            kwargs["pos_embed"] = "none"
         if tokenizer in TOKENIZERS:
             kwargs["embed_layer"] = TOKENIZERS[tokenizer]
         if varied:

@@ -20,7 +20,7 @@ from vitlens.data.augment import normalized
 from vitlens.data.files import write
 from vitlens.recorder.running import evaluating
 from vitlens.train.settings import Recipe
-from vitlens.train.turns import one_copy
+from vitlens.train.turns import averages, one_copy
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
 PICTURES = 4  # probe images whose hidden patches are predicted
@@ -73,7 +73,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     def attended() -> dict[str, Tensor]:
         with one_copy(model), capture(model) as attn:
             found = model(images)
-        if getattr(model, "equivariance", "none") == "none":
+        if not averages(model):
             logits.append(found)
         return {
             "distances": attention.mean_distance(attn).mean(dim=0),

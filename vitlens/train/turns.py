@@ -19,11 +19,16 @@ def turned(images: Tensor, group: str, number: int) -> Tensor:
     return images.flip(-1) if number % 2 else images
 
 
+def averages(model: nn.Module) -> str:
+    """The group of copies that a model averages over; "" for one that sees each picture once."""
+    return getattr(model, "equivariance", "none").replace("none", "")
+
+
 @contextlib.contextmanager
 def one_copy(model: nn.Module) -> Iterator[None]:
     """Let a model that averages over copies see each picture once, as it is, in this block."""
-    group = getattr(model, "equivariance", "none")
-    if group == "none":
+    group = averages(model)
+    if not group:
         yield
         return
     model.equivariance = "none"

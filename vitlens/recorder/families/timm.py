@@ -102,7 +102,8 @@ class Timm(Family):
             raise refuse(
                 model,
                 f"it averages over copies of each picture (equivariance={group}), so no single map is what its head "
-                'reads; set model.equivariance = "none" to look at what it makes of one copy',
+                'reads; set model.equivariance = "none" to look at what it makes of one copy, as `vitlens inspect` '
+                "and `vitlens explain` do",
             )
         for index, block in enumerate(model.blocks):
             found = []
