@@ -92,8 +92,8 @@ CHOICES = (
            "Logits are divided by a learned temperature of the head, and no token attends to itself.",
            "Lee et al. 2021 (LSA)", own=True),
     Choice("attention", "axial", "axial attention",
-           "Every layer becomes two, with an MLP each: patches attend along their row, then along their column. The map "
-           "of the second times that of the first is one over the image.",
+           "Every layer becomes two, with an MLP each: patches attend along their row, then along their column. The "
+           "second's map times the first's is a map over the image.",
            f"{PAPER}, D.6 and Fig. 13; Ho et al. 2019", own=True),
     Choice("equivariance", "none", "one copy", "A picture is seen as it is.", f"{PAPER}, section 3.1"),
     Choice("equivariance", "flips", "averaged over flips",
