@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitlens import attention, capture
-from vitlens.attribution import attention_gradient, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.attribution import attention_gradient, balanced_gradients, grad_cam, gradient_rollout, legrad, relevance
+from vitlens.stream import contributions, direct_map
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam)
 SIZE, TARGET = (64, 96), [3, 7]
@@ -266,7 +267,7 @@ def test_blocks_of_rows_and_images_make_no_difference(vit, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_tiny_patch16_224"])
-@pytest.mark.parametrize("method", GRADIENT)
+@pytest.mark.parametrize("method", [*GRADIENT, direct_map, balanced_gradients, contributions])
 def test_memory_stays_flat(vit, monkeypatch, method, name):
     """Nothing as large as a map is made at 1,024 tokens, but by BEiT its biases: read from their table, and copied."""
 

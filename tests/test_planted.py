@@ -14,7 +14,7 @@ from vitlens.train import accuracy
 from vitlens.train.planted import RECIPE
 
 WEIGHTS = Path(__file__).parent.parent / "data" / "checkpoints" / "planted"
-GOOD = ("integrated_gradients",)
+GOOD = ("integrated_gradients", "direct", "balanced_gradients")
 FAIR = ("relevance", "gradient_rollout", "feature_ablation")
 
 
