@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -228,10 +229,28 @@ COUNTS = {
 }  # fmt: skip
 
 
+TABLE = {"learned-1d": {"pos_embed": (1, 17, 24)}, "learned-2d": {"row_pos_embed": (4, 12), "col_pos_embed": (4, 12)}}
+"""Shapes of one table."""
+
+
+def shapes_of(kind: str, at: str) -> dict[str, tuple[int, ...]]:
+    """Of the parameters for positions, by name."""
+    each = {"relative-1d": ("offset_pos_embed", (2 * 16 - 1, 12)),
+            "relative-2d": ("rel_pos.relative_position_bias_table", (7 * 7, 2))}.get(kind)  # fmt: skip
+    if each:
+        return {f"blocks.{i}.attn.{each[0]}": each[1] for i in range(3)}
+    stem = "positions." if kind == "learned-2d" else ""
+    places = [stem, *(f"blocks.{i}.positions." for i in (1, 2) if at == "every-layer")]
+    return {place + name: shape for place in places for name, shape in TABLE.get(kind, {}).items()}
+
+
 @pytest.mark.parametrize("kind, at", COUNTS)
 def test_parameters_are_counted_by_formula(kind, at):
-    bag = size(replace(BASE, positions="none"))
-    assert size(replace(BASE, positions=kind, positions_at=at)) - bag == COUNTS[kind, at]
+    bag, placed = replace(BASE, positions="none"), replace(BASE, positions=kind, positions_at=at)
+    assert size(placed) - size(bag) == COUNTS[kind, at]
+    others = {name for name, _ in bag.build().named_parameters()}
+    found = {name: tuple(p.shape) for name, p in placed.build().named_parameters() if name not in others}
+    assert found == shapes_of(kind, at)
 
 
 def size(r):
@@ -381,29 +400,34 @@ def test_trained_and_resumed_to_the_bit(variant, data, tmp_path):
     assert all(torch.equal(t, rest.state_dict()[name]) for name, t in whole.state_dict().items())
 
 
-def test_killed_and_resumed_to_the_bit(data, tmp_path):
-    """By SIGKILL, which no process hears, with batch normalization and a copy for each mirror image."""
+KILLED = [{"positions": p} for p in SETTINGS["positions"] if "learned" not in p]
+KILLED += [{"positions": "learned-2d", "positions_at": at} for at in ("every-layer", "every-layer-shared")]
+KILLED += [{"tokenizer": "shifted-patches"}, {"attention": "axial", "readout": "mean"}, {"readout": "attention-pool"}]
+KILLED += [{"equivariance": "rotations"}]
+KILLED += [{
+    "positions": "learned-2d", "readout": "mean", "registers": 4, "tokenizer": "conv-stem", "attention": "locality",
+    "equivariance": "flips",
+}]  # fmt: skip
+
+
+def killed_run(r, data, out) -> None:
+    torch.set_num_threads(1)
+    for step in fit(r.build(), data, r, device="cpu", out=out):
+        if step.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("variant", KILLED, ids=lambda v: "+".join(map(str, v.values())))
+def test_killed_and_resumed_to_the_bit(variant, data, tmp_path, forked):
+    """By SIGKILL, which no process hears, also with batch normalization and with copies of each picture."""
     r = replace(
-        recipe("digits").tiny(), batch_size=16, width=24, heads=2, precision="fp32", save_every=0.0,
-        positions="learned-2d", readout="mean", registers=4, tokenizer="conv-stem", attention="locality",
-        equivariance="flips",
+        recipe("digits").tiny(), batch_size=16, width=24, heads=2, precision="fp32", save_every=0.0, **variant
     )  # fmt: skip
-    (tmp_path / "recipe.json").write_text(r.to_json())
-    code = (
-        "import os, signal, sys\n"
-        "import torch\n"
-        "from vitlens.data import load\n"
-        "from vitlens.train import fit, read_recipe\n"
-        "torch.set_num_threads(1)\n"
-        "data = tuple(load('digits', split).subset(64) for split in ('train', 'valid'))\n"
-        f"r = read_recipe({str(tmp_path / 'recipe.json')!r})\n"
-        f"for step in fit(r.build(), data, r, device='cpu', out={str(tmp_path / 'run')!r}):\n"
-        "    if step.step == 5:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    child = forked(killed_run, r, data, tmp_path)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     whole, rest = r.build(), r.build()
-    steps = [step.step for step in fit(rest, data, r, device="cpu", out=tmp_path / "run", resume=True)]
+    steps = [step.step for step in fit(rest, data, r, device="cpu", out=tmp_path, resume=True)]
     assert len(list(fit(whole, data, r, device="cpu"))) == 8 and steps[-1] == 8 and 4 <= steps[0] <= 6
     assert all(torch.equal(t, rest.state_dict()[name]) for name, t in whole.state_dict().items())
 
