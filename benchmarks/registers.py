@@ -5,9 +5,12 @@
 `vitlens.tokens.register_neurons` names --neurons neurons of the specimen on --finding validation images, and
 `with_register` moves what they give to a new token. On --images others: accuracy, and its change from the model itself
 in points, with a paired 95 % interval; how often the answer stays. By layer, the mean over images of the largest ratio
-of a patch's norm to the median, and of the share of patches above --times the median, in per cent, both with the half
-width of a 95 % interval (Student's t); and the register's norm over that median. Controls: a register that nothing is
-moved to, and one that takes over as many random neurons of the same layers.
+of a patch's norm to the median, of the share of patches above --times the median, in per cent, and of how rough the map
+of norms is (`vitlens.tokens.roughness`); in the last layer, how rough the map of the attention is that patches receive.
+All with the half width of a 95 % interval (Student's t), and for roughness the change from the model itself, paired by
+image. Then the register's norm over the median. Controls, on the first --controls images: a register that nothing is
+moved to, and one that takes over as many random neurons of the same layers. Their changes are from the model on the
+same images.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import torch
 from results import rounded, sentence, write
 from tqdm import tqdm
 
-from vitlens import load_model, tokens
+from vitlens import capture, load_model, tokens
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.passage import Pictures, generator
 from vitlens.evaluate.scores import paired
@@ -25,10 +28,31 @@ from vitlens.evaluate.scores import paired
 MODEL, BATCH = "data/checkpoints/vit_tiny_patch16_224", 10
 
 
+def looked_at(model, images, labels, times: float) -> dict[str, torch.Tensor]:
+    """(B,) the answer and whether it is right, and (B, L) of each quantity."""
+    with torch.inference_mode(), capture(model) as attn:
+        layers, logits = tokens.features(model, images)
+        received = attn[-1].weights().mean((1, 2)).double()
+    lengths = torch.stack([tokens.norms(layer) for layer in layers], 1).double()
+    prefix, patches = attn.grid.prefix, lengths[..., attn.grid.prefix :]
+    median, last = patches.median(-1).values, torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
+    last[:, -1] = tokens.roughness(attn.grid.image_map(received))
+    return {
+        "answer": logits.argmax(1),
+        "right": logits.argmax(1) == labels,
+        "largest_ratio": patches.amax(-1) / median,
+        "above": 100 * tokens.outliers(patches, times).double().mean(-1),
+        "rough_norms": tokens.roughness(attn.grid.image_map(lengths)),
+        "rough_received": last,
+        "register_ratio": lengths[..., prefix - 1] / median,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="a data set with validation images")
-    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=9900)
+    parser.add_argument("--controls", type=int, default=3000, help="images of them that the controls see")
     parser.add_argument("--finding", type=int, default=100, help="other images that the neurons are found on")
     parser.add_argument("--neurons", type=int, default=5)
     parser.add_argument("--times", type=float, default=2.0, help="times the median norm that make an outlier")
@@ -54,32 +78,34 @@ def main() -> None:
     }
     named = {"register": neurons, "register, random neurons": chance}
     found = {name: [] for name in variants}
+    seen = 0
     for _, (images, labels) in tqdm(pictures.read(range(len(pictures.batches))), unit="batch", disable=None):
         for name, each in variants.items():
-            with torch.inference_mode():
-                layers, logits = tokens.features(each, images)
-            lengths = torch.stack([tokens.norms(layer) for layer in layers], 1).double()
-            prefix, answer = each.num_prefix_tokens, logits.argmax(1)
-            median = lengths[..., prefix:].median(-1).values
-            above = 100 * tokens.outliers(lengths[..., prefix:], options.times).double().mean(-1)
-            largest, register = lengths[..., prefix:].amax(-1) / median, lengths[..., prefix - 1] / median
-            found[name].append((answer, answer == labels, largest, above, register))
-    found = {name: [torch.cat(part) for part in zip(*each, strict=True)] for name, each in found.items()}
-    own, correct, *_ = found["the model"]
+            if name in ("the model", "register") or seen < options.controls:
+                found[name].append(looked_at(each, images, labels, options.times))
+        seen += len(images)
+    found = {name: {k: torch.cat([part[k] for part in each]) for k in each[0]} for name, each in found.items()}
     rows = []
-    for name, (answer, right, largest, above, register) in found.items():
-        lost, gained = int((correct & ~right).sum()), int((~correct & right).sum())
-        scores = {"accuracy": proportion(int(right.sum()), len(right)), "change": paired(lost, gained, len(right))}
-        row = {"variant": name, "images": len(right)}
-        row["neurons"] = " ".join(f"{layer}.{n}" for layer, each in named.get(name, {}).items() for n in each)
+    for name, each in found.items():
+        count = len(each["right"])
+        own = {k: values[:count] for k, values in found["the model"].items()}
+        lost, gained = (int((a["right"] & ~b["right"]).sum()) for a, b in ((own, each), (each, own)))
+        scores = {"accuracy": proportion(int(each["right"].sum()), count), "change": paired(lost, gained, count)}
+        row = {"variant": name, "images": count}
+        row["neurons"] = " ".join(f"{layer}.{n}" for layer, many in named.get(name, {}).items() for n in many)
         for score, values in scores.items():
             row |= dict(zip((score, f"{score}_low", f"{score}_high"), values, strict=True))
-        row["same_answer"] = 100 * (answer == own).double().mean().item()
+        row["same_answer"] = 100 * (each["answer"] == own["answer"]).double().mean().item()
+        means = {k: each[k] for k in ("largest_ratio", "above", "rough_norms", "rough_received")}
+        means |= {f"{k}_change": each[k] - own[k] for k in ("rough_norms", "rough_received")}
         for layer in range(len(model.blocks)):
             more = {"layer": layer}
-            for quantity, values in (("largest_ratio", largest), ("above", above)):
-                more |= {quantity: values[:, layer].mean().item(), f"{quantity}_95": student(values[:, layer].numpy())}
-            more["register_ratio"] = "" if name == "the model" else register[:, layer].mean().item()
+            for quantity, values in means.items():
+                values = values[:, layer]
+                known = values.isfinite().all()
+                more[quantity] = values.mean().item() if known else ""
+                more[f"{quantity}_95"] = student(values.numpy()) if known else ""
+            more["register_ratio"] = "" if name == "the model" else each["register_ratio"][:, layer].mean().item()
             rows.append(row | more)
     command = f"python benchmarks/registers.py --data tiny-imagenet --out {options.out}"
     write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in rows], sentence(command))

@@ -6,9 +6,9 @@ A row for each model and layer, means over --images validation images, each with
 (Student's t over images): norm of the median patch and of the class token; the largest ratio of a patch's norm to that
 median; the share of patches above twice and above three times it (`vitlens.tokens.sinks`), in per cent; how many of
 those above twice lie at the border, beside the share of border patches that any grid has. Then the share of the layer's
-attention that goes to the class token, to the patch that gets most, to the patches that were above twice the median
-before the layer, and what an even share would be for as many of them. Controls: the model from scratch, and the first
-one with random weights, which sees fewer images.
+attention that goes to the class token, to all registers, to the patch that gets most, to the patches that were above
+twice the median before the layer, and what an even share would be for as many of them. Controls: the model from
+scratch, and the first one with random weights, which sees fewer images.
 """
 
 import torch
@@ -37,7 +37,8 @@ def looked_at(model, batches) -> dict[str, torch.Tensor]:
             "above_twice": 100 * twice.double().mean(-1),
             "above_three_times": 100 * seen.outliers().double().mean(-1),
             "at_border": 100 * (twice & border).sum(-1) / count,
-            "to_class": 100 * seen.prefix,
+            "to_class": 100 * seen.prefix[..., 0],
+            "to_registers": 100 * seen.prefix[..., 1:].sum(-1),
             "to_largest": 100 * seen.received.amax(-1),
             "to_above_twice": 100 * (seen.received * entering).sum(-1),
             "even_share": 100 * entering.sum(-1) / seen.grid.tokens,

@@ -12,7 +12,7 @@ from vitlens import load_model
 from vitlens.evaluate.passage import Pictures
 
 MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
-BATCH = 10
+BATCH, CONTROL = 10, 500
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:
@@ -21,7 +21,7 @@ def arguments(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--data", required=True, help="a data set with validation images")
     parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--control", type=int, default=500, help="images for the untrained model")
+    parser.add_argument("--control", type=int, default=CONTROL, help="images for the untrained model")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     return parser
 
@@ -47,5 +47,6 @@ def specimens(
 def note(script: str, options: argparse.Namespace, more: str = "") -> str:
     """The sentence above a table: the command, when, on what and with what."""
     models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
-    command = f"python benchmarks/{script} --data tiny-imagenet --images {options.images}{models} --out {options.out}"
-    return sentence(command + more)
+    control = f" --control {options.control}" if options.control != CONTROL else ""
+    command = f"python benchmarks/{script} --data tiny-imagenet --images {options.images}{control}{models}"
+    return sentence(f"{command} --out {options.out}{more}")

@@ -40,8 +40,9 @@ def pictures():
     return images
 
 
-def test_the_norms_and_what_is_received_are_those_of_the_blocks():
-    model, x = small(), torch.randn(2, 3, 64, 64)
+@pytest.mark.parametrize("registers", [0, 4])
+def test_the_norms_and_what_is_received_are_those_of_the_blocks(registers):
+    model, x = small(reg_tokens=registers), torch.randn(2, 3, 64, 64)
     found = tokens.sinks(model, x)
     seen = []
     for block in model.blocks:
@@ -50,8 +51,8 @@ def test_the_norms_and_what_is_received_are_those_of_the_blocks():
         model(x)
     assert torch.equal(found.norms, torch.stack([each.norm(dim=-1) for each in seen], 1))
     maps = torch.stack([layer.weights() for layer in attn], 1)  # (B, L, H, T, T)
-    torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1:])
-    torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., 0])
+    torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1 + registers :])
+    torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., : 1 + registers])
     assert found.grid == attn.grid and attention.received(attn).shape == (2, 4, 3, 16)
 
 
@@ -59,6 +60,22 @@ def test_an_outlier_is_several_times_the_median():
     lengths = torch.tensor([[1.0, 1, 1, 2.9, 3.1], [10, 10, 10, 10, 10]])
     assert tokens.outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
     assert tokens.outliers(lengths, 2).sum() == 2
+
+
+def test_a_map_is_rough_where_neighbors_differ():
+    rows, cols = torch.arange(10.0)[:, None], torch.arange(10.0)
+    board = (rows + cols) % 2
+    spike = torch.zeros(10, 10)
+    spike[4, 4] = 1
+    maps = torch.stack([board, rows.expand(10, 10), spike])
+    # a step of 1 beside a variance of n/(n − 1)/4; half of the steps 1, (10² − 1)/12; 4 of 180 steps, (1 − 1/n)/n
+    expected = torch.tensor([0.5 / (100 / 99 / 4), 0.25 / (99 / 12 * 100 / 99), 4 / 180 / 2 * 100])
+    torch.testing.assert_close(tokens.roughness(maps), expected)
+    torch.testing.assert_close(tokens.roughness(5 - 3 * maps), expected)
+    noise = torch.randn(400, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert abs(tokens.roughness(noise).mean() - 1) < 0.03 and tokens.roughness(torch.ones(2, 2)).isnan()
+    with pytest.raises(ValueError, match=r"maps \(…, rows, cols\) .*got \(7,\)"):
+        tokens.roughness(torch.ones(7))
 
 
 def test_the_planted_neuron_is_found_and_its_patches():
@@ -126,3 +143,8 @@ def test_wrong_use_is_said_in_a_sentence():
         tokens.with_register(small(global_pool="avg", pool_include_prefix=True), {})
     with pytest.raises(ValueError, match="count"):
         tokens.register_neurons(model, x, 0)
+    with pytest.raises(IndexError, match="4 layers.* layer 9"):
+        tokens.register_neurons(model, x, layer=9)
+    with pytest.raises(ValueError, match="whole number.*got 1.5"):
+        tokens.register_neurons(model, x, layer=1.5)
+    assert tokens.register_neurons(planted(), pictures(), 1, layer=-3) == {NEURON[0]: [NEURON[1]]}

@@ -110,9 +110,9 @@ def entropy(attn: Attention) -> Tensor:
     return _alone(attn, _Entropy())
 
 
-def received(attn: Attention) -> Tensor:
-    """(B, L, H, P) attention each patch receives, the mean over all T queries. With that of the prefix it sums to 1."""
-    return _alone(attn, _Received())
+def received(attn: Attention, prefix: bool = False) -> Tensor:
+    """(B, L, H, P) attention each patch receives, the mean over all T queries; with `prefix`, (B, L, H, T)."""
+    return _alone(attn, _Received(prefix))
 
 
 def rollout(
@@ -255,8 +255,7 @@ class _MeanDistance(Statistic):
         first, last = max(queries.start - prefix, 0), queries.stop - prefix
         if last <= first:
             return
-        among = logits if self.renormalize else weights
-        among = among[:, :, prefix + first - queries.start :, prefix:]
+        among = (logits if self.renormalize else weights)[:, :, prefix + first - queries.start :, prefix:]
         if self.renormalize:  # not by division: all that stays on patches may be too little for a number
             among = among.softmax(-1)
         distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
@@ -280,8 +279,10 @@ class _Entropy(Statistic):
 
 
 class _Received(Statistic):
-    name, title, fusable = "received", "attention each patch receives", True
-    columns = True
+    name, title, fusable, columns = "received", "attention each patch receives", True, True
+
+    def __init__(self, prefix: bool = False):
+        self.prefix = prefix
 
     def add(self, queries, logits, weights):
         self.sums.append(weights.new_ones(weights.shape[-2]) @ weights)
@@ -290,9 +291,8 @@ class _Received(Statistic):
         self.sums.append(sums.received)
 
     def end_layer(self):
-        total = sum(self.sums[1:], self.sums[0])[..., self.grid.prefix :]
-        self.layers.append(total / self.grid.tokens)
-        self.sums = []
+        total, self.sums = sum(self.sums[1:], self.sums[0]), []
+        self.layers.append(total[..., 0 if self.prefix else self.grid.prefix :] / self.grid.tokens)
 
 
 class _Rollout(Statistic):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitlens.attribution.forward import Inputs
-from vitlens.attribution.rows import layer_number
+from vitlens.recorder.arguments import layer_number
 
 
 def grad_cam(inputs: Inputs, *, layer: int = -1) -> Tensor:

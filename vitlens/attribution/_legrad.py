@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitlens.attribution.rows import blocks, layer_number
+from vitlens.attribution.rows import blocks
+from vitlens.recorder.arguments import layer_number
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitlens.attribution.rows import attention_times_gradient, layer_number, readout
+from vitlens.attribution.rows import attention_times_gradient, readout
+from vitlens.recorder.arguments import layer_number
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention
 from vitlens.recorder.running import full_precision

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.attribution.rows import layer_number
 from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.models import require_classes
+from vitlens.recorder.arguments import layer_number
 from vitlens.recorder.families import attention_modules, family, found_in, known, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid

@@ -54,13 +54,3 @@ def readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Ten
         product = attn.pool.weights() * attn.pool.weights_gradient()
         pooled[:, grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
     return read, pooled
-
-
-def layer_number(count: int, layer: int) -> int:
-    """The number, from 0, of a layer among `count`; negative ones count from the end. Raises IndexError for a layer
-    that does not exist, and ValueError for what is no whole number."""
-    if whole(layer) is None:
-        raise ValueError(f"A layer is a whole number, −1 the last, got {layer!r}.")
-    if not -count <= layer < count:
-        raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
-    return layer % count

@@ -1,4 +1,4 @@
-"""Checks of arguments: whole numbers and baselines."""
+"""Checks of arguments: whole numbers, numbers of layers, and baselines."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def require_count(**each: object) -> None:
     for name, value in each.items():
         if (number := whole(value)) is None or number < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def layer_number(count: int, layer: int) -> int:
+    """The number, from 0, of a layer among `count`; negative ones count from the end. Raises IndexError for a layer
+    that does not exist, and ValueError for what is no whole number."""
+    if whole(layer) is None:
+        raise ValueError(f"A layer is a whole number, −1 the last, got {layer!r}.")
+    if not -count <= layer < count:
+        raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
+    return layer % count
 
 
 def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ vitlens.tokens.sinks(model, images).outliers()              # (B, L, P) patches 
 from vitlens.tokens.pictures import Colored, Pairs, colored, colors, components, correspondences
 from vitlens.tokens.registers import register_neurons, with_register
 from vitlens.tokens.residual import features, norms, similarity
-from vitlens.tokens.sinks import Sinks, outliers, sinks
+from vitlens.tokens.sinks import Sinks, outliers, roughness, sinks
 
 __all__ = [
     "Colored",
@@ -21,6 +21,7 @@ __all__ = [
     "norms",
     "outliers",
     "register_neurons",
+    "roughness",
     "similarity",
     "sinks",
     "with_register",

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.arguments import require_count
+from vitlens.recorder.arguments import layer_number, require_count
 from vitlens.recorder.families import attention_modules, model_name, qualified_name, refuse, unwrap
 from vitlens.recorder.running import evaluating
 from vitlens.tokens.residual import features, norms
@@ -35,12 +35,14 @@ def register_neurons(
 
     images: (B, C, height, width), as the model wants them. count: how many neurons, over all layers. times: what an
     outlier is (`vitlens.tokens.outliers`). layer: outliers are those after it, and it is the last layer whose neurons
-    are compared; by default the first after which there are at least half as many as after any. Raises ValueError where
-    no patch is an outlier, which is how small models are, and UnsupportedModelError for other models than timm's plain
-    Vision Transformer.
+    are compared, −1 the last of all; by default the first after which there are at least half as many as after any.
+    Raises ValueError where no patch is an outlier, which is how small models are, IndexError for a layer that does not
+    exist, and UnsupportedModelError for other models than timm's plain Vision Transformer.
     """
     require_count(count=count)
     model = _plain(model)
+    if layer is not None:
+        layer = layer_number(len(model.blocks), layer)
     hidden: list[Tensor] = []
     with torch.no_grad(), evaluating(model), contextlib.ExitStack() as hooks:
         for block in model.blocks:

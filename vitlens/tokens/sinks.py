@@ -28,11 +28,13 @@ class Sinks:
     """Norms of the tokens after every layer and the attention that they receive in it.
 
     norms: (B, L, T). received: (B, L, P) the share of a layer's attention that goes to each patch, the mean over heads
-    and all queries; what is left of 1 goes to the prefix tokens. grid: of the patches.
+    and all queries. prefix: (B, L, R) the share that goes to each prefix token, the class token and registers alike;
+    all shares sum to 1. grid: of the patches.
     """
 
     norms: Tensor
     received: Tensor
+    prefix: Tensor
     grid: TokenGrid
 
     @property
@@ -44,17 +46,14 @@ class Sinks:
         """(B, L, P) bool, `vitlens.tokens.outliers` after every layer."""
         return self.ratios > times
 
-    @property
-    def prefix(self) -> Tensor:
-        """(B, L) the share of a layer's attention that goes to all prefix tokens together."""
-        return (1 - self.received.sum(-1)).clamp_min(0)
-
 
 def sinks(model: nn.Module, images: Tensor) -> Sinks:
     """The `Sinks` of images (B, C, height, width) from one forward in eval mode. Raises what `capture` raises."""
     with torch.no_grad(), evaluating(model), capture(model) as attn:
         layers, _ = features(model, images)
-    return Sinks(torch.stack([norms(layer) for layer in layers], 1), attention.received(attn).mean(2), attn.grid)
+    received = attention.received(attn, prefix=True).mean(2)
+    prefix, patches = received.split([attn.grid.prefix, attn.grid.patches], -1)
+    return Sinks(torch.stack([norms(layer) for layer in layers], 1), patches, prefix, attn.grid)
 
 
 def ratios(lengths: Tensor) -> Tensor:
@@ -69,3 +68,20 @@ def outliers(lengths: Tensor, times: float = TIMES) -> Tensor:
     lie around 50.
     """
     return ratios(lengths) > times
+
+
+def roughness(maps: Tensor) -> Tensor:
+    """(…) how little neighboring patches of maps (…, rows, cols) have in common: Geary's C (1954), the mean squared
+    difference of patches that share a side, over that of any two patches.
+
+    Near 0 for a smooth map, 1 on average where neighbors are as unlike as any two, almost 2 for a checkerboard;
+    NaN for a constant map. Single outliers on even ground count as rough, too; by a mean *absolute* difference over the
+    standard deviation they would be the smoothest of all. Raises ValueError for maps of fewer than two patches.
+    """
+    if maps.dim() < 2 or maps.shape[-2] * maps.shape[-1] < 2:
+        raise ValueError(
+            f"Expected maps (…, rows, cols) of two patches at least, got {tuple(maps.shape)}. `grid.image_map` makes "
+            "maps of the patches of a sequence."
+        )
+    steps = torch.cat([maps.diff(dim=-1).flatten(-2), maps.diff(dim=-2).flatten(-2)], -1)
+    return steps.square().mean(-1) / (2 * maps.flatten(-2).var(-1))
