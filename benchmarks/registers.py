@@ -107,7 +107,8 @@ def main() -> None:
                 more[f"{quantity}_95"] = student(values.numpy()) if known else ""
             more["register_ratio"] = "" if name == "the model" else each["register_ratio"][:, layer].mean().item()
             rows.append(row | more)
-    command = f"python benchmarks/registers.py --data tiny-imagenet --out {options.out}"
+    sizes = f"--data {Path(options.data).name} --images {options.images} --controls {options.controls}"
+    command = f"python benchmarks/registers.py {sizes} --out {options.out}"
     write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in rows], sentence(command))
     for row in rows:
         print(*row.values())

@@ -48,5 +48,6 @@ def note(script: str, options: argparse.Namespace, more: str = "") -> str:
     """The sentence above a table: the command, when, on what and with what."""
     models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
     control = f" --control {options.control}" if options.control != CONTROL else ""
-    command = f"python benchmarks/{script} --data tiny-imagenet --images {options.images}{control}{models}"
+    data = Path(options.data).name
+    command = f"python benchmarks/{script} --data {data} --images {options.images}{control}{models}"
     return sentence(f"{command} --out {options.out}{more}")
