@@ -11,6 +11,7 @@ from statistics import median
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -22,6 +23,7 @@ from timm.models import save_for_hf
 
 from vitlens import load_model, positions
 from vitlens.images import samples
+from vitlens.paper import studies
 from vitlens.plot import position_similarity
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -285,3 +287,66 @@ def test_figures_are_kept_and_photographs_too_as_far_as_anyone_sees():
     assert kind == "image/jpeg" and 2 * len(small) < len(encoded(sky)) and np.abs(one - other).mean() < 2.5
     one, other = (uniform_filter(each, (15, 15, 0)) for each in (one, other))
     assert np.abs(one - other).mean() < 0.5, "bands or a shade of color"
+
+
+RESULTS = FOLDER.parent / "data" / "results"
+
+
+def told(number: str) -> tuple[str, str]:
+    """The prose of a notebook, and its tables as text."""
+    (path,) = FOLDER.glob(f"{number}_*.ipynb")
+    tables = [output.get("data", {}).get("text/plain", "") for output in outputs(path)]
+    return "\n".join(sources(path, "markdown")), "\n".join(tables)
+
+
+def test_notebook_14_says_what_the_committed_tables_say():
+    prose, shown = told("14")
+    tables = {epochs: studies.read_table(RESULTS / f"masked-{name}.csv")
+              for epochs, name in (("10 epochs", "cpu-short"), ("40 epochs", "cpu"))}  # fmt: skip
+    runs = pd.concat({epochs: pd.DataFrame(rows) for epochs, rows in tables.items()}, names=["tuned for"])
+    means = runs.groupby(["tuned for", "model"], sort=False)[["unlabeled", "images", "probe", "top1"]].mean()
+    ahead = {(model, epochs): found for epochs, rows in tables.items()
+             for model, *found in studies.against(rows, "random weights")}  # fmt: skip
+    gains = pd.DataFrame({f"{model}, {epochs}": found for (model, epochs), found in ahead.items()},
+                         ["points ahead", "low", "high", "seeds it would take"]).T.rename_axis("")  # fmt: skip
+    gains["seeds it would take"] = gains["seeds it would take"].astype(int)
+    with pd.option_context("display.width", 80, "display.max_columns", 20):
+        assert str(means.round(1)) in shown and str(gains.round(1)) in shown
+    quick, old, new = (f"masked {name} steps" for name in ("patches, 1,000", "patches, 8,000", "autoencoder, 8,000"))
+    assert 4.5 < ahead[quick, "10 epochs"][0] < 5 and ahead[quick, "10 epochs"][1] > 0, "nearly five points"
+    assert round(ahead[new.replace("8", "1"), "10 epochs"][0]) == 3 and ahead[new.replace("8", "1"), "10 epochs"][1] > 0
+    for name in (quick, old, new.replace("8", "1")):
+        assert ahead[name, "40 epochs"][1] < 0 < ahead[name, "40 epochs"][2], "gone, or no gain"
+    assert f"ends {ahead[new, '40 epochs'][0]:.1f} points ahead" in prose and ahead[new, "40 epochs"][1] > 0
+    assert round(ahead[old, "40 epochs"][0], 1) == 0.5 and 45 < ahead[old, "40 epochs"][3] < 60, "some fifty seeds"
+    probes = means["probe"] / means.loc["10 epochs", "random weights"]["probe"]
+    assert all(1.9 < probes[epochs, model] < 2.5 for model, epochs in ahead), "twice as much"
+    seen, _ = studies.read_insides(RESULTS / "masked-cpu.npz")
+    names = {"random weights, before tuning": (0.43, 0.46), f"{old}, before tuning": (0.78, 0.83),
+             f"{new}, before tuning": (0.86, 0.9), "random weights": (0.5, 0.6)}  # fmt: skip
+    for name, (low, high) in names.items():
+        squares = seen[name]["filters"][:, :8].astype(float) ** 2
+        inner = squares[:, :, 1:-1, 1:-1].sum((2, 3, 4)) / squares.sum((2, 3, 4))
+        assert ((1 - inner).mean(1) > low).all() and ((1 - inner).mean(1) < high).all(), "in every seed"
+        assert f"{100 * (1 - inner).mean():.1f}" in shown
+    near = seen[f"{old}, before tuning"]["distances"].astype(float).mean((0, 2))
+    assert near.argmin() == 2 and f"those of layer 2 to {near[2]:.1f}\npixels" in prose
+    assert f"at least {100 * (1 - near[2] / 8):.0f} %" in prose
+
+
+def test_notebooks_11_and_15_say_what_the_committed_tables_say():
+    prose, _ = told("11")
+    table = pd.read_csv(RESULTS / "explanations.csv").set_index("method")
+    for method in ("direct", "gradient_rollout"):
+        assert "{difference:.3f} ± {difference_95:.3f}".format(**table.loc[method]) in prose
+    prose, _ = told("15")
+    heads = pd.read_csv(RESULTS / "heads.csv", comment="#")
+    best = heads.loc[heads.groupby(["layer", "way"])["kl"].idxmax()].set_index(["way", "layer"])
+    for way, early in (("zero", range(1, 5)), ("mean", range(1, 5)), ("resample", range(5))):
+        kl = best["kl"][way]
+        assert kl[list(early)].min() > kl.drop(list(early)).max(), f"{way} is highest in layers {early}"
+    kl, low, high = (best[name].unstack("way") for name in ("kl", "kl_low", "kl_high"))
+    assert kl.index[kl["resample"] < kl["zero"]].tolist() == [3]
+    assert low.index[low["resample"] < high["zero"]].tolist() == [3, 4], "of zero and resampling overlap"
+    milder = low.index[high["mean"] < low["zero"]].tolist()
+    assert f"in layers {', '.join(map(str, milder[:-1]))} and {milder[-1]};" in prose
