@@ -11,6 +11,7 @@ import timm
 import torch
 
 from vitlens import widgets
+from vitlens.train import hardware
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +28,7 @@ def results(monkeypatch):
 def test_a_table_says_how_it_was_measured(results, tmp_path):
     how = results.about("python benchmarks/some.py")
     assert how == {
-        "device": f"{torch.get_num_threads()} CPU threads", "python": sys.version.split()[0],
+        "device": hardware("cpu"), "python": sys.version.split()[0],
         "torch": str(torch.__version__), "timm": timm.__version__, "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/some.py",
     }  # fmt: skip

@@ -17,7 +17,7 @@ from test_studies import KILLED, timeless
 
 from vitlens import plot
 from vitlens.data import load
-from vitlens.evaluate import features, linear_probe
+from vitlens.evaluate import change_under, features, linear_probe
 from vitlens.evaluate.compute import flops
 from vitlens.paper import studies
 from vitlens.paper.studies import (
@@ -202,6 +202,23 @@ def test_a_training_that_fails_in_another_process_is_told(tmp_path):
     recipe = replace(TINY.recipe, lr=1e29, muon_lr=1e29, clip=0.0)
     with pytest.raises(FloatingPointError):
         run_study(replace(TINY, networks=TINY.networks[:1], recipe=recipe), "digits", tmp_path, processes=2)
+
+
+def test_what_turns_change_is_recorded_before_and_after(tmp_path):
+    turning = replace(study("equivariance-cpu").tiny(), seeds=(0,), sizes=(40,))
+    turning = replace(turning, recipe=replace(turning.recipe, image_size=8, patch_size=2))
+    records = run_study(turning, "digits", tmp_path, device="cpu")
+    valid = studies.running._chosen(load("digits", "valid", size=8), turning, "digits")
+    images = snapshots.probe(valid, turning.recipe, studies.trial.PROBED)
+    for record, cell in zip(records, turning.cells(), strict=True):
+        model = trained(tmp_path / "cells" / f"{cell.name}.safetensors")  # kept in half precision
+        for group in ("flips", "rotations"):
+            found = change_under(group, model, images)
+            for name in ("logits", "classes", "maps"):
+                told = [record[f"{group}_{name}_{when}"] for when in ("before", "after")]
+                assert told[0] == pytest.approx(getattr(found["before"], name), abs=0.02)
+                assert told[1] == pytest.approx(getattr(found["after"], name), abs=0.02) and told[1] < 1e-3
+            assert record[f"{group}_logits_before"] > 0.01 and record[f"{group}_maps_before"] > 1e-3
 
 
 def test_what_is_inside_is_kept_of_every_variant(whole, tmp_path):

@@ -184,7 +184,7 @@ def test_the_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], abs=1e-5)
     assert two[-1]["metrics"] == pytest.approx(one[-1]["metrics"], abs=1)
     account = json.loads((tmp_path / "two/training.json").read_text())
-    assert account["finished"] and account["hardware"] == "2 CPU threads"
+    assert account["finished"] and account["hardware"].startswith("2 CPU threads")
     a, b = (safetensors.torch.load_file(tmp_path / f"{name}/model/model.safetensors") for name in ("one", "two"))
     assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from vitlens.data import ImageSet, load
 from vitlens.data.files import locked
-from vitlens.train import Recipe, Step, World, accuracy, recipe, runs, timing
+from vitlens.train import Recipe, Step, World, account, accuracy, hardware, recipe, runs, timing
 from vitlens.train.account import command_of, finish, seconds_before
 from vitlens.train.sources import Source
 from vitlens.train.watching import Board, Progress
@@ -37,6 +37,17 @@ def same_file(tmp_path, name: str) -> bool:
     """Whether the runs a and b have left the same bytes."""
     a, b = ((tmp_path / run / name).read_bytes() for run in "ab")
     return a == b
+
+
+def test_a_processor_is_named_where_its_name_is_known(tmp_path, monkeypatch):
+    threads = f"{2 * torch.get_num_threads()} CPU threads"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n\nmodel name\t: AMD EPYC\n")
+    for content, said in (("cpuinfo", f"{threads}, AMD EPYC"), ("nothing", threads)):
+        monkeypatch.setattr(account, "Path", lambda _, name=content: tmp_path / name)
+        monkeypatch.setattr(account.platform, "processor", lambda: "")
+        assert hardware("cpu", 2) == said
+    monkeypatch.setattr(account.platform, "processor", lambda: "arm")
+    assert hardware("cpu", 2) == f"{threads}, arm"
 
 
 def test_a_run_from_the_top(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import operator
+import platform
 import shlex
 import sys
 from contextlib import suppress
@@ -100,10 +101,19 @@ def seconds_before(out: Path) -> float:
 
 
 def hardware(device: torch.device | str, processes: int = 1) -> str:
-    """The devices of all processes together: "1 × NVIDIA H200", or the number of CPU threads."""
+    """The devices of all processes together: "1 × NVIDIA H200" or "2 CPU threads, AMD EPYC"."""
     if torch.device(device).type == "cuda":
         return f"{processes} × {torch.cuda.get_device_name(device)}"
-    return f"{processes * torch.get_num_threads()} CPU threads"
+    return ", ".join(filter(None, (f"{processes * torch.get_num_threads()} CPU threads", processor())))
+
+
+def processor() -> str:
+    """The name of the processor as the system gives it, such as "AMD EPYC"; "" if it gives none."""
+    with suppress(OSError):  # what Python's `platform` does not read on Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def versions() -> dict[str, str]:

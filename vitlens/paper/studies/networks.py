@@ -20,6 +20,12 @@ from vitlens.data.files import write
 from vitlens.train.hub_layout import stored
 from vitlens.train.recipes import FROM_MODEL, Recipe, recipe
 
+SIZES_AND_CHOICES = (
+    *(name for name in FROM_MODEL if name not in ("mean", "std")), "head", "head_bias", "init", "continues",
+    "model_kwargs", "dropout", "drop_path", "objective", "masked", "decoder_depth",
+)  # fmt: skip
+"""Settings of a recipe that a `Network` is not built by; in a `Variant`, any may change."""
+
 
 @dataclass(frozen=True)
 class _Model:
@@ -40,7 +46,10 @@ class _Model:
 
 @dataclass(frozen=True)
 class Network(_Model):
-    """A model by its sizes: a transformer, a ResNet, or both, which is a hybrid (paper, section 3.1)."""
+    """A model by its sizes: a transformer, a ResNet, or both, which is a hybrid (paper, section 3.1).
+
+    `settings` change how it is trained, such as "optimizer=sgd"; raises ValueError for those of the model.
+    """
 
     patch: int = 0
     """Side of a patch in pixels; those of a hybrid are one feature each."""
@@ -52,6 +61,14 @@ class Network(_Model):
     """Bottlenecks in each stage of the ResNet; all stages but the first halve height and width."""
     channels: int = 0
     """Output channels of the first stage; each next one doubles them."""
+
+    def __post_init__(self):
+        names = [setting.partition("=")[0].strip() for setting in self.settings]
+        told = [name for name in names if name in SIZES_AND_CHOICES or name.startswith("model.")]
+        if told:
+            raise ValueError(
+                f"{self.name} is a Network, which has sizes only and would ignore {told[0]}. Use a Variant for it."
+            )
 
     @property
     def kind(self) -> str:
