@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
 FIGURES = ("image/png", "image/jpeg")
+UNSEEN = 12  # of 255 levels of a color; around letters, a JPEG is off by several times as much
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
@@ -88,13 +89,15 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def compact(png: bytes) -> tuple[str, Image.Image, bytes]:
     """A figure, in even numbers of pixels, in a small file: its kind, the picture and the file.
 
-    Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
-    a fifth smaller, as with photographs. Dithering would put dots into maps that no model made.
+    Every pixel is kept, in a palette of 256 colors if these are all, or no farther than UNSEEN from the others; except
+    where a JPEG whose losses nobody sees is a fifth smaller, as with photographs. Dithering would put dots into maps
+    that no model made.
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")
-    few = picture.quantize(256)
-    exact = encoded(picture if ImageChops.difference(picture, few.convert("RGB")).getbbox() else few)
+    few = picture.quantize(256, None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE)
+    off = max(most for _, most in ImageChops.difference(picture, few.convert("RGB")).getextrema())
+    exact = encoded(picture if off > UNSEEN else few)
     picture.save(file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
     small = 5 * len(file.getvalue()) < 4 * len(exact)
     return ("image/jpeg", picture, file.getvalue()) if small else ("image/png", picture, exact)
