@@ -21,9 +21,10 @@ from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401  (the first import anywhere builds a cache, and says so on stderr)
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from PIL import Image, ImageChops, ImageOps
+from PIL import Image, ImageOps
 
 from vitlens import load_model
 from vitlens.images import samples
@@ -34,7 +35,7 @@ FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CONSTANTS = 3  # the cell that begins with MODEL, where a notebook is about one
 FIGURES = ("image/png", "image/jpeg")
-UNSEEN = 12  # of 255 levels of a color; around letters, a JPEG is off by several times as much
+UNSEEN, EDGES = 12, 0.25  # of 255 levels of a color, as a JPEG is off by several times around letters; of the pixels
 
 
 def notebooks(chosen: list[str]) -> list[Path]:
@@ -89,15 +90,15 @@ def normalized(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def compact(png: bytes) -> tuple[str, Image.Image, bytes]:
     """A figure, in even numbers of pixels, in a small file: its kind, the picture and the file.
 
-    Every pixel is kept, in a palette of 256 colors if these are all, or no farther than UNSEEN from the others; except
-    where a JPEG whose losses nobody sees is a fifth smaller, as with photographs. Dithering would put dots into maps
-    that no model made.
+    Every pixel is kept, in a palette if it has no more than 256 colors, except where a JPEG whose losses nobody sees is
+    a fifth smaller, as with photographs. In a chart, whose other colors are edges of letters and shades of bands, up to
+    EDGES of the pixels may be UNSEEN off in a palette. Dithering would put dots into maps that no model made.
     """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     picture = ImageOps.expand(picture, (0, 0, picture.width % 2, picture.height % 2), "white")
     few = picture.quantize(256, None if picture.getcolors(256) else Image.Quantize.MAXCOVERAGE)
-    off = max(most for _, most in ImageChops.difference(picture, few.convert("RGB")).getextrema())
-    exact = encoded(picture if off > UNSEEN else few)
+    off = np.abs(np.asarray(picture, int) - np.asarray(few.convert("RGB"), int)).max(2)
+    exact = encoded(few if off.max() <= UNSEEN and (off > 0).mean() <= EDGES else picture)
     picture.save(file := io.BytesIO(), "JPEG", quality=78, subsampling=0, optimize=True, progressive=True)
     small = 5 * len(file.getvalue()) < 4 * len(exact)
     return ("image/jpeg", picture, file.getvalue()) if small else ("image/png", picture, exact)
