@@ -105,25 +105,6 @@ def test_a_killed_table_is_continued_to_the_same_bytes(tmp_path, monkeypatch, fu
     pd.testing.assert_frame_equal(again, whole)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_finished_curve_is_continued_with_more_random_orders(tmp_path, monkeypatch, killed):
-    model, data, paths = small(), labeled(14), {name: tmp_path / f"{name}.csv" for name in ("whole", "longer")}
-    call = lambda out, n: ablation.pruning(model, data, choose=6, orders=n, step=2, batch=3, out=out, **QUIET)  # noqa: E731
-    call(paths["whole"], 3)
-    call(paths["longer"], 1)
-    if killed:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            stopped_after(patch, 12)
-            call(paths["longer"], 3)
-    with monkeypatch.context() as patch:
-        count = stopped_after(patch, 10**6)
-        call(paths["longer"], 3)
-    assert count[0] == 1 + 2 * 4 * (1 if killed else 2), "0, 2, 4 and 6 heads of two orders, in the batches left of two"
-    assert paths["longer"].read_bytes() == paths["whole"].read_bytes()
-    with pytest.raises(ValueError, match="cannot be continued"):
-        call(paths["longer"], 2)
-
-
 def test_a_table_of_something_else_is_not_continued(tmp_path):
     model, data = small(), labeled()
     ablation.effects(model, data, ways=["zero"], out=tmp_path / "heads.csv", **QUIET)

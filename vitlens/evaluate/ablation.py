@@ -110,8 +110,7 @@ def pruning(
 
     Greedy: the head is removed next whose loss moves the probabilities least from those of the whole model (mean KL
     over `choose` images, with what is already removed). These images, over which "mean" is taken too, are not among
-    those that accuracy is measured on. way: "mean" or "zero". orders: how many random ones; a CSV that is finished is
-    continued with more of them. Others as in `effects`.
+    those that accuracy is measured on. way: "mean" or "zero". orders: how many random ones. Others as in `effects`.
 
     Columns: order, "greedy" or "random 0" …; removed, the number of heads; layer and head, which one was the last;
     images; accuracy in percent with Wilson's 95 % interval, low and high.
@@ -134,9 +133,7 @@ def pruning(
     left = len(heads) - len(greedy)
     whole = len(pictures.batches)
     counted = {*range(0, len(heads), step), len(heads)}
-    seen = {row["order"]: row["images"] for row in table.rows if row["removed"] == 0}
-    behind = {name for name, images in seen.items() if images == min(seen.values())}
-    work = sum(range(left, 0, -step)) * len(pictures.first) + (whole - table.done) * len(behind) * (len(counted) - 1)
+    work = sum(range(left, 0, -step)) * len(pictures.first) + (whole - table.done) * (orders + 1) * (len(counted) - 1)
     with pictures.running(work, "pruning"):
         firsts = range(-len(pictures.first), 0)
         if way == "mean" and (left or table.done < whole):
@@ -159,7 +156,7 @@ def pruning(
             table.save(0, whole)
         for number, (shown, labels) in pictures.read(range(table.done, whole)):
             passage = Passage(pictures, shown)
-            for row in (row for row in table.rows if row["removed"] in counted and row["order"] in behind):
+            for row in (row for row in table.rows if row["removed"] in counted):
                 order = greedy if row["order"] == "greedy" else drawn[row["order"]]
                 found = passage.again({place: values[place] for place in order[: row["removed"]]})
                 _count(row, int((found.argmax(1) == labels).sum()), len(labels))
@@ -243,17 +240,14 @@ class _Table:
         if self.out is None or not self.out.exists():
             return
         line, *rest = self.out.read_text(encoding="utf-8").splitlines()
-        known = re.search(r"; (\d+) of (\d+) batches$", line)
-        self.rows = [{k: _parsed(v) for k, v in row.items()} for row in csv.DictReader(rest)]
-        there, asked = ({row.get("order") for row in each} for each in (self.rows, rows))
-        same = f"; {_any_orders(about)}; " in _any_orders(line) and there <= asked
-        if known is None or not same or (there < asked and known[1] != known[2]):
+        known = re.search(r"; (\d+) of \d+ batches$", line)
+        if known is None or f"; {about}; " not in line:
             raise ValueError(
                 f"{self.out} is of another model, other images or other settings, so it cannot be continued. Give "
                 "another file, or delete it."
             )
-        self.done = int(known[1]) if there == asked else 0
-        self.rows += [row for row in rows if row.get("order") not in there]
+        self.done = int(known[1])
+        self.rows = [{k: _parsed(v) for k, v in row.items()} for row in csv.DictReader(rest)]
 
     def save(self, done: int, whole: int) -> None:
         self.done = done
@@ -269,10 +263,6 @@ class _Table:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
-
-
-def _any_orders(text: str) -> str:
-    return re.sub(r"\d+ orders", "orders", text)
 
 
 def _parsed(text: str) -> int | float | str:
