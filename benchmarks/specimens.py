@@ -34,7 +34,8 @@ def specimens(
     After the first model the same one with random weights, which sees --control images and no others.
     """
     for name in options.models:
-        model, title = load_model(name), Path(name).name
+        model, path = load_model(name), Path(name)
+        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
         drawn = options.images + others
         pictures = Pictures(model, options.data, drawn, 0, BATCH, False, {"workers": 1}, first=others)
         batches = [batch for _, batch in pictures.read(range(len(pictures.batches)))]
