@@ -7,7 +7,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,10 @@ from vitlens.paper.studies import (
     against,
     estimate,
     insides,
+    lead,
     rates,
     read_insides,
+    read_table,
     run_study,
     scales,
     seeds_needed,
@@ -377,3 +381,39 @@ def test_baselines_and_settings_are_checked():
         replace(TINY, networks=(Variant("deep", ("depht=3",)),), baseline="")
     with pytest.raises(ValueError, match="class token"):
         replace(TINY, networks=(Variant("crossed", ("attention=axial",)),), baseline="")
+
+
+RESULTS = Path(__file__).parent.parent / "data" / "results"
+
+
+def test_notebook_13_says_what_the_committed_tables_say():
+    (path,) = RESULTS.parents[1].glob("notebooks/13_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    outputs = [output.get("data", {}).get("text/plain", "") for cell in cells for output in cell.get("outputs", [])]
+    positions, readout, scaling, bias = (
+        read_table(RESULTS / f"{name}-cpu.csv") for name in ("positions", "readout", "scaling", "bias")
+    )
+    known = set()
+    for rows, baseline in ((positions, "none"), (positions, "learned, 1-D"), (scaling, "base"), (bias, "plain")):
+        (shown,) = [text for text in outputs if f"less {baseline} (points)" in text] or [
+            text for text in outputs if "less plain" in text and "seeds needed" in text
+        ]
+        for model, *numbers, _ in against(rows, baseline):
+            (line,) = re.findall(rf"^{re.escape(model)} {{2,}}.*", shown.split("\n\n")[0], re.M)
+            assert [f"{number:.1f}" for number in numbers] == re.findall(r"-?\d+\.\d\b", line)[-3:]
+            known |= {f"{abs(number):.1f}" for number in numbers}
+    pairs = [("width, 1", "depth, 2"), ("width, 2", "depth, 2"), ("all, 1", "width, 2")]
+    sweep = [(f"mean of patches, {rate}", f"class token, {rate}") for rate in (0.008, 0.016)]
+    for rows, some in ((scaling, pairs), (readout, sweep)):
+        for ahead in (lead(rows, *pair)[0][1:] for pair in some):
+            assert any(re.search(r" +".join(f"{n:.1f}" for n in ahead), text) for text in outputs)
+            known |= {f"{abs(number):.1f}" for number in ahead}
+    flops = {row["model"]: row["flops"] for row in scaling}
+    known |= {f"{each / flops['base']:.1f}" for each in flops.values()}
+    best = {name: max(curve, key=lambda row: row[1])[0] for name, curve in rates(readout).items()}
+    assert best == {"class token": 0.008, "mean of patches": 0.008}, "Both have the same best rate"
+    (said,) = [cell.source for cell in cells if cell.source.startswith("Only the largest width")]
+    assert len(numbers := re.findall(r"\d+\.\d", said)) > 8 and set(numbers) <= known
+    clear = [model for model, _, low, high, _ in against(scaling, "base") if low > 0 or high < 0]
+    assert clear == ["width, 2", "all, 1"]
+    assert not any(low > 0 or high < 0 for _, _, low, high, _ in against(bias, "plain")), "no interval leaves zero out"

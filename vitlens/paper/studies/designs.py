@@ -271,9 +271,9 @@ register(Study(
     ),
 ))
 # SHAPES from a smaller base, and all images, so that no model runs out of them. In a pilot with one seed, the
-# base came to 80.6 % after 3,000 steps; a third of them is what 30 trainings in half an hour allow.
+# base came to 80.6 % after 3,000 steps; a third of them is what 30 trainings in 40 minutes allow.
 register(Study(
-    name="scaling-cpu", title="the same on Fashion-MNIST, in 30 minutes of one core", figure="scaling",
+    name="scaling-cpu", title="the same on Fashion-MNIST, in 40 minutes of one core", figure="scaling",
     baseline="base", sizes=(60_000,), classes=10, validations=1,
     recipe=replace(SHAPES, name="scaling-cpu", patch_size=5, width=24, depth=2, heads=3, mlp_ratio=2.0, steps=1000),
     networks=scaled(
