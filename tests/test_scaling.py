@@ -117,6 +117,14 @@ def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_color():
     assert [t.get_text() for t in by_height] == ["R50x1", "ViT-B/32", "R152x1", "ViT-L/32"]
 
 
+@pytest.mark.parametrize(("count", "kind"), [(3, "PolyCollection"), (4, "LineCollection")])
+def test_intervals_of_many_curves_do_not_cover_each_other(count, kind):
+    ax = plot.few_shot({f"model {k}": [(9, 10, 8, 12), (90, 50, 45, 55)] for k in range(count)}).axes[0]
+    assert [type(each).__name__.removeprefix("FillBetween") for each in ax.collections] == [kind] * count
+    bars = ax.collections[-1].get_segments() if kind == "LineCollection" else []
+    assert [part.tolist() for part in bars] in ([], [[[9, 8], [9, 12]], [[90, 45], [90, 55]]])
+
+
 @pytest.mark.parametrize(
     ("draw", "words"),
     [

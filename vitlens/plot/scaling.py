@@ -145,8 +145,8 @@ def few_shot(
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in per cent; the last two are drawn as
-    a band. The paper printed no numbers, so that only your own are drawn. xlabel, ylabel: what images and accuracy are
-    of.
+    a band, or as error bars where there are more than three curves, whose bands would cover each other. The paper
+    printed no numbers, so that only your own are drawn. xlabel, ylabel: what images and accuracy are of.
     """
     if not curves:
         raise ValueError("No curves to draw. Give at least one.")
@@ -158,8 +158,10 @@ def few_shot(
         for k, (name, rows) in enumerate(found.items()):
             color = SERIES[k % len(SERIES)]
             ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6)
-            if rows.shape[1] == 4:
+            if rows.shape[1] == 4 and len(found) <= 3:
                 ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
+            elif rows.shape[1] == 4:
+                ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
             ends.append((rows[-1, 1], name, color))
         ax.margins(0.05, 0.08)
         _sizes(ax, {}, found.values())
