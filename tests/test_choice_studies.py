@@ -394,10 +394,13 @@ def test_notebook_13_says_what_the_committed_tables_say():
         read_table(RESULTS / f"{name}-cpu.csv") for name in ("positions", "readout", "scaling", "bias")
     )
     known = set()
-    for rows, baseline in ((positions, "none"), (positions, "learned, 1-D"), (scaling, "base"), (bias, "plain")):
-        (shown,) = [text for text in outputs if f"less {baseline} (points)" in text] or [
-            text for text in outputs if "less plain" in text and "seeds needed" in text
-        ]
+    turning = read_table(RESULTS / "equivariance-cpu.csv")
+    for rows, baseline, column in (
+        (positions, "none", "less none (points)"), (positions, "learned, 1-D", "less learned, 1-D (points)"),
+        (scaling, "base", "less base (points)"), (turning, "plain", "less plain (points)"),
+        (bias, "plain", "less plain  "),
+    ):  # fmt: skip
+        (shown,) = [text for text in outputs if column in text]
         for model, *numbers, _ in against(rows, baseline):
             (line,) = re.findall(rf"^{re.escape(model)} {{2,}}.*", shown.split("\n\n")[0], re.M)
             assert [f"{number:.1f}" for number in numbers] == re.findall(r"-?\d+\.\d\b", line)[-3:]
@@ -417,3 +420,17 @@ def test_notebook_13_says_what_the_committed_tables_say():
     clear = [model for model, _, low, high, _ in against(scaling, "base") if low > 0 or high < 0]
     assert clear == ["width, 2", "all, 1"]
     assert not any(low > 0 or high < 0 for _, _, low, high, _ in against(bias, "plain")), "no interval leaves zero out"
+    (said,) = [cell.source for cell in cells if cell.source.startswith("*After* averaging")]
+    (_, *flips, _), (_, *rotations, _) = against(turning, "plain")
+    assert "Flips gain {:.1f} points [{:.1f}, {:.1f}]".format(*flips) in said.replace("−", "-")
+    assert flips[1] < 0 < flips[2]
+    mean, low, high = (-number for number in rotations)
+    assert f"rotations cost {mean:.1f} [{high:.1f}, {low:.1f}]" in said and high > 0
+    assert max(value for row in turning for name, value in row.items() if name.endswith("_after")) < 1e-6
+    moved = {
+        (model, group): np.mean([r[f"{group}_classes_before"] for r in turning if r["model"] == model])
+        for model in ("plain", "averaged over rotations") for group in ("flips", "rotations")
+    }  # fmt: skip
+    assert re.findall(r"0\.\d\d", said) == [f"{moved[key]:.2f}" for key in (
+        ("plain", "flips"), ("plain", "rotations"), ("averaged over rotations", "rotations")
+    )]  # fmt: skip
