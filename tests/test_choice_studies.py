@@ -434,3 +434,13 @@ def test_notebook_13_says_what_the_committed_tables_say():
     assert re.findall(r"0\.\d\d", said) == [f"{moved[key]:.2f}" for key in (
         ("plain", "flips"), ("plain", "rotations"), ("averaged over rotations", "rotations")
     )]  # fmt: skip
+    optimizers = read_table(RESULTS / "optimizers-cpu.csv")
+    (said,) = [cell.source for cell in cells if cell.source.startswith("Adam leads SGD")]
+    known = {f"{optimizers[0]['epochs']:.1f}"}
+    for name in ("ResNet", "ViT, patch 4"):
+        for other in ("SGD", "SGD, rate × 10", "Muon"):
+            ahead = lead(optimizers, f"{name}, {other}", f"{name}, Adam")[0][1:]
+            assert any(re.search(r" +".join(f"{n:.1f}" for n in ahead), text) for text in outputs)
+            assert ahead[2] < 0 if other.startswith("SGD") else ahead[1] > 0, "all intervals leave zero out"
+            known |= {f"{abs(number):.1f}" for number in ahead}
+    assert (numbers := re.findall(r"\d+\.\d", said)) and set(numbers) <= known

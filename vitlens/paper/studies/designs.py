@@ -124,7 +124,7 @@ register(Study(
 # The models and images of data-size-cpu. In a pilot with one seed, the ResNet's loss at BiT's rate was that of
 # chance, 3.91, even after 300 steps, and at ten times the rate 3.82 after 100; so both rates are there.
 register(Study(
-    name="optimizers-cpu", title="the same on fifty classes at 24 px, in 40 minutes of one core", figure="models",
+    name="optimizers-cpu", title="the same on fifty classes at 24 px, in an hour of one core", figure="models",
     networks=by_optimizer(*STUDIES["data-size-cpu"].networks[::-2], batch=64, more=(10,)),
     sizes=(25_000,), classes=50, validations=1,
     recipe=replace(STUDIES["data-size-cpu"].recipe, name="optimizers-cpu", optimizer="adamw", steps=1000),
