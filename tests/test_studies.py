@@ -97,8 +97,9 @@ def test_kinds_are_what_the_paper_calls_them(each):
         assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("name", ["data-size", "hybrid-cpu"])
-def test_a_hybrid_has_the_tokens_of_the_vit_and_its_transformer(name):
+@pytest.mark.parametrize(("name", "fewer"), [("data-size", 3), ("data-size-cpu", 1), ("hybrid-cpu", 0)])
+def test_a_hybrid_has_the_tokens_of_the_vit_and_its_layers(name, fewer):
+    """As many of them, or fewer where both are to cost the same."""
     each = study(name)
     hybrids = {cell.network: cell for cell in cells(each, "hybrid")}
     assert hybrids
@@ -106,7 +107,8 @@ def test_a_hybrid_has_the_tokens_of_the_vit_and_its_transformer(name):
         vit = next(n for n in each.networks if n.kind == "ViT" and n.width == cell.network.width)
         models = [n.build(each.plan(cell)) for n in (vit, cell.network)]
         assert models[0].pos_embed.shape == models[1].pos_embed.shape
-        assert len({compute.parameters(m.blocks) for m in models}) == 1
+        assert len({compute.parameters(block) for m in models for block in m.blocks}) == 1
+        assert len(models[0].blocks) - len(models[1].blocks) == fewer
         grids = [token_grid(m, (each.recipe.image_size,) * 2) for m in models]
         assert grids[0] == grids[1] and grids[1].patch == (vit.patch, vit.patch)
         for stage in models[1].patch_embed.backbone.feature_info:
