@@ -26,10 +26,10 @@ def written(
     """
     found = {}
     for name, image in prepared(model, images, on_error):
-        named = int(run(model, image).argmax()) if averages(model) else None
+        logits = run(model, image).detach()
         with one_copy(model):
-            seen = contributions(model, image, named)
-        ((label, _), *_), *_ = top_classes(model, run(model, image).detach())
+            seen = contributions(model, image, int(logits.argmax()) if averages(model) else None)
+        ((label, _), *_), *_ = top_classes(model, logits)
         found[name] = label, seen
     return found
 
