@@ -23,7 +23,7 @@ def points(line):
 @pytest.mark.parametrize("kind", [lambda step: step, asdict])
 def test_curves_are_the_readings_of_the_run(kind):
     steps = list(history(90))
-    loss, accuracy, rate = plot.training(map(kind, steps), marks={"mixing off": 81}).axes
+    loss, accuracy, rate = (figure := plot.training(map(kind, steps), marks={"mixing off": 81})).axes
     assert [text.get_text() for text in loss.texts] == ["mixing off "] and loss.lines[1].get_xdata() == [81, 81]
     assert points(loss.lines[0]) == [(s.step, s.loss) for s in steps if s.step % 10 == 0]
     assert points(rate.lines[0]) == [(s.step, s.rate) for s in steps]
@@ -31,8 +31,11 @@ def test_curves_are_the_readings_of_the_run(kind):
         assert points(line) == [(s.step, s.metrics[key]) for s in steps if s.step % 30 == 0]
     older = [{name: value for name, value in asdict(s).items() if name != "rate"} | {"lr": s.rate} for s in steps]
     assert points(plot.training(older).axes[2].lines[0]) == points(rate.lines[0])
-    words = [t.get_text() for t in accuracy.get_legend().get_texts()]
-    assert words == ["weights: 98.0 %", "their moving average: 99.0 %"]
+    (legend,) = figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["weights: 98.0 %", "their moving average: 99.0 %"]
+    figure.draw_without_rendering()
+    assert not any(ax.bbox.overlaps(legend.get_window_extent()) for ax in figure.axes), "it hides nothing"
+    assert not any(line.get_clip_on() for line in accuracy.lines), "the marker of the last step is whole"
 
 
 def test_the_axes_of_a_running_run_stay_where_they_are():
@@ -43,6 +46,12 @@ def test_the_axes_of_a_running_run_stay_where_they_are():
     assert early[0].get_ylim() == late[0].get_ylim() and early[0].get_ylim()[1] > steps[9].loss
     assert [len(ax.lines) for ax in plot.training(steps[:5]).axes] == [0, 0, 1]
     assert not any(ax.lines for ax in plot.training([]).axes)
+
+
+def test_the_loss_on_validation_images_stays_within_its_panel():
+    records = [asdict(step) | {"metrics": {"valid_loss": 9.0} if step.metrics else {}} for step in history(90)]
+    loss, valid, _ = plot.training(records).axes
+    assert loss.get_ylim() == valid.get_ylim() and valid.get_ylim()[1] > 9
 
 
 # Snapshots
@@ -139,6 +148,7 @@ def test_a_film_strip_is_one_column_a_snapshot():
     assert all(len(set(column)) == 1 for column in lefts) and lefts[0] < lefts[1] < lefts[2]
     words = [t.get_text() for t in figure.texts]
     assert [w for w in words if w.startswith("step")] == ["step 0", "step 160", "step 640"]
+    assert "Mean attention distance (pixels) by layer; dashed: uniform attention" in words
     assert len(plot.film_strip(run).axes) == 4 * 7 + 2
 
 

@@ -779,15 +779,17 @@ def test_all_heads_lie_in_the_column_of_their_layer_and_the_row_of_their_head(sc
     found = tiles_of(ax)
     xs, ys = sorted({x for x, _ in found}), sorted({y for _, y in found})
     assert (len(xs), len(ys)) == (3, 2)
-    frames = {frame.get_xy() for frame in ax.patches if isinstance(frame, Rectangle)}
+    above, beside = ([segment.mean(0) for segment in ticks.get_segments()] for ticks in ax.collections)
     words = [text.get_text() for text in ax.texts]
     for layer, head in np.ndindex(3, 2):
         image, weight = found[xs[layer], ys[head]], weights[layer, head]
         left, right, bottom, top = image.get_extent()
         assert np.array_equal(image.get_array(), weight)
         assert image.get_clim() == (0, (weight if scale == "each" else weights).max())
-        assert any(np.allclose(f, (left + (right - left) / 5, top + (bottom - top) * 3 / 4)) for f in frames)
+        assert any(np.allclose(tick, (left + (right - left) * 3 / 10, top - 3)) for tick in above)
+        assert any(np.allclose(tick, (left - 3, top + (bottom - top) * 7 / 8)) for tick in beside)
         assert f"{100 * weight.max():.3g}" in words
+    assert not ax.patches and not ax.lines, "nothing is drawn over a cell"
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["head 0", "head 1"]
     note = ax.get_xlabel()

@@ -81,8 +81,8 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
 
     records: what `vitlens.train.fit` yields, in order, or the lines of its `log.jsonl` as dictionaries; those without a
     loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
-    during training keeps its scale; without records the axes are empty. The legend gives the last accuracy. Logs
-    without `rate` have it in `lr`. marks: steps by what happens there, a dashed line each in the first panel.
+    during training keeps its scale; without records the axes are empty. The legend at the foot has the last
+    accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
     """
     records = [record if isinstance(record, Mapping) else vars(record) for record in records]
     losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
@@ -91,7 +91,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     measured = "Loss on validation images" if unlabeled else "Accuracy on validation images (%)"
     titles = ("Loss of the batch", measured, "Learning rate, share of its peak")
     with styled():
-        figure, (loss, accuracy, rate) = charts(titles, 900, 268)
+        figure, (loss, accuracy, rate) = charts(titles, 900, 300)
         if records:
             rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
         if losses:
@@ -104,11 +104,14 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
             points = [(r["step"], r["metrics"][metric]) for r in records if metric in r["metrics"]]
             if points:
                 label = f"{name}: {points[-1][1]:.3g}" if unlabeled else f"{name}: {points[-1][1]:.1f} %"
-                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=label)
-                accuracy.legend(loc="best", framealpha=0.9, edgecolor="0.85")
+                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=label, clip_on=False)
         for ax in (loss, accuracy, rate):
             ax.set(xlim=(0, steps), xlabel="Step")
-        loss.set_ylim(0, 1.08 * max((value for _, value in losses), default=1))
+        if accuracy.lines:
+            figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        values = [value for _, value in losses]
+        values += [value for line in accuracy.lines for value in line.get_ydata()] * unlabeled
+        loss.set_ylim(0, 1.08 * max(values, default=1))
         accuracy.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
         rate.set_ylim(0, 1.05)
     return figure

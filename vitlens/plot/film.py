@@ -69,8 +69,9 @@ def film_strip(
     rows = [58 + row * (side + heading) + (row == 3) * 18 for row in range(4)]  # room for the layers below the third
     end = left + len(indices) * (side + gap)
     with styled():
-        figure = page(end + right, rows[-1] + side + 10)
+        figure = page(max(end + right, 480), rows[-1] + side + 10)  # at least as wide as the longest heading
         for y, name in zip(rows, NAMES, strict=True):
+            name += " by layer; dashed: uniform attention" * (name == NAMES[2])
             write(figure, left, y - 9, name, size=9, color="0.35")
         for column, (index, label) in enumerate(zip(indices, labels, strict=True)):
             x = left + column * (side + gap)

@@ -11,8 +11,8 @@ from matplotlib.image import AxesImage
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot.maps import check_size, mark
-from vitlens.plot.style import WIDTH, array, color_map, colors, one_of, page, place, show, styled
+from vitlens.plot.maps import check_size
+from vitlens.plot.style import INK, WIDTH, array, color_map, colors, one_of, page, place, show, styled
 from vitlens.recorder.grid import TokenGrid
 
 EDGE = 14
@@ -111,40 +111,43 @@ def all_heads(
 ) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
-    weights: (L, H, rows, cols). query: (row, column) of the patch that asks, counted from 0 and marked by a white
-    frame; None for another token. scale: "each", every head up to its own largest weight, which is written below it;
-    or "shared", one scale for all. The figure says which.
+    weights: (L, H, rows, cols). query: (row, column) of the patch that asks, counted from 0 and marked by two ticks
+    beside each map, since a frame would cover so small a cell; None for another token. scale: "each", every head up to
+    its own largest weight, which is written below it; or "shared", one scale for all. The figure says which.
     """
     values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)", "Give one query’s weights")
     one_of("scale", scale, ("each", "shared"))
     layers, heads, rows, cols = values.shape
     if query is not None:
         TokenGrid(rows, cols, (1, 1)).index(*query)
-    left, top, gap = 56, 66, (18, 8)
+    left, top, gap = 60, 66, (18, 8)
     width = max(8, min(92, (WIDTH - left - EDGE) // layers - gap[1], (1100 // heads - gap[0]) * cols // rows))
     size = round(width * rows / cols), width
     tiles = values.swapaxes(0, 1).reshape(-1, rows, cols)  # in reading order: head by head
     tall, wide = extent(len(tiles), layers, size, gap)
     tall += gap[0]  # room for the numbers below the last row
     with styled(ax):
-        target, result = _axes(ax, max(left + wide + EDGE, 680), top + tall + 30, (tall, wide), top, left)
+        foot = 30 if query is None else 46
+        target, result = _axes(ax, max(left + wide + EDGE, 680), top + tall + foot, (tall, wide), top, left)
         found = mosaic(target, tiles, layers, size, gap)
         for image, weight in zip(found, tiles, strict=True):
             scaled = colors(weight if scale == "each" else values)
             image.set(cmap=scaled["cmap"], clim=(scaled["vmin"], scaled["vmax"]))
-            x0, x1, bottom, y0 = image.get_extent()
+            x0, x1, bottom, _ = image.get_extent()
             most = f"{100 * weight.max():.3g}"
             target.text((x0 + x1) / 2, bottom + 3, most, ha="center", va="top", size=7, color="0.35")
-            mark(target, query, (size[0] / rows, size[1] / cols), (x0, y0))
+        if query is not None:
+            _ticks(target, found, query, (rows, cols))
         target.set_ylim(tall, 0)
         target.set_xticks([_middle(image)[0] for image in found[:layers]], range(layers))
         target.set_yticks([_middle(image)[1] for image in found[::layers]], [f"head {k}" for k in range(heads)])
-        target.tick_params(length=0, labeltop=True, labelbottom=False)
+        target.tick_params(length=0, labeltop=True, labelbottom=False, pad=6)
         source = "" if query is None else f" from patch (row {query[0]}, column {query[1]})"
         target.set_title(f"Attention of each head of each layer{source}", loc="left", pad=24)
-        target.text(-8, -6, "layer", ha="right", size=8.5)
+        target.text(-8, -9, "layer", ha="right", size=8.5)
         how = "each from 0 to its own largest" if scale == "each" else f"one scale, 0 to {100 * values.max():.3g} %"
         note = f"Colors: attention weight, {how}. Below each: its largest weight in per cent."
+        note += "" if query is None else "\nTicks beside each: the row and the column of the patch that asks."
         target.set_xlabel(note, loc="left", **NOTE)
     return result
 
@@ -259,3 +262,11 @@ def _axes(ax, width: float, height: float, room: tuple[int, int], top: float, le
 def _middle(image: AxesImage) -> tuple[float, float]:
     left, right, bottom, top = image.get_extent()
     return (left + right) / 2, (bottom + top) / 2
+
+
+def _ticks(ax: plt.Axes, pictures: list[AxesImage], query: tuple[int, int], shape: tuple[int, int]) -> None:
+    """Two ticks at each picture of a map of `shape`, above the column and left of the row of the patch that asks."""
+    left, right, bottom, top = np.transpose([image.get_extent() for image in pictures])
+    look = {"color": INK, "linewidth": 1.2, "clip_on": False}
+    ax.vlines(left + (query[1] + 0.5) * (right - left) / shape[1], top - 5, top - 1, **look)
+    ax.hlines(top + (query[0] + 0.5) * (bottom - top) / shape[0], left - 5, left - 1, **look)
