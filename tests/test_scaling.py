@@ -117,6 +117,19 @@ def test_few_shot_draws_every_curve_in_order_with_its_name_in_its_color():
     assert [t.get_text() for t in by_height] == ["R50x1", "ViT-B/32", "R152x1", "ViT-L/32"]
 
 
+def test_sizes_are_ticks_where_they_have_room_and_round_numbers_elsewhere():
+    def ticks(*sizes):
+        figure = plot.few_shot({"a": [(n, 50) for n in sizes]})
+        figure.canvas.draw()
+        low, high = figure.axes[0].get_xlim()
+        tick = figure.axes[0].xaxis.get_major_ticks()
+        return [each.label1.get_text() for each in tick if low <= each.get_loc() <= high]
+
+    assert ticks(2_500, 7_500, 25_000) == ["2.5 k", "7.5 k", "25 k"]
+    assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == ["1", "1.5", "2", "3", "5", "7", "10", "15"]
+    assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]
+
+
 @pytest.mark.parametrize(("count", "kind"), [(3, "PolyCollection"), (4, "LineCollection")])
 def test_intervals_of_many_curves_do_not_cover_each_other(count, kind):
     ax = plot.few_shot({f"model {k}": [(9, 10, 8, 12), (90, 50, 45, 55)] for k in range(count)}).axes[0]

@@ -177,14 +177,20 @@ def _series(name: str, rows, columns) -> np.ndarray:
 
 
 def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray]) -> None:
-    """Ticks at the sizes that have names, and at those of the series that are 60 pixels or more from all others."""
+    """Ticks at named sizes, and at sizes of the series that are 60 pixels or more from all others.
+
+    Where no size has a name and not all have room, ticks are at round numbers.
+    """
     ax.autoscale_view()
-    for images in sorted({float(n) for rows in series for n in rows[:, 0]}):
-        places = ax.transData.transform([(n, 0) for n in (images, *named)])[:, 0]
-        if (abs(places[1:] - places[0]) > 60).all():
-            named = named | {images: _count(images)}
-    ax.set_xticks(list(named), named.values())
     ax.xaxis.set_minor_locator(NullLocator())
+    sizes = sorted({float(n) for rows in series for n in rows[:, 0]} - set(named))
+    place = {n: ax.transData.transform((n, 0))[0] for n in (*sizes, *named)}
+    apart = [n for n in sizes if all(abs(place[n] - place[other]) > 60 for other in place if other != n)]
+    if named or apart == sizes:
+        ax.set_xticks([*named, *apart], [*named.values(), *map(_count, apart)])
+    else:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
 
 
 def _count(images: float) -> str:

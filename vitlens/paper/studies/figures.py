@@ -21,7 +21,8 @@ def models(records: list[dict], baseline: str):
     values = {model: sum(found) / len(found) for model, found in points.items()}
     errors = {model: student(found) if len(found) > 1 else 0.0 for model, found in points.items()}
     label = "Top-1 (%): mean, 95 % interval, single seeds"
-    return plot.intervals(values, errors, points=points, level=values.get(baseline), xlabel=label)
+    dashed = f"; dashed: mean of “{baseline}”" if baseline else ""
+    return plot.intervals(values, errors, points=points, level=values.get(baseline), xlabel=label + dashed)
 
 
 def by_rate(records: list[dict], _: str):
