@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from vitlens.commands import options
 from vitlens.data.sources import source_names
@@ -18,7 +18,7 @@ from vitlens.evaluate.registry import PROTOCOLS
 class Options:
     """What `vitlens evaluate` is asked."""
 
-    model: Annotated[str, Argument(help="A name of timm, hf:REPOSITORY, torchvision:MODEL, or a folder.")] = ""
+    model: options.Model = ""
     data: Annotated[str, Option(help=f"A task (see --list), a folder or tar file, or {source_names()}.")] = ""
     protocol: Annotated[str, Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "top1"
     out: Annotated[Path | None, Option(help="A JSON file to add the records to.")] = None
