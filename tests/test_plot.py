@@ -570,9 +570,9 @@ def test_heat_of_signed_values_diverges_about_zero_and_nan_is_gray():
 SIGNED = RNG.normal(size=(14, 20))
 OVER = {  # values, options, and the share of the largest opacity that each value has
     "positive": (SIGNED**2, {}, lambda v: v / v.max()),
-    "signed": (SIGNED, {}, lambda v: np.abs(v) / np.abs(v).max()),
-    "negative": (-(SIGNED**2), {"cmap": "viridis"}, lambda v: np.abs(v) / np.abs(v).max()),
-    "limits about 0": (SIGNED, {"limits": (-1, 3)}, lambda v: np.abs(v.clip(-1, 3)) / 3),
+    "signed": (SIGNED, {}, lambda v: (np.abs(v) / np.abs(v).max()).clip(1 / 3)),
+    "negative": (-(SIGNED**2), {"cmap": "viridis"}, lambda v: (np.abs(v) / np.abs(v).max()).clip(1 / 3)),
+    "limits about 0": (SIGNED, {"limits": (-1, 3)}, lambda v: (np.abs(v.clip(-1, 3)) / 3).clip(1 / 3)),
     "limits above 0": (SIGNED, {"limits": (1, 2)}, lambda v: v.clip(1, 2) - 1),
     "limits below 0": (SIGNED, {"limits": (-2, -1)}, lambda v: -1 - v.clip(-2, -1)),
     "faint": (SIGNED**2, {"alpha": 0.2}, lambda v: v / v.max()),
@@ -769,6 +769,9 @@ def test_overlays_are_the_maps_over_one_picture():
     for ax in (beside, one, two, paint):
         (frame,) = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
         assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17 * 16, 3 * 16, 16, 16)
+    figure = plot.overlays(picture(), maps, grid=CUT, query={"one": (0, 1), "paint": (2, 3)})
+    frames = [[frame.get_xy() for frame in ax.patches] for ax in figure.axes if ax.images]
+    assert frames == [[], [(16, 0)], [], [(48, 32)]], "each map has its own"
 
 
 @pytest.mark.parametrize("scale", ["each", "shared"])
@@ -808,6 +811,12 @@ def test_lines_are_the_columns_of_a_table():
     assert [one.get_color(), two.get_color()] == [again.get_color(), three.get_color()] == list(plot.style.SERIES[:2])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two", "three"]
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log") and list(ax.get_xticks()) == list(CURVES.index)
+    shaded = plot.lines(CURVES, bands=(CURVES - 2, CURVES + 1)).axes[0].collections
+    for band, color, column in zip(shaded, plot.style.SERIES, CURVES, strict=False):
+        corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
+        assert corners == {(x, y + end) for x, y in CURVES[column].items() for end in (-2, 1)}
+        assert np.allclose(band.get_facecolor(), to_rgba(color, 0.25))
+    assert len(shaded) == len(CURVES.columns)
 
 
 def test_intervals_are_in_the_order_given_with_their_measurements():
@@ -926,6 +935,8 @@ def test_a_query_outside_the_grid_is_refused():
         plot.heads(attention(3, 14, 20), query=(14, 0))
     with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
         plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT, query=(0, 20))
+    with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
+        plot.overlays(picture(), {"a": attention(1, 14, 20)[0]}, grid=CUT, query={"a": (0, 20)})
     with pytest.raises(IndexError, match="outside the 4 × 5 grid"):
         plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0))
 

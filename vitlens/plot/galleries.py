@@ -41,7 +41,7 @@ def overlays(
     maps: Mapping[str, object],
     *,
     grid: TokenGrid,
-    query: tuple[int, int] | None = None,
+    query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
     smooth: bool = True,
     opacity: str = "value",
@@ -50,13 +50,16 @@ def overlays(
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
     most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
-    between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them. opacity:
-    as for `overlay`. Raises ValueError for more maps or other shapes, IndexError for a patch outside the grid.
+    between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them and in the
+    picture; or one for each map, by the same names. opacity: as for `overlay`. Raises ValueError for more maps or other
+    shapes, IndexError for a patch outside the grid.
     """
     _check_count(maps, 5)
     picture, (height, width) = load_image(image), grid.image
-    if query is not None:
-        grid.index(*query)
+    patches = query if isinstance(query, Mapping) else dict.fromkeys((None, *maps), query)
+    for patch in patches.values():
+        if patch is not None:
+            grid.index(*patch)
     bars = any(np.ndim(each) == 2 for each in maps.values())
     with styled():
         figure, (first, *axes) = _line(len(maps) + 1, 200, height / width, below=46 if bars else 8)
@@ -66,8 +69,8 @@ def overlays(
             how = {"smooth": smooth, "limits": ends, "opacity": opacity}
             overlay(picture, each, grid=grid, ax=ax, mode="heat", colorbar=False, **how)
             _title(ax, name)
-        for ax in (first, *axes):
-            mark(ax, query, grid.patch)
+        for name, ax in zip((None, *maps), (first, *axes), strict=True):
+            mark(ax, patches.get(name), grid.patch)
             if ax.images[-1].get_array().ndim == 2:
                 scale_bar(ax.images[-1], ax=ax, **BELOW)
             elif bars:
