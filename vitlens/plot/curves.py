@@ -16,14 +16,15 @@ METRICS = {"": ("weights", SERIES[0]), "_average": ("their moving average", SERI
 
 
 def lines(
-    table, *, dotted=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
+    table, *, dotted=None, bands=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
     xlabel: str = "", ylabel: str = "", ax: plt.Axes | None = None,
 ) -> plt.Figure | plt.Axes:  # fmt: skip
     """A curve for each column of a table against its index.
 
     table: a pandas DataFrame of numbers, its index numeric. dotted: another one, whose columns are dotted lines in the
-    same colors, and named where their names differ. level: a dashed line across. log: "x" or "xy" for logarithmic axes;
-    with "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette.
+    same colors, and named where their names differ. bands: two more, the lower and the upper ends of what is shaded
+    about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for logarithmic axes; with "xy"
+    the ticks are those of the index. palette: colors, or the name of a seaborn palette.
     """
     import seaborn as sns
 
@@ -31,6 +32,8 @@ def lines(
     with canvas(ax, 720, 360) as (ax, result):
         for color, name in zip(colors, table, strict=False):
             ax.plot(table.index, table[name], color=color, marker=marker, markersize=4, label=name)
+            if bands is not None:
+                ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
         for color, name in zip(colors, () if dotted is None else dotted, strict=False):
             label = None if name in table else name
             ax.plot(dotted.index, dotted[name], ":", color=color, marker=marker, markersize=4, label=label)
@@ -167,7 +170,9 @@ def randomized(
     names = ["none", *parts[0]]
     level = next(iter(found.values())).threshold if threshold is None else threshold
     with canvas(ax, 900, 350) as (ax, result):
-        ax.set_title("|Rank correlation| with the map of the trained model, mean over images", size=10)
+        several = any(each.rank_correlation.shape[1] > 1 for each in found.values())
+        title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
+        ax.set_title(title, size=10)
         ax.axhline(level, color="0.5", lw=1.0, ls=(0, (4, 3)))
         ends = []
         for color, (name, each) in zip(SERIES, found.items(), strict=False):

@@ -24,6 +24,8 @@ MARGIN = 0.08
 INK = "0.15"
 MISSING = "0.65"
 """The gray of NaN."""
+SIGNED = 1 / 3
+"""The least opacity over a picture in a map of both signs, whose zeros would else be dark rings about faint values."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
@@ -146,11 +148,13 @@ def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) 
     """256 colors of Matplotlib's `cmap` for values from low to high, to be laid over a picture; NaN in opaque gray.
 
     opacity "value": `alpha` at the value farthest from 0, less in proportion nearer to it, none at 0 or, if that is not
-    between low and high, at the end nearest to it; "even": `alpha` everywhere.
+    between low and high, at the end nearest to it; `SIGNED` of `alpha` at least where low < 0 < high. "even": `alpha`
+    everywhere.
     """
     away = np.abs(np.linspace(low, high, 256) - np.clip(0, low, high))
+    share = np.maximum(away / (away.max() or 1), SIGNED if low < 0 < high else 0)
     table = mpl.colormaps[cmap](np.arange(256))
-    table[:, 3] = alpha * (away / (away.max() or 1) if opacity == "value" else 1)
+    table[:, 3] = alpha * (share if opacity == "value" else 1)
     return mpl.colors.ListedColormap(table, cmap).with_extremes(bad=MISSING)
 
 
