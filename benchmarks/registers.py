@@ -10,7 +10,7 @@ of norms is (`vitlens.tokens.roughness`); in the last layer, how rough the map o
 All with the half width of a 95 % interval (Student's t), and for roughness the change from the model itself, paired by
 image. Then the register's norm over the median. Controls, on the first --controls images: a register that nothing is
 moved to, and one that takes over as many random neurons of the same layers. Their changes are from the model on the
-same images.
+same images, which has rows of its own if there are fewer of these.
 """
 
 import argparse
@@ -85,6 +85,9 @@ def main() -> None:
                 found[name].append(looked_at(each, images, labels, options.times))
         seen += len(images)
     found = {name: {k: torch.cat([part[k] for part in each]) for k in each[0]} for name, each in found.items()}
+    if options.controls < options.images:
+        seen = len(found["empty register"]["right"])
+        found[f"the model, first {seen:,}"] = {k: values[:seen] for k, values in found["the model"].items()}
     rows = []
     for name, each in found.items():
         count = len(each["right"])
@@ -105,7 +108,8 @@ def main() -> None:
                 known = values.isfinite().all()
                 more[quantity] = values.mean().item() if known else ""
                 more[f"{quantity}_95"] = student(values.numpy()) if known else ""
-            more["register_ratio"] = "" if name == "the model" else each["register_ratio"][:, layer].mean().item()
+            ratio = each["register_ratio"][:, layer].mean().item()
+            more["register_ratio"] = "" if name.startswith("the model") else ratio
             rows.append(row | more)
     sizes = f"--data {Path(options.data).name} --images {options.images} --controls {options.controls}"
     command = f"python benchmarks/registers.py {sizes} --out {options.out}"

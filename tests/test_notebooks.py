@@ -362,3 +362,32 @@ def test_notebooks_11_and_15_say_what_the_committed_tables_say():
     assert low.index[low["resample"] < high["zero"]].tolist() == [3, 4], "of zero and resampling overlap"
     milder = low.index[high["mean"] < low["zero"]].tolist()
     assert f"in layers {', '.join(map(str, milder[:-1]))} and {milder[-1]};" in prose
+
+
+def test_notebook_17_says_what_the_committed_table_says():
+    prose, shown = told("17")
+    table = pd.read_csv(RESULTS / "registers.csv", comment="#")
+    rows = table[table["layer"] == 10].set_index("variant")
+    whole, first, empty, chance = (
+        rows.loc[name] for name in ("the model", "the model, first 1,000", "empty register", "register, random neurons")
+    )
+    assert whole["images"] == rows.loc["register", "images"] == 9900
+    assert first["images"] == empty["images"] == chance["images"] == 1000
+    for control in (empty, chance):  # both are compared with the model on the same pictures
+        assert control["accuracy"] - control["change"] == pytest.approx(first["accuracy"])
+        assert 0.5 < control["above"] / first["above"] < 0.55, "hardly more than half"
+    plain = " ".join(prose.split())
+    assert f"pictures {first['above']:.2f} % of the patches are outliers, and with a token of zeros alone" in plain
+    assert f"alone {empty['above']:.2f} %, hardly more than half" in plain
+    lines = table.pivot(index="layer", columns="variant", values="largest_ratio")
+    gap = lines["empty register"] - lines["register, random neurons"]
+    assert gap.abs().max() < 0.002, "their two lines lie on each other"
+    taken = table[table["variant"] == "register"]
+    assert taken["above"].max() < 0.04, "hardly any patch, after any layer"
+    assert (
+        "the accuracy changes by −{:.2f} points [−{:.2f}, {:.2f}]".format(
+            *rows.loc["register", ["change", "change_low", "change_high"]].abs()
+        )
+        in plain
+    )
+    assert f"{first['accuracy']:.2f}" in shown
