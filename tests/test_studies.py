@@ -24,7 +24,7 @@ from timm.layers import HybridEmbed, StdConv2d
 
 from vitlens import plot
 from vitlens.data import load
-from vitlens.evaluate import compute, features, proportion
+from vitlens.evaluate import compute, features, proportion, student
 from vitlens.paper import studies
 from vitlens.paper.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.paper.studies.running import _chosen as chosen
@@ -581,20 +581,28 @@ def test_the_committed_pair_is_as_accurate_as_is_recorded(real_data):
 def test_notebook_12_says_what_the_committed_tables_say():
     (path,) = TABLE.parents[2].glob("notebooks/12_*.ipynb")
     cells, rows = nbformat.read(path, as_version=4).cells, read_table(TABLE)
-    short = read_table(EPOCHS) + [row for row in rows if row["images"] == 25_000]
     vit, hybrid, resnet = dict.fromkeys(row["model"] for row in rows)
+    equal = [row for row in rows if row["images"] == 7_500 and row["model"] != hybrid] + read_table(EPOCHS)
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    shown, known = "".join(data.get("text/plain", "") for data in outputs), set()
-    for found, metric in ((rows, "top1"), (short, "top1"), (rows, "five_shot")):
-        columns = ["images", f"ViT less ResNet, {metric}", "low", "high"]
+    shown, known = "\n".join(data.get("text/plain", "") for data in outputs), set()
+    for found, metric in ((rows, "top1"), (equal, "top1"), (rows, "five_shot")):
+        columns = ["images", f"ViT over ResNet, {metric}", "low", "high"]
         ahead = pd.DataFrame(lead(found, vit, resnet, metric), columns=columns)
         table = pd.DataFrame(found).pivot_table(metric, "images", "model").join(ahead.set_index("images"))
         with pd.option_context("display.width", 80):
             assert str(table.round(1)) in shown
         means = [row[1] for curve in curves(found, metric).values() for row in curve]
-        pairs = (vit, resnet), (hybrid, resnet), (vit, hybrid)
+        pairs = [(vit, resnet)] + [(hybrid, resnet), (vit, hybrid)] * (found is rows)
         leads = [row[1:] for pair in pairs for row in lead(found, *pair, metric)]
         known |= {f"{abs(value):.1f}" for value in (*means, *np.ravel(leads))}
+    top1 = pd.DataFrame(rows).pivot_table("top1", ["seed", "images"], "model")
+    leads = (top1[vit] - top1[resnet]).unstack()
+    for fewer, more in ((2_500, 7_500), (7_500, 25_000)):
+        grown = leads[more] - leads[fewer]
+        by, half = grown.mean(), student(grown)
+        (line,) = re.findall(rf"^{more} .*", shown.split("the lead grows by")[1], re.M)[:1]
+        assert line.split()[1:] == [f"{by:.1f}", f"{half:.1f}"]
+        known |= {f"{abs(value):.1f}" for value in (by, by - half, by + half)}
     speed = pd.read_csv(TABLE.with_name("speed-cpu.csv")).query("image_size == 224").set_index("model")
     known |= {f"{value:.1f}" for value in (*speed["images_per_second"], *speed["bytes_per_image"] / 1e6)}
     told = [c.source for c in cells if c.source.startswith("**Measured.**")]
