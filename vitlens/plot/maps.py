@@ -74,8 +74,8 @@ def overlay(
     0…1. mode "heat": the map's own values in colors over the picture in gray, from 0 to its largest (from −max to max
     if some are negative) or between `limits`, in red and blue if 0 is their middle, with a color bar. opacity "value":
     it grows in proportion to the value, from none at 0, where the picture stands, to `alpha` at the end farthest from 0
-    (limits that leave 0 out begin with none at the end nearest to it; a scale of both signs has at least a third of
-    `alpha` everywhere, as a dark picture would else put dark rings about faint values); "even": it is `alpha`
+    (limits that leave 0 out begin with none at the end nearest to it; with both signs, it is at least a third of
+    `alpha`, since a dark picture would leave dark rings around values near 0); "even": it is `alpha`
     everywhere. NaN is a flat gray. A map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from
     0 to 1, of even opacity. smooth: False shows exact patches.
     """

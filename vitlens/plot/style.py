@@ -25,7 +25,7 @@ INK = "0.15"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
-"""The least opacity over a picture in a map of both signs, whose zeros would else be dark rings about faint values."""
+"""Lowest opacity of a map with both signs; without it, values near 0 leave dark rings where the picture is dark."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
