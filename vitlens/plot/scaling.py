@@ -177,9 +177,9 @@ def _series(name: str, rows, columns) -> np.ndarray:
 
 
 def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray]) -> None:
-    """Put ticks at the named sizes, and at sizes of the series that are 60 pixels or more from all others.
+    """Put a tick at each named size, and at each other size that has 60 pixels of room.
 
-    If no size has a name and they are too close together, ticks are at round numbers.
+    Where no size has a name and some lack room, ticks are at round numbers instead.
     """
     ax.autoscale_view()
     ax.xaxis.set_minor_locator(NullLocator())

@@ -25,7 +25,7 @@ INK = "0.15"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
-"""Lowest opacity of a map with both signs; without it, values near 0 leave dark rings where the picture is dark."""
+"""Lowest opacity of a map with both signs, as a share of the highest; lower, a dark picture shows as rings near 0."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,

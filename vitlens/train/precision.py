@@ -18,7 +18,7 @@ EMULATED = ("AVX512_CORE", "AVX512_CORE_VNNI")  # what oneDNN can be limited to,
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 in hardware; a CPU with AVX2 alone takes many times as long as for fp32.
+    """Whether the device multiplies bf16 in hardware. A CPU with only AVX2 is many times slower in bf16 than in fp32.
 
     On a CPU, oneDNN takes bf16 wherever there is AVX512, with or without instructions for it. What limits PyTorch or
     oneDNN (`ATEN_CPU_CAPABILITY`, `ONEDNN_MAX_CPU_ISA`) counts as if the processor had no more.
