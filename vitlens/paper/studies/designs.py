@@ -109,7 +109,7 @@ register(Study(
 ))
 # Table 7: what ResNets and ViTs gain by the optimizer.
 def by_optimizer(*networks: Network, batch: int, more: tuple[int, ...] = ()) -> tuple[Network, ...]:
-    """Each network with Adam, Muon and SGD. SGD has BiT's settings for that batch size, and `more` multiples of its rate."""
+    """Each network with Adam, Muon and SGD. SGD has BiT's settings for that batch, and `more` multiples of its rate."""
     bit = ("optimizer=sgd", "momentum=0.9", "weight_decay=1e-4", "schedule=stairs")
     sgd = {f"SGD, rate × {k}" if k > 1 else "SGD": (*bit, f"lr={k * 0.03 * batch / 256:g}") for k in (1, *more)}
     return tuple(
