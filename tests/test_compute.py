@@ -68,6 +68,12 @@ def test_tokens_that_training_drops_count_unless_they_are_asked_to_be_left_out()
         compute.flops(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1), patch_drop=0.5)
 
 
+def test_an_attention_pool_counts_with_learned_weights_and_with_frozen_ones():
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, global_pool="map", class_token=False)
+    learned = compute.flops(model)
+    assert learned == compute.flops(model.requires_grad_(False)) > 2 * 196 * 192 * 192
+
+
 def test_a_convolution_and_a_linear_layer_by_hand():
     model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     assert compute.flops(model.half(), 12) == 2 * 36 * 8 * 3 * 25 + 2 * 8 * 36 * 4

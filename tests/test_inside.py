@@ -147,6 +147,11 @@ def test_what_cannot_be_shown_is_said(vit):
             explorer.set(off=[wrong])
     assert "pairs of a layer and a head" in browser(explorer, {"set": {"off": 3}})
     assert explorer.state["off"] == ((0, 0),)
+    pooled = widgets.explore(vit(**MODELS["attention pool"]), PICTURE)
+    pooled.set(view="lens", off=[(0, 0)])
+    with pytest.raises(ValueError, match="reads by the whole attention pool"):
+        pooled.set(off=[("pool", 0)])
+    assert pooled.state["off"] == ((0, 0),)
     post = timm.create_model(
         "vit_relpos_small_patch16_rpn_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=10
     )

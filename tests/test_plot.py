@@ -819,6 +819,15 @@ def test_lines_are_the_columns_of_a_table():
     assert len(shaded) == len(CURVES.columns)
 
 
+def test_every_column_has_a_line_in_a_color_that_goes_with_its_name():
+    many = pd.DataFrame({f"layer {k}": range(4) for k in range(12)})
+    ax = plot.lines(many).axes[0]
+    assert [line.get_label() for line in ax.lines] == list(many)
+    assert len({line.get_color() for line in ax.lines}) == 12
+    one, two, dotted = plot.lines(CURVES[["one", "two"]], dotted=CURVES[["two"]]).axes[0].lines
+    assert dotted.get_linestyle() == ":" and dotted.get_color() == two.get_color() != one.get_color()
+
+
 def test_intervals_are_in_the_order_given_with_their_measurements():
     values, errors = pd.Series({"b": 3.0, "a": 1.0, "c": 2.0}), {"a": 0.25, "b": 0.5, "c": 1.0}
     ax = plot.intervals(values, errors, points={"b": [2, 4], "c": [2]}, level=0, xlabel="Accuracy (%)").axes[0]

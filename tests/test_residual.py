@@ -16,8 +16,9 @@ from timm_support import read_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from vitlens import UnsupportedModelError, capture, stream
+from vitlens import UnsupportedModelError, capture, plot, stream
 from vitlens.attribution import balanced_gradients, direct
+from vitlens.reports import heads
 
 SIZE = (64, 96)
 MORE = {
@@ -57,6 +58,26 @@ def small(name, **more):
 @pytest.mark.parametrize("name, more", CASES, ids=str)
 def test_the_parts_add_up_to_the_logit(name, more):
     check_parts(*small(name, **more))
+
+
+def test_the_parts_are_the_same_in_inference_mode():
+    model, x = small("vit_tiny_patch16_224")
+    found, maps = stream.contributions(model, x, 1), stream.direct(model, x, 1)
+    with torch.inference_mode():
+        again, same = stream.contributions(model, x.clone(), 1), stream.direct(model, x, 1)
+    assert found.biases.abs().min() > 1e-3
+    torch.testing.assert_close(again.parts, found.parts)
+    torch.testing.assert_close(same, maps)
+
+
+def test_pictures_of_one_file_name_are_all_shown(tmp_path, monkeypatch):
+    model, x = small("vit_tiny_patch16_224")
+    drawn, draw = [], plot.contributions
+    monkeypatch.setattr(plot, "contributions", lambda maps: drawn.extend(maps) or draw(maps))
+    seen = stream.contributions(model, x[:1], 1)
+    heads.write({name: ("tabby, cat", seen) for name in ("a/frame.png", "b/frame.png", "b/other.png")}, tmp_path)
+    said = f"tabby, {seen.logits[0]:.1f}"
+    assert drawn == [f"a/frame.png: {said}", f"b/frame.png: {said}", f"other.png: {said}"]
 
 
 @pytest.mark.slow

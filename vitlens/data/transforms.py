@@ -211,7 +211,9 @@ class Targets(NamedTuple):
 
 
 def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
-    """Normalized `x` with a rectangle set to 0, the mean color: area 2 to 33 %, ratio 0.3 to 3.3, as in the paper."""
+    """Normalized `x` with a rectangle set to 0, the mean color: area 2 to 33 %, ratio 0.3 to 3.3, as in the paper,
+    but cut at the border.
+    """
     b, _, h, w = x.shape
     drawn, area, log_ratio, cy, cx = rng.uniform(5, b)
     area, root = 0.02 + 0.31 * area, ((2 * log_ratio - 1) * math.log(3.3) / 2).exp()

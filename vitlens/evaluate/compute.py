@@ -35,7 +35,7 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     model = unwrap(model)
     size = image_size or _own_size(model)
     height, width = (size, size) if isinstance(size, int) else size
-    state = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    state = {name: t.detach().to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
     kind = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     channels = getattr(model, "in_chans", None) or 3
     image = torch.empty(1, channels, height, width, dtype=kind, device="meta")

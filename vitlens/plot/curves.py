@@ -22,21 +22,25 @@ def lines(
     """A curve for each column of a table against its index.
 
     table: a pandas DataFrame of numbers, its index numeric. dotted: another one, whose columns are dotted lines in the
-    same colors, and named where their names differ. bands: two more, the lower and the upper ends of what is shaded
-    about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for logarithmic axes; with "xy"
-    the ticks are those of the index. palette: colors, or the name of a seaborn palette.
+    colors of the same names, or else of the same places, where they are named. bands: two more, the lower and the upper
+    ends of what is shaded about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for
+    logarithmic axes; with "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette; if
+    there are fewer colors than columns, evenly spaced hues take their place.
     """
     import seaborn as sns
 
-    colors = sns.color_palette(palette, len(table.columns)) if isinstance(palette, str) else palette
+    count = max(len(each.columns) for each in (table, dotted) if each is not None)
+    palette = "husl" if not isinstance(palette, str) and len(palette) < count else palette
+    colors = sns.color_palette(palette, count) if isinstance(palette, str) else palette
+    named = dict(zip(table, colors, strict=False))
     with canvas(ax, 720, 360) as (ax, result):
-        for color, name in zip(colors, table, strict=False):
+        for name, color in named.items():
             ax.plot(table.index, table[name], color=color, marker=marker, markersize=4, label=name)
             if bands is not None:
                 ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
         for color, name in zip(colors, () if dotted is None else dotted, strict=False):
-            label = None if name in table else name
-            ax.plot(dotted.index, dotted[name], ":", color=color, marker=marker, markersize=4, label=label)
+            style = {"color": named.get(name, color), "label": None if name in table else name}
+            ax.plot(dotted.index, dotted[name], ":", marker=marker, markersize=4, **style)
         if level is not None:
             ax.axhline(level, **REFERENCE)
         if log:
