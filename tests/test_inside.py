@@ -149,7 +149,7 @@ def test_what_cannot_be_shown_is_said(vit):
     assert explorer.state["off"] == ((0, 0),)
     pooled = widgets.explore(vit(**MODELS["attention pool"]), PICTURE)
     pooled.set(view="lens", off=[(0, 0)])
-    with pytest.raises(ValueError, match="reads by the whole attention pool"):
+    with pytest.raises(ValueError, match="needs all heads of the attention pool. Switch them on"):
         pooled.set(off=[("pool", 0)])
     assert pooled.state["off"] == ((0, 0),)
     post = timm.create_model(

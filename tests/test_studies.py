@@ -592,7 +592,7 @@ def test_notebook_12_says_what_the_committed_tables_say():
         with pd.option_context("display.width", 80):
             assert str(table.round(1)) in shown
         means = [row[1] for curve in curves(found, metric).values() for row in curve]
-        pairs = ((vit, resnet), (hybrid, resnet), (vit, hybrid))
+        pairs = (vit, resnet), (hybrid, resnet), (vit, hybrid)
         leads = [row[1:] for pair in pairs for row in lead(found, *pair, metric)]
         known |= {f"{abs(value):.1f}" for value in (*means, *np.ravel(leads))}
     top1 = pd.DataFrame(rows).pivot_table("top1", ["seed", "images"], "model")

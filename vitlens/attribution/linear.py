@@ -32,7 +32,7 @@ def held_fixed(model: nn.Module, images: Tensor, hooks: list, *, activations: bo
     def here(hook: Callable) -> Callable:
         return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
-    with torch.inference_mode(False):  # in it, zeros would have no gradient
+    with torch.inference_mode(False):  # zeros made in that mode have no gradient
         zeros = images.new_zeros(len(images), requires_grad=True)
     fixed = _Fixed(model, zeros, activations)
     with explaining(model, constants=fixed), full_precision(images.device), contextlib.ExitStack() as stack:

@@ -61,8 +61,8 @@ class Augment:
     magnitude: float = 9.0
     """RandAugment's M, 0 to 10."""
     erase: float = 0.0
-    """Probability of erasing a rectangle of 2 to 33 % of the area, cut at the border, with the mean color
-    (Zhong et al. 2017)."""
+    """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It has 2 to 33 % of the area, less
+    where it reaches beyond the image."""
     cutmix: float = 0.0
     """Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019)."""
     mixup: float = 0.0

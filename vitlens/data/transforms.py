@@ -211,8 +211,9 @@ class Targets(NamedTuple):
 
 
 def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
-    """Normalized `x` with a rectangle set to 0, the mean color: area 2 to 33 %, ratio 0.3 to 3.3, as in the paper,
-    but cut at the border.
+    """Normalized `x` with a rectangle set to 0, the mean color.
+
+    It has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3, as in the paper, and is cut off at the border.
     """
     b, _, h, w = x.shape
     drawn, area, log_ratio, cy, cx = rng.uniform(5, b)

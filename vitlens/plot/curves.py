@@ -30,15 +30,15 @@ def lines(
     import seaborn as sns
 
     count = max(len(each.columns) for each in (table, dotted) if each is not None)
-    palette = "husl" if not isinstance(palette, str) and len(palette) < count else palette
-    colors = sns.color_palette(palette, count) if isinstance(palette, str) else palette
-    named = dict(zip(table, colors, strict=False))
+    if isinstance(palette, str) or len(palette) < count:
+        palette = sns.color_palette(palette if isinstance(palette, str) else "husl", count)
+    named = dict(zip(table, palette, strict=False))
     with canvas(ax, 720, 360) as (ax, result):
         for name, color in named.items():
             ax.plot(table.index, table[name], color=color, marker=marker, markersize=4, label=name)
             if bands is not None:
                 ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
-        for color, name in zip(colors, () if dotted is None else dotted, strict=False):
+        for color, name in zip(palette, () if dotted is None else dotted, strict=False):
             style = {"color": named.get(name, color), "label": None if name in table else name}
             ax.plot(dotted.index, dotted[name], ":", marker=marker, markersize=4, **style)
         if level is not None:

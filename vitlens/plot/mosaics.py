@@ -265,7 +265,7 @@ def _middle(image: AxesImage) -> tuple[float, float]:
 
 
 def _ticks(ax: plt.Axes, pictures: list[AxesImage], query: tuple[int, int], shape: tuple[int, int]) -> None:
-    """Mark the query beside each map of `shape` (rows, columns): a tick above its column, and one left of its row."""
+    """Mark the query beside each map: a tick above its column and one left of its row. shape: (rows, columns)."""
     left, right, bottom, top = np.transpose([image.get_extent() for image in pictures])
     look = {"color": INK, "linewidth": 1.2, "clip_on": False}
     ax.vlines(left + (query[1] + 0.5) * (right - left) / shape[1], top - 5, top - 1, **look)

@@ -177,7 +177,7 @@ def _series(name: str, rows, columns) -> np.ndarray:
 
 
 def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray]) -> None:
-    """Put a tick at each named size, and at each other size that has 60 pixels of room.
+    """Put a tick at each named size, and at each other size that is at least 60 pixels from the rest.
 
     Where no size has a name and some lack room, ticks are at round numbers instead.
     """

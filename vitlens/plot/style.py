@@ -25,7 +25,8 @@ INK = "0.15"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
-"""Lowest opacity of a map with both signs, as a share of the highest; lower, a dark picture shows as rings near 0."""
+"""Lowest opacity of a map with both signs, as a share of the highest. With less, a dark picture would show through as
+dark rings around values near 0."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -48,10 +49,10 @@ def write(found: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
         for name, (label, seen) in found.items():
             for part, value in zip(seen.names, seen.parts[0].tolist(), strict=True):
                 table.writerow([name, label, f"{seen.logits[0]:.6g}", part, f"{value:.6g}"])
-    maps, files = {}, [Path(name).name for name in found]
+    maps, files = {}, Counter(Path(name).name for name in found)
     for name, (label, seen) in list(found.items())[:SHOWN]:
         file = Path(name).name
-        title = f"{file if files.count(file) == 1 else name}: {label.split(',')[0]}, {seen.logits[0]:.1f}"
+        title = f"{file if files[file] == 1 else name}: {label.split(',')[0]}, {seen.logits[0]:.1f}"
         maps[title] = torch.cat([seen.heads[0], seen.mlps[0, :, None]], 1)
     plot.contributions(maps).savefig(paths[1], dpi=SHARP)
     return paths

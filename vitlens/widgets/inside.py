@@ -99,7 +99,7 @@ def _signed(value: Tensor) -> str:
 
 def _lens(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> Map:
     if any(layer == "pool" for layer, _ in subject.off.heads):
-        raise ValueError("The raw lens reads by the whole attention pool. Switch the heads of the pool on to see it.")
+        raise ValueError("The raw lens needs all heads of the attention pool. Switch them on to see it.")
     target, _ = asked(subject, choice)
     layer, query = choice.layer, choice.query
     shares = subject.once(("lens", layer, target), lambda: _share(subject, layer, target, wanted))

@@ -67,9 +67,10 @@ register(Study(
         **STANDARD | dict(optimizer="muon", muon_lr=3e-3),
     ),
 ))
+# There, 2,500 steps are 21 epochs of 7,500 images; so those are left out here.
 register(replace(
     STUDIES["data-size-cpu"], name="data-size-cpu-epochs", equal="epochs", sizes=(2_500, 25_000),
-    title="the same with the fewest and the most images in 21 epochs, as its 7,500; 2.5 hours of one core",
+    title="the same for 21 epochs, with the fewest and the most images, in 2.5 hours of one core",
     recipe=replace(STUDIES["data-size-cpu"].recipe, steps=8333),
 ))
 # Two models with the same tokens, one of them with a small ResNet before its transformer, to be looked into.
@@ -107,7 +108,7 @@ register(Study(
 ))
 # Table 7: what ResNets and ViTs gain by the optimizer.
 def by_optimizer(*networks: Network, batch: int, more: tuple[int, ...] = ()) -> tuple[Network, ...]:
-    """Each network with Adam, Muon and SGD. SGD has BiT's settings for that batch, and `more` multiples of its rate."""
+    """Each network with Adam, Muon, and SGD at BiT's settings for that batch; `more` adds multiples of SGD's rate."""
     bit = ("optimizer=sgd", "momentum=0.9", "weight_decay=1e-4", "schedule=stairs")
     sgd = {f"SGD, rate × {k}" if k > 1 else "SGD": (*bit, f"lr={k * 0.03 * batch / 256:g}") for k in (1, *more)}
     return tuple(
