@@ -529,15 +529,16 @@ def test_every_control_has_a_name(page):
 
 
 def test_many_interactions(page, front):
-    """No error output and an answer to the end. Of 200, memory grows by 5 % at most after the first 50."""
+    """No error output and an answer to the end. Of 200, memory grows by 5 % at most after the first 50.
+
+    Freed blocks stay with the process for a while, so single readings go up and down by 5 %: medians are compared.
+    """
     rng, memory = np.random.default_rng(0), []
     views = page.page.locator("[data-control=view] option").all_inner_texts()
     assert len(views) == 21
     views = views[:15]  # those of captum take seconds
     measured = front.kind == "voila"
-    for count in range(200 if measured else 40):
-        if measured and 50 <= count < 100:
-            memory.append(front.memory())
+    for _ in range(200 if measured else 40):
         kind = rng.integers(4)
         if kind == 0 and page.page.locator(".picture.picks").count():
             page.click(*rng.integers(8, size=2))
@@ -547,8 +548,9 @@ def test_many_interactions(page, front):
             page.choose("view", str(rng.choice(views)))
         else:
             page.choose("photograph", str(rng.choice(["astronaut", "coffee", "rocket"])))
+        memory.append(front.memory())
     assert page.text(".alert") == "" and page.text("figcaption")
-    assert not measured or front.memory() <= 1.05 * np.median(memory)
+    assert not measured or np.median(memory[150:]) <= 1.05 * np.median(memory[50:100])
 
 
 @pytest.mark.parametrize("front", ["lab"], indirect=True)
