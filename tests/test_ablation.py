@@ -250,3 +250,12 @@ def test_wrong_use(more, match):
         ablation.pruning(small(), labeled(), way="resample", **QUIET)
     with pytest.raises(ValueError, match="at least 102 images, got 11"):
         ablation.pruning(small(), labeled(), **QUIET)
+
+
+def test_effects_of_models_in_other_precisions():
+    """The rounding of the weights, not that of the computation, makes the difference."""
+    data, columns = labeled(), ["kl", "margin"]
+    expected = ablation.effects(small().double(), data, batch=5, seed=3, **QUIET)[columns]
+    for precision, close in {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.1}.items():
+        found = ablation.effects(small().to(precision), data, batch=5, seed=3, **QUIET)[columns]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=close * expected.abs().to_numpy().max())

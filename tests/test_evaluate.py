@@ -72,6 +72,18 @@ def test_features_are_what_the_head_reads(model):
         torch.testing.assert_close(model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4)
 
 
+def test_features_of_models_in_other_precisions(model):
+    images = torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(images, torch.arange(9) % 2, ("a", "b"))
+    expected, _ = features(model.double(), data)
+    assert expected.dtype == torch.float64
+    for precision, close in {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}.items():
+        found, _ = features(model.to(precision), data)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
+        model.double()
+
+
 def test_damaged_images_count_nowhere(model, tmp_path):
     for label, name in enumerate("ab"):
         (tmp_path / "train" / name).mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Snapshots are what the analysis functions say, and taking them changes nothing."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,7 +62,16 @@ def test_arrays_equal_the_analysis_functions(data):
     assert arrays["filters"].shape == (28, 2, 2, 3) and not arrays["filters"][12:].any()
     np.testing.assert_allclose(arrays["filters"][:12], components, atol=1e-3)
     np.testing.assert_allclose(arrays["filters_variance"][:12], variance, atol=1e-3)
+    assert arrays.pop("prefix").dtype == np.int64
     assert all(a.dtype == np.float16 and np.isfinite(a).all() for a in arrays.values())
+
+
+def test_numbers_of_patches_are_kept_whole_and_fractions_in_half_precision(data):
+    """float16 knows no odd number above 2,048."""
+    model, source = tiny().build(), torch.tensor([[[2049, -1], [0, 4097]]])
+    model.objective = SimpleNamespace(pictured=lambda model, images: {"source": source, "predicted": source / 5000})
+    arrays = snapshots.record(model, snapshots.probe(data[1], tiny(), n=2))
+    assert np.array_equal(arrays["source"], source) and arrays["predicted"].dtype == np.float16
 
 
 def test_training_with_and_without_recording_is_equal_to_the_bit(data):

@@ -23,7 +23,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
 
     The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
     are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
-    principal component means nothing). There are at most min(D, p·q·C) of them.
+    principal component means nothing). There are at most min(D − 1, p·q·C) of them.
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
     if isinstance(model_or_weight, nn.Module):
@@ -48,6 +48,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     vectors = vectors * torch.where(largest < 0, -1.0, 1.0)
     variance = singular.square() / singular.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    k = min(k, len(filters) - 1)  # without its mean, each filter is given by the others
     return vectors[:k].unflatten(1, filters.shape[1:]).float(), variance[:k].float()
 
 

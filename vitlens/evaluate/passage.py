@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from vitlens.data.augment import normalized
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.question import Question
+from vitlens.evaluate.reading import prepared
 from vitlens.models import require_classes
 from vitlens.recorder.arguments import require_count
 from vitlens.recorder.families import attention_modules, family, refuse
@@ -82,15 +82,11 @@ class Pictures:
     def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Normalized images (b, 3, S, S) and the model's labels (b,) of batches, negative ones being the first; damaged
         images are left out."""
-        config = family(self.model).preprocessing
         rows = [self.first[number] if number < 0 else self.batches[number] for number in numbers]
         for number, row, (images, labels) in zip(numbers, rows, self.data.batches(rows), strict=True):
             sound = ~self.data.stand_ins()[row].to(labels.device)
             if sound.any():
-                yield (
-                    number,
-                    (normalized(images[sound], config["mean"], config["std"]), self.numbers[labels[sound].cpu()]),
-                )
+                yield number, (prepared(self.model, images[sound]), self.numbers[labels[sound].cpu()])
 
     def means(self, numbers: Sequence[int]) -> dict[Place, Tensor]:
         """(T, K) the mean output of each head over batches."""

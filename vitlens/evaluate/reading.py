@@ -70,13 +70,21 @@ def lost_classes(images: ImageStream, found: Reading) -> str:
 
 
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
-    """Features (N, D), the input of a model's head, and labels (N,) of all images; both on the CPU.
+    """Features (N, D), the input of a model's head, and labels (N,) of all images; both on the CPU. Features are
+    float32, or float64 where the model is.
 
     The images must have the size that the model takes, and are normalized as it wants them. Each module is
     left in the mode (training or eval) it was in. Damaged images of a stream are left out. The processes of `world`
     share the images, and each returns all features.
     """
     return read(model, data, before_the_head(model), world=world)[:2]
+
+
+def prepared(model: nn.Module, images: Tensor) -> Tensor:
+    """Images (b, 3, H, W), uint8 or of [0, 1], normalized as a model wants them, in the precision of its weights."""
+    config = family(model).preprocessing
+    x = normalized(images, config["mean"], config["std"])
+    return x.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -113,7 +121,7 @@ def read(
     Raises ValueError for fewer images than processes, for outputs that are not finite (of classes: −1), and what
     `batches` of the data raises.
     """
-    config, device = family(model).preprocessing, next(model.parameters()).device
+    device = next(model.parameters()).device
     world = world or World(device=device)
     if len(data) < world.size:
         raise ValueError(f"{len(data)} images cannot be shared by {world.size} processes; start fewer of them.")
@@ -126,7 +134,8 @@ def read(
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, found) in zip(mine, data.batches(mine), strict=True):
-            said = output(normalized(images.to(device), config["mean"], config["std"]))
+            said = output(prepared(model, images.to(device)))
+            said = said.float() if said.is_floating_point() and said.element_size() < 4 else said
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])
             values[row], labels[row] = said, found.to(device)

@@ -58,6 +58,8 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
       hidden or corrupted; `source` (N, h, w), the number of the patch that was put there, −1 for none; and `predicted`
       (N, …, …, 3), what the model puts there, in 0…1, one color for each patch or part of it.
 
+    Fractions are kept in float16, whole numbers as they are.
+
     What the model does not have (a table of positions, attention that can be captured) is left out; `missing`
     receives the reason. A model that averages over copies of a picture is captured on the picture as it is. The
     training flag of each module is left as found. The model must be the uncompiled one.
@@ -98,7 +100,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         if hasattr(model, "objective"):
             torch.manual_seed(0)  # the same patches are hidden in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])
-    return {name: a.detach().float().cpu().numpy().astype(np.float16) for name, a in arrays.items()}
+    return {name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy() for name, a in arrays.items()}
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
