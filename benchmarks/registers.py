@@ -24,6 +24,7 @@ from vitlens import capture, load_model, tokens
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.passage import Pictures, generator
 from vitlens.evaluate.scores import paired
+from vitlens.tokens.sinks import median
 
 MODEL, BATCH = "data/checkpoints/vit_tiny_patch16_224", 10
 
@@ -35,16 +36,16 @@ def looked_at(model, images, labels, times: float) -> dict[str, torch.Tensor]:
         received = attn[-1].weights().mean((1, 2)).double()
     lengths = torch.stack([tokens.norms(layer) for layer in layers], 1).double()
     prefix, patches = attn.grid.prefix, lengths[..., attn.grid.prefix :]
-    median, last = patches.median(-1).values, torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
+    middle, last = median(patches), torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
     last[:, -1] = tokens.roughness(attn.grid.image_map(received))
     return {
         "answer": logits.argmax(1),
         "right": logits.argmax(1) == labels,
-        "largest_ratio": patches.amax(-1) / median,
+        "largest_ratio": patches.amax(-1) / middle,
         "above": 100 * tokens.outliers(patches, times).double().mean(-1),
         "rough_norms": tokens.roughness(attn.grid.image_map(lengths)),
         "rough_received": last,
-        "register_ratio": lengths[..., prefix - 1] / median,
+        "register_ratio": lengths[..., prefix - 1] / middle,
     }
 
 
@@ -87,7 +88,8 @@ def main() -> None:
     found = {name: {k: torch.cat([part[k] for part in each]) for k in each[0]} for name, each in found.items()}
     if options.controls < options.images:
         seen = len(found["empty register"]["right"])
-        found[f"the model, first {seen:,}"] = {k: values[:seen] for k, values in found["the model"].items()}
+        first = {k: values[:seen] for k, values in found["the model"].items()}
+        found = {"the model": found.pop("the model"), f"the model, first {seen:,}": first, **found}
     rows = []
     for name, each in found.items():
         count = len(each["right"])

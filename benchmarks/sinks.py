@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from vitlens import tokens
 from vitlens.evaluate import student
+from vitlens.tokens.sinks import median
 
 LOW = 2.0
 
@@ -31,7 +32,7 @@ def looked_at(model, batches) -> dict[str, torch.Tensor]:
         count, entering = twice.sum(-1), torch.zeros_like(twice)
         entering[:, 1:] = twice[:, :-1]
         found.append({
-            "median_norm": patches.median(-1).values,
+            "median_norm": median(patches),
             "class_norm": seen.norms[..., 0],
             "largest_ratio": seen.ratios.amax(-1),
             "above_twice": 100 * twice.double().mean(-1),

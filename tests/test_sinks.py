@@ -1,10 +1,12 @@
 """Outliers and attention received by tokens against a forward by hand; a register that takes over planted outliers."""
 
+import numpy as np
 import pytest
 import timm
 import torch
 
 from vitlens import UnsupportedModelError, attention, capture, tokens
+from vitlens.tokens.sinks import ratios
 
 NEURON = (1, 40)  # layer and hidden unit that makes the planted outliers
 
@@ -60,6 +62,11 @@ def test_an_outlier_is_several_times_the_median():
     lengths = torch.tensor([[1.0, 1, 1, 2.9, 3.1], [10, 10, 10, 10, 10]])
     assert tokens.outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
     assert tokens.outliers(lengths, 2).sum() == 2
+    even = torch.rand(4, 3, 16, generator=torch.Generator().manual_seed(0))
+    expected = even.numpy() / np.median(even.numpy(), -1, keepdims=True)
+    np.testing.assert_allclose(ratios(even), expected, rtol=1e-6)
+    assert tokens.outliers(torch.tensor([1.0, 1, 2, 5])).tolist() == [False, False, False, True]  # the median is 1.5
+    assert not tokens.outliers(torch.tensor([1.0, 1, 2, 4.4])).any()
 
 
 def test_a_map_is_rough_where_neighbors_differ():

@@ -58,7 +58,12 @@ def sinks(model: nn.Module, images: Tensor) -> Sinks:
 
 def ratios(lengths: Tensor) -> Tensor:
     """(…, P) norms (…, P) of patches, over the median of each picture."""
-    return lengths / lengths.median(-1, keepdim=True).values.clamp_min(torch.finfo(lengths.dtype).tiny)
+    return lengths / median(lengths)[..., None].clamp_min(torch.finfo(lengths.dtype).tiny)
+
+
+def median(values: Tensor) -> Tensor:
+    """(…) medians of values (…, P); for an even P the mean of the two in the middle, where PyTorch takes the lower."""
+    return (values.median(-1).values - (-values).median(-1).values) / 2
 
 
 def outliers(lengths: Tensor, times: float = TIMES) -> Tensor:

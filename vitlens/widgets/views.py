@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitlens import tokens
 from vitlens.recorder.families import family, unwrap
+from vitlens.tokens.sinks import median
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.worker import Superseded
 
@@ -236,7 +237,7 @@ def _components(subject: Subject, choice: Choice, wanted) -> Map:
 def _norms(subject: Subject, choice: Choice, wanted) -> Map:
     lengths = tokens.norms(subject.tokens[choice.layer][0].float().cpu())
     patches = lengths[subject.grid.prefix :]
-    words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(patches.median())}"
+    words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(median(patches))}"
     if subject.prefix:
         words += f", that of the {subject.prefix[0]} {number(lengths[0])}"
     return Map(subject.grid.image_map(lengths).numpy(), words, unit="length")
