@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -114,6 +115,7 @@ def test_a_table_of_something_else_is_not_continued(tmp_path):
     for call in (
         lambda out: ablation.effects(other, data, ways=["zero"], out=out, **QUIET),
         lambda out: ablation.effects(model, labeled(10), ways=["zero"], out=out, **QUIET),
+        lambda out: ablation.effects(model, replace(data, pictures="others"), ways=["zero"], out=out, **QUIET),
         lambda out: ablation.effects(model, data, ways=["mean"], out=out, **QUIET),
         lambda out: ablation.pruning(model, data, choose=3, out=out, **QUIET),
     ):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from vitlens.data import ImageSet, load
 from vitlens.data.files import locked
-from vitlens.train import Recipe, Step, World, account, accuracy, hardware, recipe, runs, timing
+from vitlens.train import Recipe, Step, World, account, accuracy, hardware, loop, recipe, runs, timing
 from vitlens.train.account import command_of, finish, seconds_before
 from vitlens.train.sources import Source
 from vitlens.train.watching import Board, Progress
@@ -167,13 +167,19 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
             train(tmp_path / "b", model=str(digits_model), overrides=[setting])
 
 
-def test_a_recipe_from_a_file(tmp_path):
+def test_a_recipe_from_a_file(tmp_path, capsys):
     mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
     (tmp_path / "mine.json").write_text(mine.to_json())
     account = train(tmp_path / "run", str(tmp_path / "mine.json"), tiny=False)
     assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe recipe.json --data digits")
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
-    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True)
+    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True, quiet=False)
+    assert "its own recipe" not in capsys.readouterr().err
+    changed = replace(mine, lr=0.5, augment=replace(mine.augment, rotate=77.0))
+    (tmp_path / "mine.json").write_text(changed.to_json())
+    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True, quiet=False)
+    said = f"not by {tmp_path}/mine.json: lr is {mine.lr} (not 0.5), rotate is {mine.augment.rotate} (not 77.0)."
+    assert said in capsys.readouterr().err
     (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
     (tmp_path / "bad.json").write_text("{")
     for name, message in (("other", "follows the recipe mine, not other"), ("gone", "gone.json cannot be read")):
@@ -330,6 +336,44 @@ def test_a_refused_start_leaves_the_run_that_is_there_untouched(stopped):
         train(stopped, resume=True, watch=3)
     assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
     assert train(stopped, resume=True, watch=3)["finished"]
+
+
+@pytest.mark.parametrize("kept", ["training.json", "model"])
+def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, kept):
+    train(tmp_path, watch=3)
+    for path in tmp_path.iterdir():
+        if path.name in {"training.json", "model", "checkpoints"} - {kept}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=f"already holds {kept} of a run. Resume it, or train into another folder"):
+        train(tmp_path, watch=3)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, monkeypatch):
+    def paint(color):
+        for split, count in {"train": 20, "val": 4}.items():
+            for i in range(count):
+                (folder := tmp_path / "data" / split / str(i % 2)).mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8), color).save(folder / f"{i}.png")
+
+    options = {"data": tmp_path / "data", "overrides": ["batch_size=4"]}
+    paint("red")
+    train(tmp_path / "run", **CUT, **options)
+    with monkeypatch.context() as older:  # a version that did not tell of pictures
+        facts_of = loop.facts_of
+        older.setattr(loop, "facts_of", lambda *of: {k: v for k, v in facts_of(*of).items() if k != "pictures"})
+        train(tmp_path / "older", **CUT, **options)
+    paint("blue")
+    with pytest.raises(ValueError, match=r"started on images whose files have the checksum \w+ and is to be resumed"):
+        train(tmp_path / "run", resume=True, **options)
+    assert train(tmp_path / "older", resume=True, **options)["finished"]
+    paint("red")
+    done = train(tmp_path / "run", resume=True, **options)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert train(tmp_path / "run", resume=True, **options) == json.loads(json.dumps(done)) | {"stopped_by": 0}
+    paint("blue")
+    assert train(tmp_path / "run", resume=True, **options)["pictures"] != done["pictures"], "begun again"
 
 
 def test_two_runs_do_not_begin_in_one_folder(tmp_path):

@@ -32,6 +32,7 @@ from timm.data import create_dataset
 from vitlens.data import ImageSet, load
 from vitlens.data.named import TORCH
 from vitlens.data.samples import VALID_SHARE, place
+from vitlens.reports.pictures import image_files
 
 
 def by_timm(dataset) -> tuple[torch.Tensor, list[int]]:
@@ -100,6 +101,39 @@ def test_a_folder_with_train_only_is_not_divided(tmp_path):
     assert len(load(tmp_path)) == 9 and not load(tmp_path).note
     with pytest.raises(ValueError, match="neither Parquet shards nor a folder named valid"):
         load(tmp_path, "valid")
+
+
+@pytest.mark.parametrize("names", [("Train", "Val"), ("Training", "Testing"), ("TRAIN", "Test")])
+def test_splits_in_capital_letters_or_spelled_out(tmp_path, names):
+    """As many data sets of Kaggle have them. They were two classes, with validation images among those for training."""
+    content = {f"{name}/{file}": data for name in names for file, data in files(3).items()}
+    expected = load(write(tmp_path / "plain", files(3)), "whole")
+    for source in (write(tmp_path / "folder", content), tar(tmp_path / "x.tar", content)):
+        for split in ("train", "valid"):
+            found = load(source, split)
+            assert found.class_names == expected.class_names and found.images.equal(expected.images) and not found.note
+
+
+def test_a_fingerprint_is_of_the_pictures_and_not_of_where_they_lie(tmp_path):
+    content = files(30)
+    sources = write(tmp_path / "a", content), write(tmp_path / "b", content), tar(tmp_path / "c.tar", content)
+    one, *same = ({load(source, split, size=8, stream=stream).pictures for stream in (False, True)}
+                  for source in sources for split in ("train", "train"))
+    assert len(one) == 1 and all(other == one for other in same)
+    other = write(tmp_path / "d", {name: encoded(999 + i) for i, name in enumerate(content)})
+    assert load(other).pictures not in one and load(other).labels.equal(load(sources[0]).labels)
+
+
+def test_what_lies_in_hidden_folders_is_no_data(tmp_path):
+    content = files(4)
+    copies = {f"{name.split('/')[0]}/.ipynb_checkpoints/{name.split('/')[1]}": data for name, data in content.items()}
+    copies |= {f"__MACOSX/{name}": data for name, data in content.items()} | {".trash/ant/0.png": encoded(0)}
+    one = write(tmp_path / "a", content)
+    for source in (write(tmp_path / "b", content | copies), tar(tmp_path / "c.tar", content | copies)):
+        for split in ("train", "valid", "whole"):
+            assert load(source, split).class_names == load(one, split).class_names
+            assert load(source, split).images.equal(load(one, split).images)
+    assert [name for name, _ in image_files(tmp_path / "b")] == sorted(content)
 
 
 def test_a_class_that_is_called_like_a_split_is_explained(tmp_path):

@@ -5,20 +5,22 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.data.parquet import in_parquet
 from vitlens.data.samples import (
-    EVERY_SPLIT,
     SPLITS,
     VALIDATION,
     Listing,
     Named,
     check_known,
     divided,
+    first_of,
+    hidden,
     is_image,
+    is_split,
     labeled,
     packed,
     parsed,
@@ -70,7 +72,7 @@ def in_folder(folder: Path, request: Request) -> Listing:
     flat = validation_files(folder) if request.split != "train" else None
     if flat and not any(_images(flat[0] / name, folder) for name in _folders(flat[0])):
         return _validation(*flat, request.split)
-    named = [folder / name for name in sorted(EVERY_SPLIT) if (folder / name).is_dir()]
+    named = [folder / name for name in _folders(folder) if is_split(name)]
     if not any(_folders(d) for d in named):
         tars = sorted([*folder.glob("*.tar"), *(tar for d in named for tar in d.glob("*.tar"))])
         if tars:
@@ -82,7 +84,7 @@ def in_folder(folder: Path, request: Request) -> Listing:
                 "it another name."
             )
     if named:
-        return _in_split_folders(folder, request.part)
+        return _in_split_folders(folder, request.part, [d.name for d in named])
     by_class = {name: found for name in _folders(folder) if (found := _images(folder / name, folder))}
     if not by_class:
         raise ValueError(f"{_lacking(folder, request.part)}, nor folders of images, one for each class.")
@@ -96,12 +98,13 @@ def has_imagenet(folder: Path, split: str) -> bool:
     return classes or folder.is_dir() and split != "train" and validation_files(folder) is not None
 
 
-def _in_split_folders(folder: Path, split: str) -> Listing:
-    root = next((folder / name for name in SPLITS[split] if (folder / name).is_dir()), None)
-    if root is None:
+def _in_split_folders(folder: Path, split: str, present: Sequence[str]) -> Listing:
+    found = first_of(split, present)
+    if found is None:
         raise ValueError(f"{_lacking(folder, split)}.")
+    root = folder / found
     # Labels number the training classes, so that a validation folder may lack one.
-    train = next((folder / name for name in SPLITS["train"] if (folder / name).is_dir()), root)
+    train = folder / (first_of("train", present) or found)
     class_names = _folders(train)
     check_known(_folders(root), root, class_names, train)
     names, labels = labeled(_images(root / name, folder) for name in class_names)
@@ -114,11 +117,12 @@ def _lacking(folder: Path, split: str) -> str:
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(d.name for d in folder.iterdir() if d.is_dir() and not d.name.startswith("."))
+    return sorted(d.name for d in folder.iterdir() if d.is_dir() and not hidden(d.name))
 
 
 def _images(folder: Path, root: Path) -> list[str]:
-    return [path.relative_to(root).as_posix() for path in sorted(folder.rglob("*")) if is_image(path.name)]
+    below = (path.relative_to(root).as_posix() for path in sorted(folder.rglob("*")))
+    return [path for path in below if is_image(path)]
 
 
 # ImageNet's validation images as published

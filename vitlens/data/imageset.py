@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlens.data.augment import Augment
 from vitlens.data.decode import decoded
-from vitlens.data.samples import Listing
+from vitlens.data.samples import Listing, fingerprint
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class ImageSet:
 
     `images` is uint8 (N, 3, H, W), `labels` int64 (N,), `class_names` one name per label, in label order. `damaged`
     names the samples that could not be decoded and were left out, each with the reason. `note` says what a user should
-    know about how the split came about; mostly there is nothing.
+    know about how the split came about; mostly there is nothing. `pictures` is the `samples.fingerprint` of what was
+    loaded.
     """
 
     images: Tensor
@@ -35,6 +36,7 @@ class ImageSet:
     class_names: tuple[str, ...]
     damaged: tuple[str, ...] = ()
     note: str = ""
+    pictures: str = ""
 
     def __post_init__(self):
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
@@ -142,7 +144,7 @@ def held(
         images = _stacked([images[i] for i in kept], what)
     elif damaged:
         images = images[kept]
-    return ImageSet(images, labels[kept], listing.class_names, reasons, listing.note)
+    return ImageSet(images, labels[kept], listing.class_names, reasons, listing.note, fingerprint(listing.samples))
 
 
 def _stacked(images: list[Tensor], what: str) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlens.data.decode import shaped
 from vitlens.data.imageset import ImageSet, held
 from vitlens.data.parquet import Rows
-from vitlens.data.samples import Listing
+from vitlens.data.samples import Listing, fingerprint
 from vitlens.data.sources import SOURCES, Request, listed
 from vitlens.data.stream import ImageStream
 
@@ -52,7 +52,8 @@ def load(
       `test-*.parquet` (the first of these that is there) with columns `image: {bytes, path}` and `label`, or, under
       other names, the only ones that can be these (CIFAR-100's `img` and `fine_label`); class names from `classes.json`
       beside them, else from the shards' own metadata;
-    * a folder `train/` and `val/` (or `valid`, `validation`, `test`) of one folder of images per class;
+    * a folder `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`, in small or capital
+      letters) of one folder of images per class; hidden files and folders do not count;
     * a folder of one folder of images per class, not divided: of each class about a tenth, chosen by the names of its
       files, is the validation split, and `note` says so. A file stays in its split when others are added;
     * ImageNet's validation files side by side in a folder (`ILSVRC2012_val_00000001.JPEG` …), with a file of their
@@ -107,8 +108,9 @@ def load(
         samples = samples.unpacked(request.root / "parquet")
     labels = torch.as_tensor(listing.labels, dtype=torch.int64)
     return ImageStream(
-        samples, labels, listing.class_names, size, shape, on_damaged, workers, device, note=listing.note
-    )
+        samples, labels, listing.class_names, size, shape, on_damaged, workers, device, note=listing.note,
+        pictures=fingerprint(samples),
+    )  # fmt: skip
 
 
 _rows = "\n".join(

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 VALIDATION = ("valid", "validation", "val")
-SPLITS = {"train": ("train",), "valid": (*VALIDATION, "test"), "test": ("test", *VALIDATION)}
+SPLITS = {
+    "train": ("train", "training"),
+    "valid": (*VALIDATION, "test", "testing"),
+    "test": ("test", "testing", *VALIDATION),
+}
 EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 VALID_SHARE = 0.1
@@ -99,19 +104,45 @@ def packed(names: Iterable[str]) -> np.ndarray:
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-def is_image(name: str) -> bool:
-    """Whether a file name is that of an image. Hidden files are none, such as those a Mac puts beside each file."""
-    stem, suffix = os.path.splitext(os.path.basename(name))
-    return suffix.lower() in SUFFIXES and not stem.startswith(".")
+def is_image(path: str) -> bool:
+    """Whether a path below the folder of the data, with slashes, is that of an image. Hidden files are none, and what
+    lies in hidden folders neither, such as the copies that a Mac or Jupyter puts beside files."""
+    _, suffix = os.path.splitext(path)
+    return suffix.lower() in SUFFIXES and not any(map(hidden, path.split("/")))
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder of this name holds no data."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def fingerprint(samples: Samples) -> str:
+    """A checksum of sixteen of the samples, by which other pictures of the same names and labels are told.
+
+    Of their files as they are: decoders may differ by a level of gray. What cannot be read does not count.
+    """
+    digest = hashlib.sha256()
+    for i in np.unique(np.linspace(0, len(samples) - 1, 16).astype(int)).tolist():
+        with suppress(Exception):  # it is told when all are decoded
+            content = samples.content(i)
+            if isinstance(content, Image.Image):
+                content = f"{content.mode} {content.size}".encode()
+            digest.update(content if isinstance(content, bytes) else content.numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 # Splits
 
 
 def first_of(split: str, present: Iterable[str]) -> str | None:
-    """The first name for `split`, such as "valid" or "val", that is among those `present`; None if none is."""
-    present = set(present)
-    return next((name for name in SPLITS[split] if name in present), None)
+    """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if none is."""
+    by_name = {name.lower(): name for name in present if name}
+    return next((by_name[name] for name in SPLITS[split] if name in by_name), None)
+
+
+def is_split(name: str) -> bool:
+    """Whether a folder of this name stands for a split, in small or capital letters."""
+    return name.lower() in EVERY_SPLIT
 
 
 def divided(by_class: dict[str, list[str]], split: str, where: Path) -> tuple[list[str], list[int], str]:

@@ -78,6 +78,8 @@ class ImageStream:
     rows: Tensor | None = None
     """Numbers of the samples that belong to the stream, int64 (N,); all by default."""
     note: str = ""
+    pictures: str = ""
+    """`samples.fingerprint` of what was opened."""
     context: str | None = None
     found: dict[int, str] = field(default_factory=dict)
 

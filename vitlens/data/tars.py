@@ -31,6 +31,7 @@ from vitlens.data.samples import (
     divided,
     first_of,
     is_image,
+    is_split,
     labeled,
     names_beside,
     numbers_as_names,
@@ -136,10 +137,10 @@ def _by_split(found: dict[str, tuple], root: Path) -> dict[str | None, dict[str,
     splits: dict[str | None, dict[str, list[str]]] = {}
     for name in sorted(found):
         folders = PurePosixPath(name).parts[:-1]
-        if folders and folders[-1] in EVERY_SPLIT:  # without labels, as test images may be
-            splits.setdefault(folders[-1], {})
+        if folders and is_split(folders[-1]):  # without labels, as test images may be
+            splits.setdefault(folders[-1].lower(), {})
         elif folders:
-            side = next((part for part in folders[:-1] if part in EVERY_SPLIT), None)
+            side = next((part.lower() for part in folders[:-1] if is_split(part)), None)
             splits.setdefault(side, {}).setdefault(folders[-1], []).append(name)
         else:
             raise ValueError(LOOSE.format(root, name))

@@ -55,9 +55,10 @@ class Pictures:
         split = lambda part: part.tensor_split(max(1, len(part) // batch))  # noqa: E731
         self.first = split(rows[:first]) if first else ()
         self.batches = split(rows[first:])  # of two images at least
-        drawn = hashlib.sha256(repr((self.data.class_names, self.data.labels[rows].tolist())).encode()).hexdigest()[:8]
+        drawn = repr((self.data.class_names, self.data.labels[rows].tolist(), self.data.pictures))
+        drawn = hashlib.sha256(drawn.encode()).hexdigest()[:8]
         self.about = (
-            f"weights {question.weights}, {len(rows)} of {len(self.data)} images (labels {drawn}), seed {seed}, "
+            f"weights {question.weights}, {len(rows)} of {len(self.data)} images (checksum {drawn}), seed {seed}, "
             f"batches of {batch}"
         )
 

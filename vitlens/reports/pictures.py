@@ -7,22 +7,21 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from vitlens.data.samples import SUFFIXES, is_image
 from vitlens.images import ImageError, load_image
 from vitlens.models import built_size, preprocess
 
 SHARP = 200
 """Dots per inch of a figure in a file: twice the pixels that it is shown at."""
 
-IMAGE_FILES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-
 
 def image_files(folder: Path) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder} to read images from.")
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES and p.is_file())
+    files = sorted(p for p in folder.rglob("*") if is_image(p.relative_to(folder).as_posix()) and p.is_file())
     if not files:
-        raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(IMAGE_FILES))}).")
+        raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(SUFFIXES))}).")
     return [(str(p.relative_to(folder)), p) for p in files]
 
 

@@ -58,6 +58,7 @@ def finish(
         },
         "training_images": len(data[0]),
         "labels": checksum(data[0]),
+        "pictures": data[0].pictures,
         "damaged": damaged,
         "epochs": plan.epochs,
         "steps": steps,
@@ -81,6 +82,7 @@ def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> d
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
         same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
+        same = same and account.get("pictures", train.pictures) == train.pictures
         if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
             return account
     return None

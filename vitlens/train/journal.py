@@ -30,6 +30,7 @@ FREE = ("log_every", "save_every", "accumulate")
 FACTS = {
     "images": "on {} training images",
     "labels": "on images whose labels and class names have the checksum {}",
+    "pictures": "on images whose files have the checksum {}",
     "held": "with images in an {}",
 }
 # What may differ, but then the numbers are not to the bit those of a run that was never stopped.
@@ -51,7 +52,7 @@ def checksum(images: ImageSet) -> str:
 def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
     """What a run depends on besides its recipe: its images, how they are read and cut into parts, and the machine."""
     return {
-        "images": len(train), "labels": checksum(train), "held": type(train).__name__,
+        "images": len(train), "labels": checksum(train), "pictures": train.pictures, "held": type(train).__name__,
         "parts": world.size * recipe.accumulate, "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
     }  # fmt: skip
@@ -98,9 +99,10 @@ class Journal:
                     f"{now[key]!r}. Resume it with its own recipe, or train into another folder."
                 )
         for key, what in FACTS.items():
-            if scalars.get(key) != self.facts[key]:
+            told = scalars.get(key, self.facts[key])  # older runs do not tell of their pictures
+            if told != self.facts[key]:
                 raise ValueError(
-                    f"The run in {self.folder} was started {what.format(scalars.get(key))} and is to be resumed "
+                    f"The run in {self.folder} was started {what.format(told)} and is to be resumed "
                     f"{what.format(self.facts[key])}. Resume it as it was, or train into another folder."
                 )
         if self.writes and (said := self._differences(scalars)):

@@ -11,6 +11,7 @@ import torch
 
 from vitlens.data.files import writable
 from vitlens.train import checkpoint
+from vitlens.train.journal import FREE
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.settings import FROM_MODEL, Recipe
 from vitlens.train.snapshots import schedule
@@ -25,8 +26,11 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
             raise ValueError(f"--{name} must be a positive number of minutes, got {minutes}.")
     if watch:
         schedule(1, watch)  # which refuses too few
-    if not resume and checkpoint.newest_first(out / "checkpoints"):
-        raise ValueError(f"{out} already holds checkpoints of a run. Resume it, or train into another folder.")
+    there = {"checkpoints": checkpoint.newest_first(out / "checkpoints")}
+    there |= {name: (out / name).exists() for name in ("training.json", "model")}
+    if not resume and any(there.values()):
+        found = next(name for name, is_there in there.items() if is_there)
+        raise ValueError(f"{out} already holds {found} of a run. Resume it, or train into another folder.")
     if resume and not out.is_dir():
         raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
     writable(out, "--out")
@@ -61,6 +65,21 @@ def planned(
     elif plan.continues and not source:
         raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
     return plan if seed is None else replace(plan, seed=seed)
+
+
+def unlike(plan: Recipe, name: str) -> str:
+    """A sentence on what the recipe of a resumed run has otherwise than the JSON file `name`; "" if there is nothing.
+
+    The run keeps to its own, which `--set` may have changed when it began.
+    """
+    if not name.endswith(".json"):
+        return ""
+    file = read_recipe(name)
+    file = file.tiny() if plan.train_images and not file.train_images else file
+    own, said = ({**each.to_dict(), **vars(each.augment)} for each in (plan, file))
+    free = {"augment", "num_classes", *FREE, *(FROM_MODEL if plan.init else ())}
+    others = [f"{k} is {own[k]} (not {said[k]})" for k in said if k not in free and said[k] not in (own[k], "auto")]
+    return f"The run goes on by its own recipe and not by {name}: {', '.join(others)}." if others else ""
 
 
 def _same(one: str, other: str) -> bool:

@@ -17,7 +17,7 @@ from vitlens.train import checkpoint, snapshots
 from vitlens.train.account import command_of, finish, finished_before, hardware, seconds_before, versions
 from vitlens.train.loop import fit
 from vitlens.train.losses import compiled
-from vitlens.train.plan import planned, refuse
+from vitlens.train.plan import planned, refuse, unlike
 from vitlens.train.precision import said_of, settled
 from vitlens.train.processes import join
 from vitlens.train.recipes import read_recipe
@@ -82,6 +82,8 @@ def run(
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
     quiet = quiet or world.rank > 0
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
+    if resume and (out / "recipe.json").exists() and (others := unlike(plan, recipe_name)):
+        say(others)
 
     start = time.monotonic()
     source = Source(str(data), root, stream, workers, on_damaged)

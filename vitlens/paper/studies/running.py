@@ -126,9 +126,9 @@ def _chosen(images: ImageSet, study: Study, data: str) -> ImageSet:
         )
     kept = torch.randperm(have, generator=torch.Generator().manual_seed(0))[: study.classes].sort().values
     rows = torch.isin(images.labels, kept).nonzero()[:, 0]
-    return ImageSet(
-        images.images[rows], torch.searchsorted(kept, images.labels[rows]),
-        tuple(images.class_names[k] for k in kept.tolist()), images.damaged, images.note,
+    return replace(
+        images, images=images.images[rows], labels=torch.searchsorted(kept, images.labels[rows]),
+        class_names=tuple(images.class_names[k] for k in kept.tolist()),
     )  # fmt: skip
 
 
