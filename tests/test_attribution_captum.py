@@ -159,6 +159,13 @@ def test_kernel_shap_by_hand_and_its_sum(vit):
     torch.testing.assert_close(got.sum((1, 2)), gain, rtol=1e-3, atol=1e-4)
 
 
+def test_kernel_shap_of_a_single_patch_is_what_it_adds(vit):
+    model, x = vit(img_size=16), images()[..., :16, :16] + 3.0
+    with torch.no_grad():
+        gain = (model(x) - model(torch.zeros_like(x)))[:, 3]
+    torch.testing.assert_close(kernel_shap(model, x, 3).flatten(), gain)
+
+
 def played(game, **options):
     """KernelSHAP's map of a game on 14 × 14 patches of one pixel, 1 where it is seen."""
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_support import captured
+from PIL import Image
 from safetensors.torch import load_file
 from scipy.stats import binom, chisquare
 
 from vitlens import load_model
-from vitlens.data import ImageSet
+from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
 from vitlens.train import autoencoder, fit, masked, recipe, runs, snapshots, starting_from
 from vitlens.train.choices import SETTINGS
@@ -255,6 +256,23 @@ def test_every_variant_learns_and_moves_all_its_weights(data, name):
     assert found["valid_loss"] == objective_loss(model, data[1], r) == objective_loss(model, data[1], r)
     model.load_state_dict(average, strict=False)
     assert found["valid_loss_average"] == pytest.approx(objective_loss(model, data[1], r), rel=1e-6)
+
+
+def test_images_that_stand_in_for_damaged_ones_do_not_count(data, tmp_path):
+    """A picture of noise is damaged; the flat one after it, which is easy to fill in, would count twice."""
+    r = VARIANTS["pixels"]
+    model, pictures = r.build(), [data[1].images[0], torch.full((3, 16, 16), 120, dtype=torch.uint8)]
+    for number, picture in enumerate([pictures[0], None, *pictures[1:]]):
+        path = tmp_path / "valid" / "a" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if picture is None:
+            path.write_bytes(b"no picture")
+        else:
+            Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
+    stream = load(tmp_path, "valid", size=16, stream=True, workers=0, on_damaged="skip")
+    expected = objective_loss(model, ImageSet(torch.stack(pictures), torch.zeros(2, dtype=torch.int64), ("a",)), r)
+    assert objective_loss(model, stream, r) == pytest.approx(expected, rel=1e-6)
+    assert len(stream.damaged) == 1
 
 
 @pytest.mark.parametrize("positions", SETTINGS["positions"])

@@ -149,19 +149,31 @@ def test_each_part_is_what_the_weights_say(vit):
     torch.testing.assert_close(direct(model, x, 4), maps.sum((1, 2)))
 
 
-def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand(vit):
+@pytest.mark.parametrize("positions", ["learned-1d", "relative-1d"])
+def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand(vit, positions):
+    """Relative positions are a mask that depends on the queries; it is constant, too."""
     model, x = plain(vit)
+    if positions == "relative-1d":
+        sizes = dict(img_size=SIZE, patch_size=16, embed_dim=24, depth=3, num_heads=3, num_classes=5)
+        model = timm.create_model("vitlens_vit", positions=positions, **sizes).eval().double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.3)
     tokens, kept = model.patch_embed(x), []
 
     def norm(module, t):
         deviation = (t.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
         return (t - t.mean(-1, keepdim=True)) / deviation * module.weight + module.bias
 
-    tokens = (torch.cat([model.cls_token.expand(2, -1, -1), tokens], 1) + model.pos_embed).detach().requires_grad_()
-    for block in model.blocks:
+    tokens = torch.cat([model.cls_token.expand(2, -1, -1), tokens], 1)
+    tokens = (tokens if model.pos_embed is None else tokens + model.pos_embed).detach().requires_grad_()
+    with capture(model) as attn:
+        model(x)
+    for layer, block in zip(attn, model.blocks, strict=True):
         kept.append(tokens)
         q, k, v = block.attn.qkv(norm(block.norm1, tokens)).reshape(2, 25, 3, 3, 8).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT / 8**0.5).softmax(-1).detach()
+        weights = (q @ k.mT / 8**0.5).softmax(-1) if positions == "learned-1d" else layer.weights()
+        weights = weights.detach()
         tokens = tokens + block.attn.proj((weights @ v).transpose(1, 2).reshape(2, 25, 24))
         hidden = block.mlp.fc1(norm(block.norm2, tokens))
         gate = torch.special.ndtr(hidden).detach()

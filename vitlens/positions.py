@@ -74,8 +74,8 @@ def resize(
 def by_direction(similarities: Tensor) -> Tensor:
     """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, in line with neither.
 
-    similarities: (rows, cols, rows, cols); n = min(rows, cols) − 1. An offset in line with neither counts for the
-    distances that it is within half a patch of.
+    similarities: (rows, cols, rows, cols); n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
+    in line with neither counts for the distances that it is within half a patch of, and each of them alike.
     """
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))

@@ -14,10 +14,11 @@ from vitlens.recorder.families import family, transformer
 def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) gradient × input, summed over the inputs of all layers, with all multipliers held fixed.
 
-    LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the statistics of the norms and
-    the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants. So the model is a
-    linear function of each layer's tokens, and gradient × input, summed over all tokens, is the logit minus what the
-    biases add. That is checked for the first layer. The gradients are those of CP-LRP in LXT (Ali et al. 2022).
+    LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the deviations by which norms
+    divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants. So the
+    model is a linear function of each layer's tokens, and gradient × input, summed over all tokens, is the logit minus
+    what the biases add. That is checked for the first layer. The gradients are those of CP-LRP in LXT (Ali et al.
+    2022).
     """
     model, images = checked(model, images, target)
     target, against = bound(model, target, against)

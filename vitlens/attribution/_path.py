@@ -16,7 +16,8 @@ def integrated_gradients(
     """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
 
     The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
-    multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows.
+    multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows: of
+    photographs and DeiT-Tiny it is off by 0.5 to 4 % with 50 steps, and by less than 0.1 % with 1,000.
 
     baseline: a number or tensor in normalized units; 0 is the mean color. n_steps: points on the line, by
     Gauss-Legendre quadrature. internal_batch_size: images in one forward.

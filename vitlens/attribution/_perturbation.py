@@ -76,6 +76,8 @@ def kernel_shap(
     internal_batch_size: as in `occlusion`.
     """
     require_count(internal_batch_size=internal_batch_size)
+    if case.grid.patches == 1:  # its Shapley value is what it adds
+        return feature_ablation(case, baseline=baseline, internal_batch_size=internal_batch_size)
     covers, draws = _covers(n_samples, case.grid.patches), Draws(seed, case.images.device)
     method = captum().KernelShap(draws.aside(case.forward))
     method.perturb_func = _paired(method.perturb_func)

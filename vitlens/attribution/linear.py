@@ -1,8 +1,8 @@
 """A forward in which what multiplies is held fixed, so that a logit is a sum of gradient × input, exactly.
 
-The weights of attention, the statistics of the norms and, where wanted, the gates of activations are constants in
-autograd's graph. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's functions,
-and hooks say where the graph is cut or begins.
+The weights of attention, the deviations by which norms divide and, where wanted, the gates of activations are constants
+in autograd's graph. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's
+functions, and hooks say where the graph is cut or begins.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 class _Fixed(Constants):
-    """Make autograd treat attention weights and norm statistics as constants, too, so that its graph is linear.
+    """Make autograd treat attention weights and the deviations in norms as constants, too, so that its graph is linear.
 
     All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
     by 1 + zeros, so the gradient by the zeros is what all of them add, image by image. activations: the gates of
@@ -90,8 +90,11 @@ class _Fixed(Constants):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in (F.scaled_dot_product_attention, spelled_out):
-            query, key, *rest = args
-            return super().__torch_function__(func, types, (held(query), held(key), *rest), kwargs)
+            query, key, value, *rest = args
+            query, key, *rest = (held(t) if isinstance(t, Tensor) else t for t in (query, key, *rest))
+            if isinstance(kwargs.get("attn_mask"), Tensor):  # relative positions depend on the queries
+                kwargs = {**kwargs, "attn_mask": held(kwargs["attn_mask"])}
+            return super().__torch_function__(func, types, (query, key, value, *rest), kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # what stands in for it is no call of the model, for outer modes to see
             return self._linear(func, result, *args, **kwargs)

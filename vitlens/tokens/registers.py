@@ -30,8 +30,8 @@ VIT = "timm.models.vision_transformer.VisionTransformer"
 def register_neurons(
     model: nn.Module, images: Tensor, count: int = 10, *, times: float = TIMES, layer: int | None = None
 ) -> dict[int, list[int]]:
-    """The neurons that make the outliers, by layer: those whose activation at outlier patches is farthest above that at
-    the other patches, the mean over the images.
+    """The neurons that make the outliers, by layer: those whose mean activation at the outlier patches of all images is
+    farthest above that at the other patches.
 
     images: (B, C, height, width), as the model wants them. count: how many neurons, over all layers. times: what an
     outlier is (`vitlens.tokens.outliers`). layer: outliers are those after it, and it is the last layer whose neurons

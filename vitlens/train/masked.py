@@ -64,7 +64,7 @@ def restored(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 class MaskedPatches(nn.Module):
     """The head and the learned embedding of masked patch prediction. (model, images) → loss.
 
-    target: "mean-color", "colors-4x4" or "pixels". The loss is a mean over all corrupted patches of the batch: the
+    target: "mean-color", "colors-4x4" or "pixels". The loss is a mean over all corrupted patches of the images: the
     cross-entropy with the color of each part, or the squared error of each normalized pixel value.
     """
 

@@ -121,8 +121,8 @@ class Recipe:
     batch_size: int = 1024
     """Images per optimizer step. What does not fill a batch at the end of an epoch is dropped, each time others."""
     accumulate: int = 1
-    """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole, but
-    where a model has batch normalization, which sees one part at a time."""
+    """Parts that a batch is cut into, one after the other, to save memory; the gradient is that of the whole,
+    but where each part has its own random numbers (dropout, hidden patches) or batch normalization."""
     # Optimizer.
     optimizer: str = "adamw"
     """"adamw", "sgd" with momentum, or "muon": Muon for the hidden matrices and AdamW for the rest."""
