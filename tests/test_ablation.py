@@ -229,10 +229,36 @@ def test_the_command(tmp_path, monkeypatch):
     pruned = ("--prune", "--choose", 6, "--orders", 1, "--images", 20, "--out", tmp_path / "pruning.csv")
     assert "random 0" in vitlens(*common, *pruned).stdout
     assert len((tmp_path / "pruning.csv").read_text().splitlines()) == 2 + 2 * 7
+    zero = vitlens(*common, *pruned[:-1], tmp_path / "new" / "zero.csv", "--ways", "zero")
+    assert "random 0" in zero.stdout and ", zero, the first 6" in (tmp_path / "new" / "zero.csv").read_text()
+    refused = vitlens(*common, *pruned[:-1], tmp_path / "y.csv", "--ways", "zero,mean", expect=2)
+    assert "'mean' or to 'zero', got 'zero,mean'" in refused.stderr
+    assert "Add --prune" in vitlens(*common, "--choose", 6, "--out", tmp_path / "x.csv", expect=2).stderr
     assert "needs --data" in vitlens("ablate", model, "--out", tmp_path / "x.csv", expect=2).stderr
     assert "other settings" in vitlens(*common, "--seed", 1, "--out", tmp_path / "heads.csv", expect=2).stderr
     with pytest.raises(UnsupportedModelError, match="convolutions"):
         ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
+
+
+@pytest.mark.parametrize("call, options", [(ablation.effects, {}), (ablation.pruning, dict(choose=3, orders=1))])
+def test_a_damaged_table_is_refused_and_left(tmp_path, call, options):
+    model, data, out = small(), labeled(), tmp_path / "heads.csv"
+    call(model, data, out=out, **options, **QUIET)
+    whole = out.read_bytes()
+    head, columns, *rows = whole.splitlines(keepends=True)
+    assert call(model, data, out=out, **options, **QUIET).shape[0] == len(rows)
+    for damaged in (
+        head, head + columns, whole[:-30], whole[:-1], head + columns + b"".join(rows[:-1]),
+        head + columns.replace(b"accuracy", b"right") + b"".join(rows), head + columns + rows[0][:9] + b"\n",
+    ):  # fmt: skip
+        out.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"heads.csv is damaged: some of it is missing. Delete it"):
+            call(model, data, out=out, **options, **QUIET)
+        assert out.read_bytes() == damaged
+    for other in (b"", b"\xff\xfe\x00", b"layer,head\n0,0\n"):
+        out.write_bytes(other)
+        with pytest.raises(ValueError, match="heads.csv is of another model, other images or other settings"):
+            call(model, data, out=out, **options, **QUIET)
 
 
 @pytest.mark.parametrize(

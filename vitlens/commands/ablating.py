@@ -21,11 +21,13 @@ class Options:
     data: Annotated[str, Option(help=f"Labeled images: a folder or tar file, or {source_names()}.")] = ""
     out: Annotated[Path | None, Option(help="CSV file; run the same command again to continue it.")] = None
     images: Annotated[int | None, Option(help="Number of images, drawn at random; by default all.")] = None
-    ways: Annotated[str, Option(help="What replaces a head's output: zero, mean, resample.")] = "zero,mean,resample"
-    prune: Annotated[bool, Option("--prune", help="Remove heads one after the other, to their means.")] = False
-    choose: Annotated[int, Option(help="With --prune: images by which the next head is chosen.")] = 100
-    orders: Annotated[int, Option(help="With --prune: number of random orders beside the greedy one.")] = 3
-    step: Annotated[int, Option(help="With --prune: heads removed at once.")] = 1
+    ways: Annotated[
+        str, Option(help="What replaces a head's output: zero, mean, resample; by default each, with --prune mean.")
+    ] = ""
+    prune: Annotated[bool, Option("--prune", help="Remove heads one after the other.")] = False
+    choose: Annotated[int | None, Option(help="With --prune: images to choose the next by; by default 100.")] = None
+    orders: Annotated[int | None, Option(help="With --prune: random orders beside the greedy; by default 3.")] = None
+    step: Annotated[int | None, Option(help="With --prune: heads removed at once; by default 1.")] = None
     seed: Annotated[int, Option(help="Seed of the images drawn and of the random orders.")] = 0
     batch: Annotated[int, Option(help="Images run at once.")] = 50
     root: options.Root = None
@@ -37,6 +39,7 @@ def ablate(asked: Options) -> None:
     """Switch off every head alone, and measure accuracy, KL and margin; or prune heads one after the other."""
     from vitlens import ablation
     from vitlens.evaluate import command_of
+    from vitlens.recorder.intervention import WORDS
 
     options.require("An ablation", data=asked.data, out=asked.out)
     options.require_file(asked.out, "--out")
@@ -45,13 +48,16 @@ def ablate(asked: Options) -> None:
         images=asked.images, seed=asked.seed, batch=asked.batch, out=asked.out, root=asked.root, workers=asked.workers,
         device=asked.device, command=command_of(sys.argv[1:]), say=lambda text: options.echo(f"Note: {text}"),
     )  # fmt: skip
+    pruning = {name: n for name in ("choose", "orders", "step") if (n := getattr(asked, name)) is not None}
+    if pruning and not asked.prune:
+        raise ValueError(f"--{next(iter(pruning))} is about the order in which heads are removed. Add --prune.")
     if asked.prune:
-        settings |= dict(choose=asked.choose, orders=asked.orders, step=asked.step)
-        found = ablation.pruning(asked.model, asked.data, **settings)
+        found = ablation.pruning(asked.model, asked.data, way=asked.ways or "mean", **pruning, **settings)
         found = found[found["images"] > 0]
         print(found.pivot(index="removed", columns="order", values="accuracy").round(2).to_string())
     else:
-        found = ablation.effects(asked.model, asked.data, ways=options.comma_separated(asked.ways), **settings)
+        ways = options.comma_separated(asked.ways) if asked.ways else WORDS
+        found = ablation.effects(asked.model, asked.data, ways=ways, **settings)
         shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
         print("The ten largest by KL:")
         print(found.nlargest(10, "kl")[shown].round(3).to_string(index=False))

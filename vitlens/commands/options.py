@@ -105,7 +105,8 @@ def require(command: str, **options: object) -> None:
     for option, value in options.items():
         if not value:
             missing = "a name" if option == "name" else f"--{option}"
-            raise ValueError(f"{command} needs {missing}. Add --list to see what there is, or --help for all options.")
+            listed = " Add --list to see what there is." if option in ("name", "recipe") else ""
+            raise ValueError(f"{command} needs {missing}.{listed or ' Add --help to see all options.'}")
 
 
 def require_file(path: Path, option: str) -> None:
@@ -113,6 +114,17 @@ def require_file(path: Path, option: str) -> None:
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder. Give another {option}.")
     writable(path.parent, option)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def require_figure(path: Path, option: str) -> None:
+    """The same for a figure, whose kind Matplotlib must know."""
+    from matplotlib.figure import Figure
+
+    require_file(path, option)
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix[1:].lower() not in kinds:
+        raise ValueError(f"{option} must end in the name of a kind of picture ({', '.join(kinds)}), got {path}.")
 
 
 def checked_device(name: str | None):

@@ -52,9 +52,11 @@ def study(
     if processes < 1:
         raise ValueError(f"--processes must be 1 or more, got {processes}.")
     options.checked_device(device)
-    for path, option in ((table, "--table"), (figure, "--figure"), (inside, "--inside")):
+    for path, option in ((table, "--table"), (inside, "--inside")):
         if path is not None:
             options.require_file(path, option)
+    if figure is not None:
+        options.require_figure(figure, "--figure")
     chosen = chosen.tiny() if tiny else chosen
     records = studies.run_study(
         chosen, data, out, root=root, device=device, max_minutes=max_minutes, processes=processes,

@@ -76,7 +76,8 @@ def effects(
         for place in pictures.heads
         for way in ways
     ]
-    table = _Table(out, f"{pictures.about}, ways {' '.join(ways)}", settings.get("command") or "ablation.effects", rows)
+    about, command = f"{pictures.about}, ways {' '.join(ways)}", settings.get("command") or "ablation.effects"
+    table = _Table(out, about, command, rows, ("layer", "head", "way"))
     whole, runs = len(pictures.batches), len(table.rows)
     with pictures.running((whole - table.done) * (runs + 1) + whole * ("mean" in ways), "heads"):
         left = table.done < whole
@@ -128,7 +129,7 @@ def pruning(
     rows = [_step(name, 0) for name in names]
     rows += [_step(name, n + 1, place) for name, order in drawn.items() for n, place in enumerate(order)]
     about = f"{pictures.about}, {way}, the first {choose} to choose by, {orders} orders, {step} at once"
-    table = _Table(out, about, settings.get("command") or "ablation.pruning", rows)
+    table = _Table(out, about, settings.get("command") or "ablation.pruning", rows, ("order", "removed"))
     greedy = [_place(row) for row in table.rows if row["order"] == "greedy" and row["removed"]]
     left = len(heads) - len(greedy)
     whole = len(pictures.batches)
@@ -232,22 +233,30 @@ def _count(row: dict, right: int, images: int) -> None:
 
 
 class _Table:
-    """Rows that are kept in a CSV, whose first line says of what they are and how many batches they know."""
+    """Rows that are kept in a CSV, whose first line says of what they are and how many batches they know. key: the
+    columns that tell them apart."""
 
-    def __init__(self, out: str | Path | None, about: str, command: str, rows: list[dict]):
+    def __init__(self, out: str | Path | None, about: str, command: str, rows: list[dict], key: Sequence[str]):
         self.out, self.rows, self.done = None if out is None else Path(out), rows, 0
         self.head = f"# {command}; {about}; "
         if self.out is None or not self.out.exists():
             return
-        line, *rest = self.out.read_text(encoding="utf-8").splitlines()
+        line, _, rest = self.out.read_text(encoding="utf-8", errors="replace").partition("\n")
         known = re.search(r"; (\d+) of \d+ batches$", line)
         if known is None or f"; {about}; " not in line:
             raise ValueError(
                 f"{self.out} is of another model, other images or other settings, so it cannot be continued. Give "
                 "another file, or delete it."
             )
-        self.done = int(known[1])
-        self.rows = [{k: _parsed(v) for k, v in row.items()} for row in csv.DictReader(rest)]
+        kept = list(csv.DictReader(io.StringIO(rest)))
+        cells = all(row.keys() >= rows[0].keys() and None not in {*row, *row.values()} for row in kept)
+        if whole := cells and rest.endswith("\n"):
+            kept = [{k: _parsed(v) for k, v in row.items()} for row in kept]
+            found, wanted = ({tuple(row[k] for k in key) for row in each} for each in (kept, rows))
+            whole = wanted <= found
+        if not whole:
+            raise ValueError(f"{self.out} is damaged: some of it is missing. Delete it, or give another file.")
+        self.done, self.rows = int(known[1]), kept
 
     def save(self, done: int, whole: int) -> None:
         self.done = done
