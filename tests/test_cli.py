@@ -71,6 +71,13 @@ def test_inspect_of_a_model_with_one_patch(tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["position_rank_correlation"] is None
 
 
+def test_inspect_leaves_no_figure_of_another_model(tmp_path):
+    for kind in ("learn", "none"):
+        vitlens("inspect", saved(tmp_path / kind, pos_embed=kind), "--out", tmp_path / "out")
+        assert (tmp_path / "out" / "rollout.png").exists()
+        assert (tmp_path / "out" / "positions.png").exists() == (kind == "learn")
+
+
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("model"))

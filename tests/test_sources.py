@@ -103,6 +103,22 @@ def test_a_folder_with_train_only_is_not_divided(tmp_path):
         load(tmp_path, "valid")
 
 
+def test_classes_without_images_are_told(tmp_path):
+    write(tmp_path, {f"{split}/{name}": data for split in ("train", "val") for name, data in files(3).items()})
+    assert not load(tmp_path, "valid").note
+    for path in (tmp_path / "val" / "bee").iterdir():
+        path.unlink()
+    (tmp_path / "train" / "dog").mkdir()
+    assert load(tmp_path).note == f"{tmp_path / 'train'} holds no image of 1 of 4 classes, such as 'dog'."
+    assert load(tmp_path, "valid").note == f"{tmp_path / 'val'} holds no image of 2 of 4 classes, such as 'bee'."
+
+
+def test_ids_are_no_numbers_of_classes(tmp_path):
+    parquet(tmp_path / "train-00000-of-00001.parquet", [encoded(0), encoded(1)], [7, 2_000_000])
+    with pytest.raises(ValueError, match=r"label of 2,000,000 among 2 images is no number of a class"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("names", [("Train", "Val"), ("Training", "Testing"), ("TRAIN", "Test")])
 def test_splits_in_capital_letters_or_spelled_out(tmp_path, names):
     """As many data sets of Kaggle have them. They were two classes, with validation images among those for training."""

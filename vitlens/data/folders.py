@@ -107,8 +107,11 @@ def _in_split_folders(folder: Path, split: str, present: Sequence[str]) -> Listi
     train = folder / (first_of("train", present) or found)
     class_names = _folders(train)
     check_known(_folders(root), root, class_names, train)
-    names, labels = labeled(_images(root / name, folder) for name in class_names)
-    return Listing(Files(packed(names), folder), labels, tuple(class_names))
+    by_class = {name: _images(root / name, folder) for name in class_names}
+    names, labels = labeled(by_class.values())
+    empty = [name for name, found in by_class.items() if not found]
+    note = f"{root} holds no image of {len(empty)} of {len(by_class)} classes, such as {empty[0]!r}." if empty else ""
+    return Listing(Files(packed(names), folder), labels, tuple(class_names), note)
 
 
 def _lacking(folder: Path, split: str) -> str:

@@ -195,8 +195,15 @@ def check_known(classes: Iterable[str], where: object, training: Iterable[str], 
 
 
 def numbers_as_names(*splits: Sequence[int]) -> tuple[str, ...]:
-    """Numbers as names for classes that have none, up to the highest label of the given splits."""
-    return tuple(str(i) for i in range(max((int(label) for labels in splits for label in labels), default=-1) + 1))
+    """Numbers as names for classes that have none, up to the highest label of the given splits. Raises ValueError for
+    labels that can be no such numbers."""
+    highest, count = max((int(label) for labels in splits for label in labels), default=-1), sum(map(len, splits))
+    if highest > max(100_000, count):
+        raise ValueError(
+            f"A label of {highest:,} among {count:,} images is no number of a class; it looks like an id. Number the "
+            "classes from 0 up."
+        )
+    return tuple(str(i) for i in range(highest + 1))
 
 
 def names_beside(folder: Path) -> tuple[str, ...] | None:

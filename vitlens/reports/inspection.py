@@ -217,7 +217,7 @@ def inspect(
 def write(inspection: Inspection, out: Path) -> list[Path]:
     """Write summary.json, distance.png, and filters.png, positions.png and rollout.png of what the model has.
 
-    Returns the paths.
+    Figures of these names that another model left in the folder are removed. Returns the paths.
     """
     import matplotlib.pyplot as plt
 
@@ -242,6 +242,8 @@ def write(inspection: Inspection, out: Path) -> list[Path]:
             captions=[p.caption for p in shown],
         )
     written[0].write_text(numbers + "\n", encoding="utf-8")
+    for name in {"filters", "positions", "rollout"} - figures.keys():
+        (out / f"{name}.png").unlink(missing_ok=True)
     for name, figure in figures.items():
         written.append(out / f"{name}.png")
         figure.savefig(written[-1], dpi=SHARP)
