@@ -51,7 +51,8 @@ class Pictures:
         self.heads = head_places(self.model, self.modules)
         rows = torch.randperm(len(self.data), generator=generator(seed))[:images]
         if len(rows) < first + 2:
-            raise ValueError(f"Expected at least {first + 2} images, got {len(rows)}.")
+            chosen_by = f": by the first {first} of them heads are chosen. Lower `choose`, or give more" if first else ""
+            raise ValueError(f"Expected at least {first + 2} images, got {len(rows)}{chosen_by}.")
         split = lambda part: part.tensor_split(max(1, len(part) // batch))  # noqa: E731
         self.first = split(rows[:first]) if first else ()
         self.batches = split(rows[first:])  # of two images at least

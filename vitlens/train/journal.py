@@ -21,8 +21,8 @@ from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
 DIVERGED = (
-    "The last checkpoint is intact; train anew, into another folder, with a lower learning rate, a longer warm-up or "
-    "in fp32."
+    "Checkpoints that were saved are intact; train anew, into another folder, with a lower learning rate, a longer "
+    "warm-up or in fp32."
 )
 # Settings that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")
