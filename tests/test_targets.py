@@ -286,6 +286,8 @@ def test_refusals(model, vit, tmp_path):
     sentence(lambda: direction(torch.ones(2, 96)), "(2, 96)")
     sentence(lambda: text(" "), "a photo of a cat")
     sentence(lambda: centroid([]), "at least one")
+    for several in (like(x), centroid([x[:1], x]), like([np.zeros((64, 96, 3), np.uint8)] * 2)):
+        sentence(lambda several=several: relevance(model, x, several), "one picture", "got 2", "`centroid`")
     sentence(lambda: relevance(model, x, like(x[:1]), against=3), "contrast")
     sentence(lambda: relevance(model, x, like(x[:1]), against=norm()), "cannot be contrasted")
     sentence(lambda: relevance(model, x, like(x[:1]), against=like(x[:1])), "itself", kind=NothingToAsk)

@@ -167,7 +167,7 @@ def like(picture: object, *, name: str = "") -> Question:
 
     picture: what `load_image` takes, shown to the model as `preprocess` does, or a prepared batch of one, (1, C, H, W).
     name: what to call it; by default the name of its file. Raises ImageError for what is no picture, once a model is
-    asked, and ValueError for features that are all zero.
+    asked, and ValueError for several pictures and for features that are all zero.
     """
     return _Asked(SIMILARITY, lambda model: _centroid(model, [picture]), name or _file_name(picture))
 
@@ -231,6 +231,11 @@ def _centroid(model: nn.Module, sources: list) -> Tensor:
         else:
             images = preprocess(model, source, size=built_size(model))
         require_images(images, model)
+        if len(images) != 1:
+            raise ValueError(
+                f"Expected one picture, or a prepared batch of one, (1, C, H, W), got {len(images)} of them. "
+                "`centroid` takes several: a list of pictures, or one batch."
+            )
         with _running(model):
             features = family(model).pooled(images.to(next(model.parameters())))
         FeatureTarget(LENGTH, None, "", "").require(model, features)
