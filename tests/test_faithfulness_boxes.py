@@ -118,6 +118,8 @@ def test_a_box_lies_in_the_image():
             for boxes in (box, [[0, 0, 96, 64], box]):
                 refuses("left < right ≤ 96 and 0 ≤ top < bottom ≤ 64", score, torch.ones(2, 4, 6), boxes, GRID)
     refuses(r"= \(nan, 0.0, 5.0, 5.0\). Resize and crop", pointing, torch.ones(1, 4, 6), [math.nan, 0, 5, 5], GRID)
+    for wrong in (-1, math.nan):
+        refuses(f"from 0 up, not {wrong}", pointing, torch.ones(1, 4, 6), [0, 0, 9, 9], GRID, tolerance=wrong)
     for boxes in ([0, 0, 9], torch.zeros(3, 4), torch.zeros(2, 2, 4)):
         refuses(r"\(4,\), or for each, shape \(2, 4\), got", energy_in_box, torch.ones(2, 4, 6), boxes, GRID)
     for score in (pointing, energy_in_box):

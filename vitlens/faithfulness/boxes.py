@@ -6,6 +6,7 @@ Maps: (…, B, rows, cols) on the patches of `grid`, that of a capture or of `to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,8 +22,10 @@ def pointing(maps: Tensor, boxes: Tensor | Sequence, grid: TokenGrid, *, toleran
     The maximum is the center of the highest patch, or of the part of it that is in the image. It hits if its distance
     from the box is at most the tolerance, in pixels (Zhang et al. allow 15). Several highest patches share the score,
     so a constant map scores what a random point scores. The mean over images is the accuracy. Raises ValueError for
-    boxes that are not in the image.
+    boxes that are not in the image, and a tolerance below 0.
     """
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance is a distance in pixels, a finite number from 0 up, not {tolerance!r}.")
     maps = checked_maps(maps, grid)
     left, top, right, bottom = _edges(boxes, maps, grid)
     y, x = torch.cartesian_prod(*((edges[1:] + edges[:-1]) / 2 for edges in _patch_edges(grid))).T
