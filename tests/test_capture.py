@@ -284,9 +284,23 @@ def test_weights_of_some_queries_and_rows(vit):
     torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
     for five in (np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
+    for outside in (17, [3, -18], torch.tensor([99])):
+        with pytest.raises(IndexError, match=r"17 queries of blocks\.1\.attn.* no query (17|-18|99)\."):
+            layer.weights(outside)
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
+
+
+def test_a_row_to_read_has_a_weight_for_every_token(vit):
+    """One over the patches alone would be that of other tokens."""
+    layer = captured(vit(), images(2, 3, 64, 64))[1]
+    one_hot = torch.eye(17)
+    for row in (one_hot[5], one_hot[5][None], one_hot[[5, 5]]):
+        torch.testing.assert_close(layer.read(row), layer.weights(5)[:, :, 0])
+    for row in (torch.eye(16)[5], one_hot[:3], torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"17 queries of blocks\.1\.attn.*got \((16,|3, 17|)\)"):
+            layer.read(row)
 
 
 def test_masks_are_used(vit):
@@ -479,6 +493,12 @@ def test_nothing_to_show_before_the_forward(vit):
     model = vit()
     with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
         attn[0]
+    attn = captured(model, images(1, 3, 64, 64))
+    for number in (3, -4):
+        with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {number}"):
+            attn[number]
+    with pytest.raises(ValueError, match="whole number.* got 'last'"):
+        attn["last"]
 
 
 def pooled(**kwargs):

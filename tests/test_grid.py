@@ -41,6 +41,9 @@ def test_index_and_image_map():
     assert grid.index(0, 0) == 2 and grid.index(1, 3) == 25 and grid.index(13, 19) == 281
     values = torch.arange(282.0)
     assert grid.image_map(values)[1, 3] == 25
+    for wrong in (values[2:], values[0]):
+        with pytest.raises(ValueError, match=r"all 282 tokens.* got \((280,)?\)"):
+            grid.image_map(wrong)
     for outside in [(-1, 0), (14, 0), (0, 20)]:
         with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
             grid.index(*outside)

@@ -122,5 +122,10 @@ class TokenGrid:
         return outermost.flatten()
 
     def image_map(self, values: Tensor) -> Tensor:
-        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens."""
+        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens. Raises ValueError for others."""
+        if values.shape[-1:] != (self.tokens,):
+            raise ValueError(
+                f"Expected values of all {self.tokens} tokens, {self.prefix} of them before the patches, shape "
+                f"(…, {self.tokens}), got {tuple(values.shape)}."
+            )
         return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))

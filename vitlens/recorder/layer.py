@@ -66,9 +66,15 @@ class Layer:
         """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
 
         Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
+        Raises IndexError for a query that does not exist.
         """
-        rows = self._rows(queries)
-        count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
+        rows, every = self._rows(queries), self.q.shape[-2]
+        if not isinstance(rows, slice) and len(outside := rows[(rows < -every) | (rows >= every)]):
+            raise IndexError(
+                f"The {every} queries of {self.name} are counted from 0, so there is no query {outside[0].item()}. "
+                "`attn.grid.index(row, col)` is the position of a patch."
+            )
+        count = len(range(every)[rows]) if isinstance(rows, slice) else len(rows)
         need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
         if need > limit:
             raise MemoryError(
@@ -82,8 +88,15 @@ class Layer:
         """(B, H, T) attention of a weighted sum of queries: Σ_q row_q·A_qk.
 
         row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
-        Goes through the queries with a weight, a block at a time.
+        Goes through the queries with a weight, a block at a time. Raises ValueError for a row of another shape.
         """
+        batch, _, queries, _ = self.q.shape
+        if row.shape not in ((queries,), (1, queries), (batch, queries)):
+            raise ValueError(
+                f"A row has a weight for each of the {queries} queries of {self.name}, prefix tokens included, shape "
+                f"({queries},) or ({batch}, {queries}), got {tuple(row.shape)}. `attn.grid.index(row, col)` is the "
+                "position of a patch."
+            )
         row = row.to(self.k.device).expand(self.q.shape[0], -1)
         chosen = row.any(0).nonzero().squeeze(-1)
         result = 0

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from vitlens.recorder.arguments import layer_number
 from vitlens.recorder.families import (
     UnsupportedModelError,
     attention_modules,
@@ -63,7 +64,7 @@ class Attention(Sequence):
             )
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return joined(self._calls[index])
+        return joined(self._calls[layer_number(len(self), index)])
 
     def differentiate(
         self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
