@@ -298,6 +298,7 @@ def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path, kind):
     refuses("tuned on a model with other weights", stream.lens, vit(seed=1, img_size=SIZE), x, tuned=again)
     refuses("two images at least", stream.tune, model, [x[:1]])
     refuses("batches of images .*got 3", stream.tune, model, 3)
+    refuses(r"loss is nan.* lr=1e\+20", stream.tune, model, [x], lr=1e20)
     refuses("`TunedLens`, got 'x'", stream.lens, model, x, tuned="x")
     refuses("is no tuned lens", stream.TunedLens.load, tmp_path / "nowhere")
 

@@ -92,8 +92,7 @@ def contributions(
     `against`, everything is for the difference of the two logits. An attention pool reads each token by weights that
     are held fixed, like the mean does; its MLP is one more part.
     """
-    found, _, _ = _read_directly(model, images, target, against, names)
-    return found
+    return _read_directly(model, images, target, against, names)[0]
 
 
 def direct(
@@ -285,11 +284,12 @@ def tune(
     The loss is the KL divergence of the read-out plus that of the tokens, averaged: in a mean over all of them, a class
     token would hardly count. A fifth of the images is held out. Each layer begins with the plain lens, takes steps of
     Adam with 64 images each, again and again through all images, until the loss on those held out has not fallen by
-    0.001 nats in five passes, and keeps its best map. No labels are used.
+    0.001 nats in five passes, and keeps its best map, zeros if that is the plain lens. No labels are used.
 
     batches: (B, C, H, W) images each, normalized as the model wants them, read once. Held in memory are prefix tokens
     and eight patches of each image, or all patches if the head reads them. on_layer: called with each layer's number
-    and its loss on the images held out. Raises ValueError for fewer than two images, and what `lens` raises.
+    and its loss on the images held out. Raises ValueError for fewer than two images, a loss that is not finite, and
+    what `lens` raises.
     """
     if not isinstance(batches, Iterable):
         raise ValueError(f"A lens is tuned on batches of images (B, C, height, width), but got {batches!r}.")
@@ -319,8 +319,7 @@ def _fit(model: nn.Module, lens: TunedLens, number: int, layers: Tensor, lr: flo
     generator = torch.Generator().manual_seed(0)
     weight, bias = (part[number].clone().requires_grad_() for part in (lens.weights, lens.biases))
     optimizer = torch.optim.Adam([weight, bias], lr=lr)
-    order = torch.randperm(layers.shape[1], generator=generator)
-    held, rest = order.tensor_split([max(1, len(order) // 5)])
+    held, rest = torch.randperm(count := layers.shape[1], generator=generator).tensor_split([max(1, count // 5)])
     best, since = torch.inf, 0
 
     def loss(rows: Tensor) -> Tensor:
@@ -330,8 +329,10 @@ def _fit(model: nn.Module, lens: TunedLens, number: int, layers: Tensor, lr: flo
         return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
 
     while since <= 5:
-        if (now := loss(held).item()) < best - 1e-3:
-            best, since = now, 0
+        if not (now := loss(held)).isfinite():
+            raise ValueError(f"The loss is {now:g}: the weights of the model are damaged, or lr={lr:g} is too large.")
+        if now < best - 1e-3:
+            best, since = now.item(), 0
             lens.weights[number], lens.biases[number] = weight.detach(), bias.detach()
         for rows in rest[torch.randperm(len(rest), generator=generator)].split(64):
             optimizer.zero_grad()
@@ -345,6 +346,5 @@ def _mark(model: nn.Module) -> str:
     """A name for a model's weights: a digest of all of them, bit for bit."""
     digest = hashlib.sha256()
     for name, tensor in transformer(model).state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
