@@ -177,6 +177,9 @@ def test_refusals(vit):
     for method in (gradient_rollout, relevance, attention_gradient):
         refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))
         refuses("outside the 4 × 6 grid", method, model, x, query=(4, 0), error=IndexError)
+    refuses(r"\(1, 2\) in layer 2 .*earlier layer", attention_gradient, model, x, 3, query=(1, 2))
+    assert attention_gradient(model, x, 3, query=(1, 2), layer=1).any()
+    assert attention_gradient(vit(img_size=SIZE, global_pool="avg"), x, 3, query=(1, 2)).any()
     assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
     for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
         for layer in (3, -4):

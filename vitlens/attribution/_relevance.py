@@ -36,13 +36,20 @@ def attention_gradient(attn: Attention, *, layer: int | None = None, query: tupl
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
 
     attn, query: as in `relevance`. layer: its number, −1 for the last block; by default the last attention before the
-    head, which is the pool's in a model with an attention pool.
+    head, which is the pool's in a model with an attention pool. Raises ValueError for a query that no gradient reaches
+    there: in a model that reads its class token, every patch in the last layer.
     """
     read, pooled = readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)
     number = layer_number(len(attn), -1 if layer is None else layer)
-    return attn.grid.image_map(_pulled(attn[number], read + pooled))
+    chosen = attn[number]
+    if query is not None and not chosen.gradient[:, :, attn.grid.position(query)].any():
+        raise ValueError(
+            f"No gradient reaches patch {query} in layer {number} of {attn.model_name}, because what it reads there is "
+            "not used by anything. Give an earlier layer, or no query, which starts from what the head reads."
+        )
+    return attn.grid.image_map(_pulled(chosen, read + pooled))
 
 
 def _pulled(layer: Layer, row: Tensor) -> Tensor:
