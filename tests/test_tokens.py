@@ -47,8 +47,10 @@ def test_features_are_the_outputs_of_the_blocks(name):
 
 
 def test_patches_that_are_left_out_are_refused(vit):
+    model = vit()
+    model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
     with pytest.raises(UnsupportedModelError, match="17 tokens .* got 9: it leaves patches out"):
-        tokens.features(vit(patch_drop_rate=0.5).train(), torch.zeros(1, 3, 64, 64))
+        tokens.features(model, torch.zeros(1, 3, 64, 64))
     with pytest.raises(UnsupportedModelError, match="windows"):
         tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
 
@@ -59,6 +61,26 @@ def test_images_that_a_model_does_not_take(vit):
     naflex = small("naflexvit_base_patch16_gap", img_size=None)
     with pytest.raises(ValueError, match="size: patches of 16 × 16 pixels do not divide images of 40 × 48"):
         tokens.features(naflex, torch.zeros(1, 3, 40, 48))
+
+
+def test_features_are_those_of_the_evaluated_model(vit):
+    model, x = vit(proj_drop_rate=0.5, patch_drop_rate=0.5), torch.randn(2, 3, 64, 64)
+    expected = tokens.features(model, x)
+    layers, logits = tokens.features(model.train(), x)
+    assert torch.equal(logits, expected[1]) and torch.equal(layers[1], expected[0][1])
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_features_in_the_precision_of_the_model(vit, dtype):
+    model, x = vit(), torch.randn(2, 3, 64, 64)
+    exact = tokens.sinks(model, x)
+    layers, _ = tokens.features(model.to(dtype), x)
+    assert all(layer.dtype == dtype for layer in layers)
+    found = tokens.sinks(model, x)
+    assert found.norms.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(found.norms.float(), exact.norms, rtol=0.02, atol=0)
+    assert tokens.register_neurons(model, x, 1, times=0.5)
 
 
 def test_similarity_equals_scikit_learn():

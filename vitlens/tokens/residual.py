@@ -9,22 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.families import UnsupportedModelError, attention_modules, family, unwrap
-from vitlens.recorder.running import require_images, taking
+from vitlens.recorder.running import evaluating, require_images, taking
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
 
-    They are the residual stream as it leaves the layer, before any final norm, prefix tokens first.
-    Works inside `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError
+    They are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
+    eval mode and is left in the mode it was in; images are given to it in its precision, on its device. Works inside
+    `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError
     for images that the model does not take.
     """
     model = unwrap(model)
     attention_modules(model)
     require_images(images, model)
     expected = family(model).grid(tuple(images.shape[-2:])).tokens
-    with taking(model):
-        layers, output = family(model).features(images)
+    with taking(model), evaluating(model):
+        layers, output = family(model).features(images.to(next(model.parameters())))
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
             f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
@@ -43,8 +44,8 @@ def similarity(tokens: Tensor, query: Tensor) -> Tensor:
 
 
 def norms(tokens: Tensor) -> Tensor:
-    """(…, T) Euclidean norms of tokens (…, T, D).
+    """(…, T) Euclidean norms of tokens (…, T, D), in float32 or wider.
 
     Some large models store global information in a few background patches, whose norms are several times as large
     (Darcet et al. 2024, "Vision Transformers Need Registers")."""
-    return tokens.norm(dim=-1)
+    return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
