@@ -64,6 +64,20 @@ def test_a_capture_of_ones_own_serves(vit):
         torch.testing.assert_close(METHODS[name].of(attn), METHODS[name](model, IMAGES, [3, 7]))
 
 
+def test_a_capture_with_a_step_forgotten_serves_no_method(vit):
+    model = vit(img_size=(64, 96))
+    with capture(model) as attn:
+        model(IMAGES)
+    for name, method in METHODS.items():
+        if method.needs in ("gradients", "readings"):
+            refuses(f"{name} needs .* not differentiated.*captures..{method.needs}", method.of, attn)
+        elif method.needs == "inputs":
+            refuses(f"{name} needs .*got Attention.*captures..inputs", method.of, attn)
+        elif method.needs != "capture":
+            refuses(rf"{name} runs the model.*`{name}\(model, images, target\)`", method.of, attn)
+    refuses("relevance needs .* got NoneType", METHODS["relevance"].of, None)
+
+
 def test_a_picture_is_explained_and_scored_with_as_few_forwards(vit):
     model, calls = vit(), []
     model.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))

@@ -84,8 +84,28 @@ class Method:
         return self.needs != "capture"
 
     def of(self, attn, **options):
-        """(B, rows, cols) from what it needs, as `explained(…).captures[method.needs]` has it."""
+        """(B, rows, cols) from what it needs, as `explained(…).captures[method.needs]` has it. Raises ValueError for
+        anything else, such as a capture without gradients."""
+        self._require(attn)
         return self.loaded(attn, **options)
+
+    def _require(self, given: object) -> None:
+        from vitlens.attribution._captum import OneImage
+        from vitlens.attribution.forward import Attention, Inputs
+
+        kinds = {"inputs": Inputs, "pixels": OneImage, "patches": OneImage, "model": ()}
+        fits = isinstance(given, kinds.get(self.needs, Attention))
+        undone = fits and self.needs in ("gradients", "readings") and given[-1].gradient is None
+        if fits and not undone:
+            return
+        if self.needs in ("pixels", "patches", "model"):
+            call = f"`{self.name}(model, images, target)`"
+            raise ValueError(f"{self.name} runs the model itself, so a capture is not enough. Call {call}.")
+        came = "a capture that was not differentiated" if undone else type(given).__name__
+        raise ValueError(
+            f"{self.name} needs {NEEDS[self.needs]}, got {came}. Take it from "
+            f"`explained(model, images, target, needs=[{self.needs!r}]).captures[{self.needs!r}]`."
+        )
 
     def __call__(self, model, images, target=None, *, against=None, names=None, **options):
         if unknown := options.keys() - self.options.keys():
