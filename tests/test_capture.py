@@ -261,16 +261,20 @@ def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
 
 def test_a_score_that_cannot_be_differentiated(vit):
     model, x = vit(), images(1, 3, 64, 64)
-    with capture(model, values=True) as attn:
-        logits = model(x)
-    with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
-        attn.differentiate(logits.sum())
+    for values in (False, True):
+        with capture(model, values=values) as attn:
+            logits = model(x)
+        with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
+            attn.differentiate(logits.sum())
     with torch.no_grad(), capture(model, gradients=True) as attn:
         logits = model(x)
     with pytest.raises(RuntimeError, match="does not lead back to the attention of vit_tiny"):
         attn.differentiate(logits.sum())
     with capture(model, gradients=True) as attn:
         logits = model(x)
+    for score, came in ((logits, r"shape \(1, 10\)"), (3.5, r"3\.5"), ([logits.sum()], r"\[tensor"), ([3] * 3, r"\[3")):
+        with pytest.raises(ValueError, match=rf"`logits\[:, 3\]\.sum\(\)`, or a list of 3.* got {came}"):
+            attn.differentiate(score)
     attn.differentiate(logits.sum())
     with pytest.raises(RuntimeError, match="once"):
         attn.differentiate(logits.sum())

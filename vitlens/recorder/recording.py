@@ -74,11 +74,20 @@ class Attention(Sequence):
         score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
         as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients of the
         last number are returned. keep_graph: keep the graph for another score of a `twin`; by default it is freed, so
-        this can be done once. Raises RuntimeError for a score that autograd cannot trace back to the attention.
+        this can be done once. Raises ValueError for what is no such score, and RuntimeError for a score that autograd
+        cannot trace back to the attention.
         """
-        scores = [score] if isinstance(score, Tensor) else list(score)
-        groups = [self._calls] if isinstance(score, Tensor) else [[calls] for calls in self._calls]
-        if not all(s.requires_grad for s in scores) or not (self.complete and self[-1].output.requires_grad):
+        each = isinstance(score, Sequence)
+        scores = list(score) if each else [score]
+        groups = [[calls] for calls in self._calls] if each else [self._calls]
+        if len(scores) != len(groups) or not all(isinstance(s, Tensor) and s.numel() == 1 for s in scores):
+            came = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"{score!r:.80}"
+            raise ValueError(
+                f"A score is a tensor of one number, such as `logits[:, 3].sum()`, or a list of {len(self)}, one for "
+                f"each layer, got {came}."
+            )
+        attached = self.complete and getattr(self[-1].output, "requires_grad", False)
+        if not attached or not all(s.requires_grad for s in scores):
             raise RuntimeError(
                 f"The score does not lead back to the attention of {self.model_name}. Run the model with autograd on, "
                 "inside `with capture(model, gradients=True) as attn:`, and differentiate what it returned, once."
