@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitlens.recorder.arguments import require_count
 from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.running import float64
 
@@ -26,7 +27,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     principal component means nothing). There are at most min(D − 1, p·q·C) of them.
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
-    if isinstance(model_or_weight, nn.Module):
+    if not isinstance(model_or_weight, Tensor):
         filters = kernels(model_or_weight)
     elif model_or_weight.dim() == 4:
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
@@ -39,8 +40,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
         )
     if not filters.isfinite().all():
         raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
-    if k < 1:
-        raise ValueError(f"Expected at least one component, got k={k}.")
+    require_count(k=k)
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens.recorder.arguments import whole
 from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.running import float64
@@ -36,7 +38,7 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table. Nothing is
     centered.
     """
-    positions = table(model_or_table) if isinstance(model_or_table, nn.Module) else model_or_table
+    positions = model_or_table if isinstance(model_or_table, Tensor) else table(model_or_table)
     if positions.dim() != 3:
         raise ValueError(f"Expected positions of shape (rows, cols, D), got {tuple(positions.shape)}.")
     unit = F.normalize(float64(positions), dim=-1)
@@ -52,23 +54,29 @@ def resize(
     method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
     (bicubic, antialiased, pixel centers aligned). Raises ValueError if shapes and method do not fit.
     """
-    rows, cols = grid
+    (rows, cols), size = _sides(grid), _sides(size)
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
         raise ValueError(
             f"A table for {prefix} prefix tokens and a grid of {rows} × {cols} has the shape "
             f"(1, {prefix + rows * cols}, D), got {tuple(pos_embed.shape)}."
         )
-    if min(size) < 1:
-        raise ValueError(f"The new grid needs at least one row and one column, but got {tuple(size)}.")
     if method == "timm":
         from timm.layers import resample_abs_pos_embed
 
-        return resample_abs_pos_embed(pos_embed, list(size), list(grid), num_prefix_tokens=prefix)
+        return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     if method != "paper":
         raise ValueError(f'method is "paper" or "timm", but got {method!r}.')
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
-    image = F.interpolate(float64(image), size=tuple(size), mode="bilinear", align_corners=True).to(pos_embed)
+    image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
+
+
+def _sides(grid: tuple[int, int]) -> list[int]:
+    """The rows and columns of a grid."""
+    sides = [whole(side) for side in grid] if isinstance(grid, Iterable) else []
+    if len(sides) != 2 or None in sides or min(sides) < 1:
+        raise ValueError(f"Expected a grid as (rows, columns), at least one row and one column, got {grid!r}.")
+    return sides
 
 
 def by_direction(similarities: Tensor) -> Tensor:
