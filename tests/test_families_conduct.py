@@ -1,5 +1,6 @@
 """What models of other libraries do besides their maps: precisions, sizes, modes, wrappers, and what is refused."""
 
+import functools
 import re
 from collections import OrderedDict
 
@@ -9,9 +10,22 @@ from families_support import EVERY, eager, sized, small
 from torch import nn
 
 import vitlens
-from vitlens import ablation, attribution, capture
+from vitlens import (
+    ablation,
+    attention,
+    attribution,
+    capture,
+    faithfulness,
+    filters,
+    intervene,
+    models,
+    positions,
+    stream,
+    tokens,
+)
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
+from vitlens.evaluate import evaluate
 from vitlens.recorder.families import UnsupportedModelError, family, transformer
 from vitlens.recorder.running import run
 
@@ -253,6 +267,31 @@ def test_lora_is_found_and_seen():
     torch.testing.assert_close(attn[1].weights(), maps[1], atol=1e-5, rtol=0)
     maps = attribution.relevance(changed, images, 2)
     torch.testing.assert_close(maps, attribution.relevance(inner, images, 2))
+
+
+BY_THE_MODEL = [positions.table, positions.similarity, filters.kernels, filters.components]
+BY_BATCHES = [stream.tune, attention.mean_over]
+BY_IMAGES = [
+    *attribution.METHODS.values(), models.preprocess, models.restore, models.top_classes, stream.contributions,
+    stream.direct, stream.lens, tokens.features, tokens.sinks, tokens.register_neurons,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["vit_tiny_patch16_224", {"head.bias": 0}, None])
+def test_what_is_no_model_is_refused_in_a_sentence(given):
+    x = torch.zeros(1, 3, 64, 64)
+    calls = [functools.partial(call, given) for call in BY_THE_MODEL]
+    calls += [functools.partial(call, given, [x]) for call in BY_BATCHES]
+    calls += [functools.partial(call, given, x) for call in BY_IMAGES]
+    calls += [functools.partial(faithfulness.curves, given, x, torch.ones(1, 4, 4), 3)]
+    calls += [capture(given).__enter__, intervene(given).__enter__]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"torch.nn.Module, but got {type(given).__name__}"):
+            call()
+    if not isinstance(given, str):
+        for call in (evaluate, ablation.effects, ablation.pruning):
+            with pytest.raises(TypeError, match=f"timm name, a folder or a model.* got {type(given).__name__}"):
+                call(given, "digits")
 
 
 def test_a_tower_that_is_no_transformer_is_refused():

@@ -156,7 +156,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
     statistics, renormalize: as in `summary`. The model runs without gradients, in eval mode, on its own device, and is
     left in the mode it was in.
     """
-    like, bare = next(model.parameters()), unwrap(model)
+    bare, like = unwrap(model), next(model.parameters())
     total: dict[str, Tensor] = {}
     grid, count = None, 0
     with evaluating(model):

@@ -27,7 +27,8 @@ from vitlens.train.runs import versions
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that an evaluation depends on. Raises ValueError for settings that do not go together."""
+    """Everything that an evaluation depends on. Raises ValueError for settings that do not go together, TypeError for
+    what is neither a model nor the name of one."""
 
     model: str | Path | nn.Module
     """A timm name, a folder, or a timm model, which stays on its device unless `device` is given."""
@@ -57,6 +58,8 @@ class Question:
     """Called with notes about the data and with the damaged images."""
 
     def __post_init__(self):
+        if not isinstance(self.model, str | Path | nn.Module):
+            raise TypeError(f"Expected a timm name, a folder or a model to evaluate, got {type(self.model).__name__}.")
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"There is no protocol {self.protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
         reads = PROTOCOLS[self.protocol].reads

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention
+from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
 from vitlens.recorder.running import evaluating
@@ -49,6 +50,7 @@ class Sinks:
 
 def sinks(model: nn.Module, images: Tensor) -> Sinks:
     """The `Sinks` of images (B, C, height, width) from one forward in eval mode. Raises what `capture` raises."""
+    model = unwrap(model)
     with torch.no_grad(), evaluating(model), capture(model) as attn:
         layers, _ = features(model, images)
     received = attention.received(attn, prefix=True).mean(2)

@@ -51,7 +51,11 @@ def family(model: nn.Module) -> Family:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
+    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper. Raises TypeError for what
+    is no model."""
+    if not isinstance(model, nn.Module):
+        came = type(model).__name__
+        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {came}. `vitlens.load_model(name)` opens one.")
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -106,8 +110,6 @@ def within(model: nn.Module) -> nn.Module:
 
 def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {type(model).__name__}.")
     if not known(model):
         raise refuse(model, _why_not(model))
     return family(model).attention()
