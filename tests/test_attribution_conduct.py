@@ -296,6 +296,14 @@ def test_wrappers_whose_map_would_lie_elsewhere_or_that_hold_two_are_refused(vit
     refuses(named, relevance, both, images(), error=UnsupportedModelError)
 
 
+@pytest.mark.parametrize("form", [lambda logits: (logits, logits), lambda logits: {"classes": logits}])
+def test_wrappers_whose_output_is_no_tensor_are_refused(vit, form):
+    wrapped = torch.nn.Sequential(vit(img_size=SIZE))
+    wrapped.register_forward_hook(lambda _, args, output: form(output))
+    for method in attribution.METHODS.values():
+        refuses(r"logits .*\(B, classes\), but Sequential gives (tuple|dict)", method, wrapped, images(2), 3)
+
+
 def test_weights_that_are_nowhere_explain_nothing():
     with torch.device("meta"):
         model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()

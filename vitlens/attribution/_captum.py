@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.forward import answered, captured, checked, explaining
-from vitlens.attribution.target import Target, asked, bound, of_features
+from vitlens.attribution.target import Target, asked, bound, class_logits, of_features
 from vitlens.recorder.arguments import fitted
 from vitlens.recorder.grid import TokenGrid
 
@@ -77,6 +77,8 @@ def per_image(
         with torch.no_grad():
             one, *others = images.split(1)
             attn, output = captured(model, one, features)
+            if not features:
+                class_logits(model, output)
             output = torch.cat([output, *(answered(model, each, features) for each in others)])
         chosen = asked(model, output, target, against, names)
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
