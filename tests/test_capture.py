@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from capture_support import captured
 from torch.overrides import TorchFunctionMode
 
-from vitlens import UnsupportedModelError, capture
+from vitlens import UnsupportedModelError, capture, stream
 from vitlens.attention import mean_distance, rollout
 from vitlens.attribution import METHODS
 from vitlens.recorder.running import full_precision
@@ -700,3 +700,19 @@ def test_quantized_layers_have_no_gradients(vit):
         elif name != "kernel_shap":
             with pytest.raises(UnsupportedModelError, match="is quantized, so gradients do not pass"):
                 method(model, x)
+
+
+def test_weights_made_in_inference_mode_have_no_gradients(vit):
+    with torch.inference_mode():
+        model = vit()
+    x, told = images(1, 3, 64, 64), r"made within `torch\.inference_mode\(\)`.* outside of that block"
+    with pytest.raises(UnsupportedModelError, match=told):
+        capture(model, gradients=True).__enter__()
+    for name, method in METHODS.items():
+        if name in ("occlusion", "feature_ablation", "rollout"):
+            assert method(model, x).isfinite().all()
+        elif name != "kernel_shap":
+            with pytest.raises(UnsupportedModelError, match=told):
+                method(model, x)
+    with pytest.raises(UnsupportedModelError, match=told):
+        stream.tune(model, [x])

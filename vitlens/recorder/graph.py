@@ -28,7 +28,14 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Tensor]:
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Raise UnsupportedModelError if a layer of the model cannot pass gradients on (quantized layers cannot)."""
+    """Raise UnsupportedModelError if a layer of the model cannot pass gradients on: quantized layers cannot, nor those
+    made in inference mode."""
+    if any(p.is_inference() for p in model.parameters()):
+        raise refuse(
+            model,
+            "its weights were made within `torch.inference_mode()`, so gradients do not pass them; make or open the "
+            "model outside of that block, or use a method without gradients",
+        )
     for name, module in model.named_modules():
         if ".quantized" in type(module).__module__:
             raise refuse(
