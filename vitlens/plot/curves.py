@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -91,6 +92,11 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     during training keeps its scale; without records the axes are empty. The legend at the foot has the last
     accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
     """
+    if isinstance(records, str | Path):
+        raise ValueError(
+            f"Expected the records of a run, got {str(records)!r}. Read them from a file with "
+            '`pandas.read_json(file, lines=True).to_dict("records")`.'
+        )
     records = [record if isinstance(record, Mapping) else vars(record) for record in records]
     losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
     steps = records[-1]["steps"] if records else 1

@@ -37,7 +37,10 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
     values = array(map, 2, "A map of shape (rows, cols)", "Give one map at a time")
     check_grid(values.shape, grid)
     if not np.isfinite(values).all():
-        raise ValueError('Some values of the map are not finite. Draw it with mode="heat" and smooth=False.')
+        raise ValueError(
+            "Some values of the map are not finite, so it makes no mask. "
+            'Draw it with `overlay(…, mode="heat", smooth=False)`.'
+        )
     height, width = grid.image
     seen = np.zeros((height, width))
     if np.ptp(values) <= 1e-6 * np.abs(values).max():
@@ -94,6 +97,7 @@ def overlay(
     if mode == "heat" and smooth and not np.isfinite(values).all():
         raise ValueError("Some values of the map are not finite. Draw it with smooth=False.")
     height, width = grid.image
+    scale = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
     with styled(ax):
         if ax is None:
             bar = 1.15 if mode == "heat" and colorbar else 1.0
@@ -110,7 +114,6 @@ def overlay(
             ]
             large = np.stack(channels, -1).clip(0, 1) if painted else channels[0]  # rounding may leave 0…1
             box = (0, large.shape[1], large.shape[0], 0)
-            scale = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
             scale |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
             scale["cmap"] = translucent(scale["cmap"].name, scale["vmin"], scale["vmax"], alpha, opacity)
             look = {"alpha": alpha} if painted else scale

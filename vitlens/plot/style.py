@@ -141,7 +141,9 @@ def scale_bar(shown, size: float = 8.5, **where) -> None:
 
 
 def color_map(name: str) -> mpl.colors.Colormap:
-    """Matplotlib's color map `name`, with NaN in gray."""
+    """Matplotlib's color map `name`, with NaN in gray. Raises ValueError if there is none."""
+    if name not in mpl.colormaps:
+        raise ValueError(f"Matplotlib has no color map {name!r}. `list(matplotlib.colormaps)` names those it has.")
     return mpl.colormaps[name].with_extremes(bad=MISSING)
 
 
