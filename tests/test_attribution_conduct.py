@@ -147,7 +147,7 @@ def test_targets(vit):
     three = relevance(model, x, 3)
     for target in (3, np.int64(3), torch.tensor(3), [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
         assert torch.equal(relevance(model, x, target), three)
-    refuses("names of vit_tiny.* are unknown, so 'class 3'", relevance, model, x, "class 3")
+    refuses("names of vit_tiny.* are unknown, so 'class 3'.* from 0 to 9", relevance, model, x, "class 3")
     assert torch.equal(relevance(model, x, "Class 3", names=names), three)
     assert torch.equal(relevance(model, x, ["class 3", 3], names=names), three)
     assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
@@ -156,6 +156,8 @@ def test_targets(vit):
     assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
     for method in attribution.METHODS.values():
         refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
+    refuses("no class called 'zebra'. .* from 0 to 9", relevance, model, x, "zebra")
+    refuses("from 0 to 9, but class -1 was", relevance, model, x, "-1")
     for target, told in ((10, "0 to 9, but class 10"), (-1, "class -1"), (True, "class True"), ([1, 2, 3], "2 .* 3")):
         refuses(told, relevance, model, x, target)
     refuses(r"got 1.5 \(float\)", relevance, model, x, 1.5, error=TypeError)

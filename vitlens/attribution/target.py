@@ -214,14 +214,18 @@ def _by_number(model: nn.Module, target, total: int) -> int:
     return number
 
 
+def _is_number(name: str) -> bool:
+    return name.strip().removeprefix("-").isdecimal()
+
+
 def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
     names = label_names(model, total) if names is None else names
-    if names is None and target.strip().isdecimal():
+    if names is None and _is_number(target):
         return _by_number(model, int(target), total)
     if names is None:
         raise ValueError(
             f"The names of {model_name(model)}'s classes are unknown, so {target!r} cannot be found among them. Give "
-            "the class as a number, or all names in order (`names=[…]`)."
+            f"the class as a number from 0 to {total - 1}, or all names in order (`names=[…]`)."
         )
     if len(names) != total:
         raise ValueError(f"{model_name(model)} has {total} classes, got {len(names)} names. Give one for each class.")
@@ -234,7 +238,7 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
             f"{len(found)} classes of {model_name(model)} are called {target!r}: "
             f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
         )
-    if not found and wanted.isdecimal():
+    if not found and _is_number(wanted):
         return _by_number(model, int(wanted), total)
     if not found:
         known: dict[str, list[str]] = {}
@@ -244,6 +248,7 @@ def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: 
         keys = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
         close = {part for key in keys for part in known[key]}
         nearest = sorted(close, key=lambda part: (-difflib.SequenceMatcher(None, wanted, part).ratio(), part))
-        hint = f" Did you mean {', '.join(nearest[:3])}?" if close else " Give the class as a number instead."
-        raise ValueError(f"{model_name(model)} has no class called {target!r}.{hint}")
+        numbers = f"Give another name, or a number from 0 to {total - 1}."
+        hint = f"Did you mean {', '.join(nearest[:3])}?" if close else numbers
+        raise ValueError(f"{model_name(model)} has no class called {target!r}. {hint}")
     return found[0]
