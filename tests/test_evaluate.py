@@ -121,6 +121,12 @@ def test_what_is_no_number_is_no_accuracy(model, tmp_path, value):
         assert read(model, stream, say).values.shape[0] == 6
 
 
+def test_features_of_a_model_that_does_not_pool_are_refused():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool="")
+    with pytest.raises(ValueError, match=r"\(B, D\), but vit_tiny.* gives shape \(100, 5, 48\)"):
+        features(model, load("digits", "test", size=32))
+
+
 def test_images_are_shown_as_the_model_was_trained(tmp_path):
     deit = timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=2).eval()
     assert deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"

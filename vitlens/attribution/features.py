@@ -25,7 +25,7 @@ from vitlens.attribution.linear import held
 from vitlens.attribution.target import NothingToAsk, Question, Target
 from vitlens.models import built_size, preprocess
 from vitlens.recorder.families import family, known, model_name, unwrap
-from vitlens.recorder.running import evaluating, require_images, taking
+from vitlens.recorder.running import evaluating, require_images, require_pooled, taking
 
 SIMILARITY, PRODUCT, LENGTH = "similarity", "product", "length"
 
@@ -77,11 +77,7 @@ class FeatureTarget(Target):
 
     def require(self, model: nn.Module, said: Tensor) -> None:
         """Raise ValueError unless the features are finite, (B, D), and as wide as the vector."""
-        if said.dim() != 2:
-            raise ValueError(
-                f"Expected features of shape (B, D), but {model_name(model)} gives shape {tuple(said.shape)}. Give a "
-                'model that pools its tokens (in timm: `global_pool="token"` or "avg").'
-            )
+        require_pooled(model, said)
         if not said.isfinite().all():
             raise ValueError(
                 f"The features of {model_name(model)} are not finite numbers, so there is nothing to explain. Its "

@@ -17,7 +17,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
 from vitlens.recorder.families import family
-from vitlens.recorder.running import evaluating, run
+from vitlens.recorder.running import evaluating, require_pooled, run
 from vitlens.train import World
 
 
@@ -88,8 +88,15 @@ def prepared(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function from a batch (b, 3, H, W) to the input of the model's head, (b, D)."""
-    return family(model).pooled
+    """A function from a batch (b, 3, H, W) to the input of the model's head, (b, D). It raises ValueError for a model
+    that does not pool its tokens."""
+
+    def features(x: Tensor) -> Tensor:
+        found = family(model).pooled(x)
+        require_pooled(model, found)
+        return found
+
+    return features
 
 
 def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:

@@ -45,6 +45,15 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
 
 
+def require_pooled(model: nn.Module, features: torch.Tensor) -> None:
+    """Raise ValueError unless features of a model are (B, D)."""
+    if features.dim() != 2:
+        raise ValueError(
+            f"Expected features of shape (B, D), but {model_name(model)} gives shape {tuple(features.shape)}. Give a "
+            'model that pools its tokens (in timm: `global_pool="token"` or "avg").'
+        )
+
+
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them.
 
