@@ -291,6 +291,9 @@ def test_weights_of_some_queries_and_rows(vit):
     for outside in (17, [3, -18], torch.tensor([99])):
         with pytest.raises(IndexError, match=r"17 queries of blocks\.1\.attn.* no query (17|-18|99)\."):
             layer.weights(outside)
+    for wrong in ([(0, 0)], [1.5]):  # a list of patches would be read as positions
+        with pytest.raises(ValueError, match="positions in the sequence"):
+            layer.weights(wrong)
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)

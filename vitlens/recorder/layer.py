@@ -66,7 +66,7 @@ class Layer:
         """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
 
         Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
-        Raises IndexError for a query that does not exist.
+        Raises IndexError for a query that does not exist, and ValueError for what is no position.
         """
         rows, every = self._rows(queries), self.q.shape[-2]
         if not isinstance(rows, slice) and len(outside := rows[(rows < -every) | (rows >= every)]):
@@ -112,9 +112,15 @@ class Layer:
 
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis."""
-        if queries is None:
-            return slice(None)
-        return queries if isinstance(queries, slice) else torch.as_tensor(queries, device=self.q.device).reshape(-1)
+        if queries is None or isinstance(queries, slice):
+            return slice(None) if queries is None else queries
+        rows = torch.as_tensor(queries, device=self.q.device)
+        if rows.dim() > 1 or rows.is_floating_point():
+            raise ValueError(
+                f"Queries are positions in the sequence, whole numbers, got {queries!r:.60}. "
+                "`attn.grid.index(row, col)` is the position of a patch."
+            )
+        return rows.reshape(-1)
 
     def rows(
         self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
