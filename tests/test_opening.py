@@ -162,6 +162,33 @@ def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_pa
         load_model(tmp_path)
 
 
+def edited(file, **settings):
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+@pytest.mark.parametrize("name, opened", [
+    ("ViTForImageClassification", "ViTForImageClassification"), ("ViTForImageClassification", "ViTModel"),
+    ("CLIPVisionModel", "CLIPVisionModel"),
+])  # fmt: skip
+def test_weights_of_more_layers_than_the_configuration_has_are_refused(name, opened, tmp_path):
+    """Those of a head that the class does not have are left out."""
+    small(name).save_pretrained(tmp_path)
+    edited(tmp_path / "config.json", architectures=[opened])
+    assert type(load_model(tmp_path)).__name__ == opened
+    edited(tmp_path / "config.json", num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"no place for, such as .*layers\.1\..*num_hidden_layers"):
+        load_model(tmp_path)
+
+
+def test_weights_of_other_sizes_than_the_configuration_says_are_refused(tmp_path):
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"expected classifier\.bias of 3, got 7\. Use the settings"):
+        load_model(f"hf:{tmp_path}", num_labels=3)
+    edited(tmp_path / "config.json", hidden_size=64)
+    with pytest.raises(ValueError, match=r"expected classifier\.weight of 7 × 64, got 7 × 32\."):
+        load_model(tmp_path)
+
+
 def test_weights_in_several_files(tmp_path):
     model = small("Dinov2Model")
     model.save_pretrained(tmp_path, max_shard_size="20KB")

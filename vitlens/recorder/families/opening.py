@@ -20,8 +20,9 @@ def of_transformers(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Mo
     """A model of transformers from a repository of the hub, or a folder in its layout. Its weights are safetensors.
 
     local: only what is on this disk; raises OSError where it is not. kwargs: settings of the configuration. Raises
-    ValueError for a class that vitlens does not know, and for weights that are not all there. ViTMAE leaves out no
-    patches, and is opened without its decoder.
+    ValueError for a class that vitlens does not know, for weights that are not all there, have other sizes or belong to
+    more layers, and for a `preprocessor_config.json` with wrong settings. ViTMAE leaves out no patches, and is opened
+    without its decoder.
     """
     import transformers
 
@@ -46,12 +47,28 @@ def of_transformers(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Mo
 def _weighted(kind: type, name: str, **given) -> nn.Module:
     """The model with its weights. A pooler without weights is left out: transformers would make it up."""
     given |= {"attn_implementation": "sdpa", "use_safetensors": True, "output_loading_info": True}
+    given["ignore_mismatched_sizes"] = True  # they are refused below
     model, told = kind.from_pretrained(name, **given)
     missing = sorted(told["missing_keys"])
     if missing and all(key.startswith("pooler.") for key in missing):
         model, told = kind.from_pretrained(name, **given, add_pooling_layer=False)
         missing = sorted(told["missing_keys"])
-    missing += [str(key) for key in told["mismatched_keys"]]
+    if told["mismatched_keys"]:
+        key, *shapes = sorted(told["mismatched_keys"])[0]
+        came, wanted = (" × ".join(map(str, shape)) for shape in shapes)
+        raise ValueError(
+            f"The weights of {name} do not fit its configuration: expected {key} of {wanted}, got {came}. Use the "
+            "settings that they were saved with."
+        )
+    base = f"{kind.base_model_prefix}."  # a model without a head may come from the weights of one with a head
+    lists = [path.removeprefix(base) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    inside = tuple(f"{path}." for path in lists)
+    beyond = sorted(key for key in told["unexpected_keys"] if key.removeprefix(base).startswith(inside))
+    if beyond:
+        raise ValueError(
+            f"{name} has weights that its configuration leaves no place for, such as {beyond[0]}. Use the settings "
+            "that they were saved with, such as num_hidden_layers."
+        )
     if missing:
         raise ValueError(
             f"{name} has no weights for {len(missing)} parts of {kind.__name__}, such as {missing[0]}. Download it "
