@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from families_support import small
+from safetensors.torch import save_file
 
 import vitlens
 from vitlens import attention, attribution, capture
@@ -143,7 +144,7 @@ def test_names_and_classes(tmp_path):
 
 
 def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     small("ViTModel").save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
@@ -189,6 +190,30 @@ def test_weights_of_other_sizes_than_the_configuration_says_are_refused(tmp_path
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("length", [0, 3000, -300])
+def test_weights_that_are_cut_off_are_refused(length, tmp_path):
+    """As an interrupted download leaves them."""
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:length])
+    with pytest.raises(ValueError, match=f"transformers cannot open the folder {tmp_path}: .*header"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"image_size": "64"}, {"hidden_act": "none"}, {"architectures": 5}])
+def test_wrong_settings_of_a_folder_are_refused_with_its_name(settings, tmp_path):
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    edited(tmp_path / "config.json", **settings)
+    with pytest.raises(ValueError, match=f"transformers cannot open the folder {tmp_path}: .*(64|none|int)"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "open_clip:ViT-B-32"])
+def test_arguments_that_a_library_does_not_have_are_refused(name):
+    with pytest.raises(ValueError, match=f"cannot open {name}: .*nonsense"):
+        load_model(name, pretrained=False, nonsense=1)
+
+
 def test_weights_in_several_files(tmp_path):
     model = small("Dinov2Model")
     model.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -215,6 +240,12 @@ def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
     assert type(model).__name__ == "ViTMAEModel" and attn.grid.patches == 16
 
 
+def test_a_folder_of_timm_is_none_of_transformers(tmp_path):
+    timm.models.save_for_hf(timm.create_model("test_vit"), tmp_path, safe_serialization=True)
+    with pytest.raises(ValueError, match="is a model of timm.*without hf:"):
+        load_model(f"hf:{tmp_path}")
+
+
 def test_classes_that_are_unknown_are_refused(tmp_path):
     import transformers
 
@@ -239,7 +270,8 @@ def test_without_the_network_a_sentence_says_so(name, monkeypatch):
 @pytest.mark.parametrize(
     "name, match",
     [("torchvision:resnet18", "vit_b_16"), ("torchvision:vit_b_16/NONE", "IMAGENET1K_V1"),
-     ("open_clip:none", "list_models"), ("open_clip:ViT-B-32", "ViT-B-32/openai")],
+     ("open_clip:none", "list_models"), ("open_clip:ViT-B-32", "ViT-B-32/openai"),
+     ("hf:", "name of a model of transformers after hf:"), ("torchvision:", "after torchvision:")],
 )  # fmt: skip
 def test_names_that_libraries_do_not_have(name, match):
     with pytest.raises(ValueError, match=match):
@@ -280,6 +312,17 @@ def test_checkpoints_of_torch_hub(tmp_path):
         torch.save(model.state_dict() | more, tmp_path / "weights.pth")
         opened = load_model(name, checkpoint=tmp_path / "weights.pth", **settings)
         assert all(torch.equal(v, opened.state_dict()[k]) for k, v in model.state_dict().items())
+    whole = (tmp_path / "weights.pth").read_bytes()
+    torch.save(model, tmp_path / "model.pth")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for file, content in (
+        ("weights.pth", b""), ("weights.pth", whole[:3000]), ("weights.pth", b"hello"), ("weights.pth", b"i am text"),
+        ("model.pth", (tmp_path / "model.pth").read_bytes()), ("weights.safetensors", b""),
+        ("weights.safetensors", (tmp_path / "model.safetensors").read_bytes()[:3000]),
+    ):  # fmt: skip
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{file} could not be read .*Download it again, or save .*state_dict"):
+            load_model(name, checkpoint=tmp_path / file, **settings)
     torch.save({"something": torch.zeros(1)}, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match="does not hold the weights"):
         load_model(name, checkpoint=tmp_path / "weights.pth", **settings)

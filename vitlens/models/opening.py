@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import pickle
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,8 +85,15 @@ def _filled(model: nn.Module, file: Path) -> nn.Module:
         came = f"there is no file {file}" if convert else f"timm converts none for {type(model).__name__}"
         raise ValueError(f"A checkpoint is a file with the weights of a model of timm, but {came}.")
     try:
-        model.load_state_dict(convert(torch.load(file, map_location="cpu", weights_only=True), model))
-    except (RuntimeError, KeyError, AttributeError, pickle.UnpicklingError) as error:
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{file} could not be read ({type(error).__name__}): it is not a whole file of weights, or a pickled "
+            "model, which could run code. Download it again, or save the model's state_dict() instead of the model."
+        ) from error
+    try:
+        model.load_state_dict(convert(weights, model))
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{file} does not hold the weights of {type(model).__name__}: {_one_line(error)}.") from error
     return model
 
@@ -96,20 +103,35 @@ def _open_by_library(key: str, name: str, pretrained: bool, kwargs: dict) -> nn.
     from huggingface_hub import constants
 
     library, said = LIBRARIES[key], f"{key}:{name}"
+    if not name:
+        raise ValueError(
+            f"Expected the name of a model of {library.name} after {said}, as in hf:facebook/dinov2-small, "
+            "open_clip:ViT-B-32/laion2b_s34b_b79k or torchvision:vit_b_16."
+        )
     if find_spec(library.name) is None:
         raise ImportError(
             f"{said} is a model of {library.name}, which is not installed. Install it with pip install "
             f'"vitlens[{library.extra}]".'
         )
-    with quiet():
+
+    here = key == "hf" and Path(name).exists()
+    said_already = (ValueError, ImportError) if here else (ValueError, ImportError, OSError)
+
+    def opened(local: bool) -> nn.Module:
         try:
-            return library.open(name, pretrained, local=True, **kwargs).eval()
-        except OSError as error:
-            if Path(name).exists():
-                raise ValueError(f"{library.name} cannot open the folder {name}: {_one_line(error)}.") from error
+            return library.open(name, pretrained, local=local, **kwargs).eval()
+        except said_already:
+            raise
+        except Exception as error:
+            where = f"the folder {name}" if here else said
+            raise ValueError(f"{library.name} cannot open {where}: {_one_line(error)}.") from error
+
+    with quiet():
+        with suppress(OSError):
+            return opened(local=True)
         try:
             reach()
-            model = library.open(name, pretrained, local=False, **kwargs).eval()
+            model = opened(local=False)
         except OSError as error:
             raise ConnectionError(
                 f"{said} is not on this disk, and could not be fetched ({type(error).__name__}). Check the name and "
@@ -164,7 +186,8 @@ def _of_transformers(config: Path) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+    text = " ".join(str(error).split())[:300].rstrip(".!")
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
 
 
 def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
@@ -200,11 +223,11 @@ def _creation_error(name: str, pretrained: bool, error: Exception) -> Exception:
     if pretrained and isinstance(error, OSError) or _is_hub_error(error):
         return ConnectionError(
             f"The pre-trained weights of {name} could not be fetched from the hub ({type(error).__name__}). Check the "
-            "network, open a folder on disk, or ask for random weights with pretrained=False."
+            "network, open a folder on disk, or in Python ask for random weights with pretrained=False."
         )
     if pretrained and ("No pretrained weights" in text or "Invalid pretrained tag" in text):
         tags = ", ".join(timm.list_pretrained(name.split(".")[0] + "*")[:4])
-        remedy = f"There are: {tags}." if tags else "Ask for random weights with pretrained=False."
+        remedy = f"There are: {tags}." if tags else "In Python, pretrained=False gives random ones."
         return ValueError(f"timm has no pre-trained weights called {name}. {remedy}")
     return ValueError(f"timm could not build {name}: {text}.")
 

@@ -30,6 +30,8 @@ def of_transformers(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Mo
     config, kwargs = transformers.AutoConfig.from_pretrained(name, **here, **kwargs, return_unused_kwargs=True)
     said = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
+    if config.model_type == "timm_wrapper":
+        raise ValueError(f"{name} is a model of timm, not of transformers. Give it without hf: before it.")
     if said not in known or kwargs:
         wrong = f"setting called {next(iter(kwargs))}" if kwargs else f"class {said or 'that config.json names'}"
         raise ValueError(f"vitlens knows no {wrong} in transformers. It knows the classes {', '.join(known)}.")
@@ -163,7 +165,7 @@ def of_open_clip(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Modul
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained and tag not in tags:
         if not tags:
-            raise ValueError(f"open_clip has no weights of {name}. Ask for random ones with pretrained=False.")
+            raise ValueError(f"open_clip has no weights of {name}. In Python, pretrained=False gives random ones.")
         came = f"no weights called {tag}" if tag else "several weights"
         raise ValueError(f"open_clip has {came} of {name}. Name one of them: {', '.join(f'{name}/{t}' for t in tags)}.")
     if pretrained and local:
