@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from families_support import small
 from torch import nn
 
 from vitlens.commands import app
@@ -104,6 +105,29 @@ def test_command_counts_without_measuring(tmp_path):
     rows = pd.read_csv(tmp_path / "counts.csv").set_index("model")
     assert done.exit_code == 0 and rows["parameters"]["ViT-B/16"] == 86_567_656
     assert "images_per_second" not in rows and "35.1" in done.output  # GFLOPs
+
+
+@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "open_clip:ViT-B-32"])
+def test_command_takes_names_of_libraries(name, tmp_path):
+    """At the size they have; they cost what the paper's ViT-B/32 does, but for open_clip's projection and text."""
+    done = run(name, "ViT-B/32", "--sizes", "224", "--out", tmp_path / "counts.csv")
+    assert done.exit_code == 0, done.output
+    theirs, papers = pd.read_csv(tmp_path / "counts.csv")["flops"]
+    assert theirs == pytest.approx(papers, rel=1e-3)
+    assert "could not be counted at 64 × 64 pixels" in str(run(name, "--sizes", "224,64").exception)
+
+
+def test_command_measures_models_of_transformers(tmp_path):
+    small("ViTForImageClassification").save_pretrained(tmp_path / "model")
+    done = run(tmp_path / "model", "--sizes", "32", "--measure", "--seconds", 0)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("more", [["no_such_model"], ["--sizes", "64,8"], ["--measure", "--sizes", "32,8"]])
+def test_what_was_written_stays_until_all_is_known_to_work(more, tmp_path):
+    (tmp_path / "counts.csv").write_text("before")
+    done = run("test_vit", "--sizes", "64", "--seconds", 0, "--out", tmp_path / "counts.csv", *more)
+    assert isinstance(done.exception, ValueError) and (tmp_path / "counts.csv").read_text() == "before"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from vitlens.data.files import write
 from vitlens.evaluate import compute
 from vitlens.models import load_model
 from vitlens.recorder.families import model_name
-from vitlens.recorder.running import evaluating, out_of_memory
+from vitlens.recorder.running import evaluating, out_of_memory, run
 from vitlens.train.account import hardware, versions
 from vitlens.train.precision import computes_bf16
 
@@ -49,20 +49,17 @@ def table(
 
     models: names of the paper or of `vitlens.load_model`, built with random weights; by default those of Fig. 12, and
     of these the smaller ones to be measured on a CPU. sizes: sides in pixels. out: a CSV file, written after every
-    row. done: called with each row. Raises ValueError for unknown names, and for a size that a model does not take.
+    row. done: called with each row. Raises ValueError for unknown names, and for a size that a model does not take,
+    before anything is measured or written.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = models or (SMALL if measure and device.type == "cpu" else FIGURE_12)
     about = {"device": hardware(device), "date": datetime.date.today().isoformat(), **versions(), "command": command}
-    rows = []
-    for name, size in itertools.product(models, sizes):
+    rows, counts = [], {asked: counted(*asked) for asked in itertools.product(models, sizes)}
+    for (name, size), found in counts.items():
         if measure:
             model = opened(name, size)
             found = measured(model, size, device=device, precision=precision, seconds=seconds, memory=memory)
-        else:
-            with torch.device("meta"):
-                model = opened(name, size)
-            found = {"parameters": compute.parameters(model), "flops": compute.flops(model, size)}
         rows.append({"model": name, "image_size": size, **found, **about})
         done(rows[-1])
         if out is not None:
@@ -70,13 +67,21 @@ def table(
     return pd.DataFrame(rows)
 
 
+def counted(name: str, size: int) -> dict[str, int]:
+    """Parameters and FLOPs of a model at an image size, without its weights."""
+    with torch.device("meta"):
+        model = opened(name, size)
+    return {"parameters": compute.parameters(model), "flops": compute.flops(model, size)}
+
+
 def opened(name: str, size: int) -> nn.Module:
-    """A model with random weights: of the paper by its name there, or by that of `load_model`; ViTs for this size."""
+    """A model with random weights: of the paper by its name there, or by that of `load_model`; timm's ViTs and the
+    paper's for this size."""
     if name in paper.MODELS:
         return paper.build(name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size}))
     try:
         return load_model(name, pretrained=False, img_size=size)
-    except ValueError:  # a ConvNet, which takes any size
+    except ValueError:  # a ConvNet, which takes any size, or a model of another library, which has its own
         return load_model(name, pretrained=False)
 
 
@@ -199,7 +204,7 @@ def _timed(model: nn.Module, x: Tensor, device: torch.device) -> float:
     synchronize = getattr(torch, device.type).synchronize if device.type != "cpu" else int
     synchronize()
     start = time.perf_counter()
-    model(x)
+    run(model, x)
     synchronize()
     return time.perf_counter() - start
 
@@ -208,7 +213,7 @@ def _step_peak(model: nn.Module, x: Tensor, device: torch.device) -> int:
     """The most bytes that the batch and what a forward and backward pass makes of it take at once."""
 
     def step() -> None:
-        model(x).float().sum().backward()
+        run(model, x).float().sum().backward()
 
     pictures = x.numel() * x.element_size()
     with torch.enable_grad():

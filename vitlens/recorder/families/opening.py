@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from vitlens.recorder.families.transformers import MODELS
@@ -178,7 +179,8 @@ def of_open_clip(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Modul
     before = logging.root.manager.disable
     logging.disable(before if pretrained else logging.WARNING)  # it warns that random weights are random
     try:
-        model = open_clip.create_model(name, pretrained=tag if pretrained else None, **kwargs)
+        here = {"device": torch.empty(0).device}  # open_clip moves what it builds, also off the meta device
+        model = open_clip.create_model(name, pretrained=tag if pretrained else None, **here | kwargs)
     finally:
         logging.disable(before)
     model.pretrained_cfg = {"architecture": name}
