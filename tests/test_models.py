@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from vitlens import capture, load_model
-from vitlens.models import architecture, class_count, label_names, top_classes
+from vitlens.images import ImageError, samples
+from vitlens.models import architecture, class_count, label_names, preprocess, top_classes
 
 
 @pytest.fixture
@@ -89,6 +90,30 @@ def test_label_names(folder):
     for bad in (["cat"], "cat", {"a": "cat", "b": "dog", "c": "owl"}):
         with pytest.raises(ValueError, match="must be a list of 3 names"):
             opened(bad)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("architecture", 5), ("label_names", 5), ("interpolation", "foo"), ("mean", "abc"), ("mean", [0.5, "a"]),
+    ("std", [0, 0, 0]), ("crop_pct", "a"), ("crop_pct", 0), ("input_size", "abc"), ("input_size", 5),
+    ("input_size", [3, 32]),
+])  # fmt: skip
+def test_wrong_settings_are_refused_by_name(folder, key, value):
+    config = json.loads((folder / "config.json").read_text())
+    (config if key in config else config["pretrained_cfg"])[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    shown = value if isinstance(value, int) else re.escape(repr(value))
+    with pytest.raises(ValueError, match=rf"(?s)(?=.*{folder / 'config.json'})(?=.*\b{key}\b).*is {shown}"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("key", ["mean", "std"])
+def test_a_number_for_each_channel(folder, key):
+    model = load_model(folder)
+    model.pretrained_cfg[key] = [0.5, 0.5]
+    with pytest.raises(ImageError, match=rf"3 numbers as the {key} of .*got \[0\.5, 0\.5\]"):
+        preprocess(model, samples()["chelsea"])
+    model.pretrained_cfg[key] = [0.5]
+    assert preprocess(model, samples()["chelsea"]).shape[1] == 3
 
 
 def test_no_other_weights_are_taken_for_the_models(folder):

@@ -1,6 +1,7 @@
 """Models of other libraries by name and from folders, beside the same weights in timm."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -130,6 +131,22 @@ def test_processors_are_read():
     assert prepared(dino) == {"crop_mode": "center", "crop_pct": 224 / 256, "input_size": (3, 224, 224)}
     assert prepared({"size": 224})["input_size"] == (3, 224, 224)
     assert prepared({}) == {"crop_mode": "center", "crop_pct": 1.0}
+
+
+@pytest.mark.parametrize("key, value", [
+    ("size", {"height": 0, "width": 32}), ("size", {"shortest_edge": -1}), ("size", "big"), ("crop_size", 0.5),
+    ("image_mean", "x"), ("image_std", [0, 0, 0]), ("resample", 99),
+])  # fmt: skip
+def test_wrong_settings_of_processors_are_refused_by_name(key, value, tmp_path):
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({key: value}))
+    with pytest.raises(ValueError, match=f"{key} in {file} must be .*, but is {re.escape(repr(value))}"):
+        load_model(tmp_path)
+    for text in ("{broken", "[1]"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"{file} is not the settings of an image processor"):
+            load_model(tmp_path)
 
 
 def test_names_and_classes(tmp_path):

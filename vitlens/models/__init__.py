@@ -181,7 +181,8 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     """Preprocessing of `model` as timm describes it, with the model's own channels and, if given, another size.
 
-    Raises `ImageError` for a model of neither one nor three channels, and for a `size` that is no (height, width).
+    Raises `ImageError` for a model of neither one nor three channels, for means or deviations of another number of
+    them, and for a `size` that is no (height, width).
     """
     model = unwrap(model)
     config = (family(model) if family(model).told else family(within(model))).preprocessing
@@ -194,4 +195,9 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
         height, width = size
     if channels == 1:
         config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})
+    elif wrong := [key for key in ("mean", "std") if np.size(config[key]) not in (1, channels)]:
+        raise ImageError(
+            f"Expected {channels} numbers as the {wrong[0]} of {model_name(model)}, one for each channel, got "
+            f"{config[wrong[0]]!r}. Correct its pretrained_cfg, or config.json if it comes from a folder."
+        )
     return config | {"input_size": (channels, height, width)}

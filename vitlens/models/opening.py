@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.data.files import announce, quiet, reach
-from vitlens.recorder.families.opening import LIBRARIES
+from vitlens.recorder.families.opening import LIBRARIES, require_settings
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""
@@ -38,8 +38,8 @@ def load_model(
     those of DINO and DINOv2 for torch.hub; only tensors are read of it. kwargs go to the model's constructor
     (`dynamic_img_size=True`, `img_size=…`). Class names, where the folder has them, are the model's `label_names`.
 
-    Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit; ConnectionError
-    where the hub cannot be reached.
+    Raises ValueError for an unknown name, a folder that is not a model or whose settings are wrong, or weights that do
+    not fit; ConnectionError where the hub cannot be reached.
     """
     if name_or_path is None and not SPECIMEN.is_dir():
         raise ValueError(
@@ -152,13 +152,17 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
             )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+        settings = config.get("pretrained_cfg") or config
+        names = config.get("label_names") or settings.get("label_names")
         architecture = config["architecture"]
+        if not isinstance(architecture, str):
+            raise TypeError(f"architecture is {architecture!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder / 'config.json'} is not a model's configuration, which names at least an architecture "
             f"({type(error).__name__}: {error})."
         ) from error
+    require_settings(settings, folder / "config.json")
     if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
         raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}; rename it.")
     # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
@@ -171,7 +175,8 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
     except Exception as error:
         reason = _one_line(error)
         raise ValueError(f"timm {timm.__version__} cannot open {architecture} from {folder}: {reason}.") from error
-    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # not those of another head
+    count = len(names) if isinstance(names, list | dict) else None
+    if names and ("num_classes" not in kwargs or count == model.num_classes):  # not those of another head
         model.label_names = _ordered(names, model.num_classes, folder)
     return model.eval()
 
@@ -195,9 +200,10 @@ def _ordered(names: list | dict, count: int, folder: Path) -> list[str]:
     if isinstance(names, dict) and set(names) == {str(i) for i in range(len(names))}:
         names = [names[str(i)] for i in range(len(names))]
     if not isinstance(names, list) or len(names) != count:
+        came = f"{type(names).__name__} of length {len(names)}" if hasattr(names, "__len__") else repr(names)
         raise ValueError(
             f"label_names in {folder / 'config.json'} must be a list of {count} names, one for each class, but is "
-            f"{type(names).__name__} of length {len(names)}. Correct it, or leave it out."
+            f"{came}. Correct it, or leave it out."
         )
     return [str(name) for name in names]
 

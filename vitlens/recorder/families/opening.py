@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -81,14 +83,57 @@ def _weighted(kind: type, name: str, **given) -> nn.Module:
 
 
 def _processor(name: str, local: bool) -> dict:
-    """What `preprocessor_config.json` says; nothing where there is none."""
+    """What `preprocessor_config.json` says; nothing where there is none. Raises ValueError for wrong settings."""
     from transformers.utils import cached_file
 
     path = cached_file(
         name, "preprocessor_config.json", local_files_only=local,
         _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
     )  # fmt: skip
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    if not path:
+        return {}
+    try:
+        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        require_settings(said, path)
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not the settings of an image processor ({type(error).__name__}: {error}). Correct it, or "
+            "download it again."
+        ) from error
+    return said
+
+
+def _numbers(value: object, above: float = -math.inf) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int | float) and above < each < math.inf for each in value)
+
+
+def _size(value: object) -> bool:
+    sides = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return all(side is None or isinstance(side, int) and side > 0 for side in sides)
+
+
+_MEANS = ("a list of numbers, one for each channel", _numbers)
+_DEVIATIONS = ("a list of positive numbers, one for each channel", partial(_numbers, above=0))
+_SIZES = ("a positive number of pixels, or several by their names", _size)
+_FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+_SETTINGS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "mean": _MEANS, "std": _DEVIATIONS, "image_mean": _MEANS, "image_std": _DEVIATIONS,
+    "input_size": ("three positive whole numbers: channels, height and width",
+                   lambda value: isinstance(value, list) and len(value) == 3 and _size(value)),
+    "crop_pct": ("a positive number", lambda value: _numbers([value], above=0)),
+    "interpolation": (f"one of {', '.join(_FILTERS)}", _FILTERS.__contains__),
+    "size": _SIZES, "crop_size": _SIZES,
+    "resample": ("a number from 0 to 5", lambda value: not isinstance(value, int) or value in range(6)),
+}  # fmt: skip
+"""What timm's `config.json` and transformers' `preprocessor_config.json` say of inputs: what is wanted, and whether a
+value is that."""
+
+
+def require_settings(said: dict, file: object) -> None:
+    """Raise ValueError for a wrong setting of `preprocess` in a file."""
+    for key, (wanted, fits) in _SETTINGS.items():
+        if said.get(key) is not None and not fits(said[key]):
+            raise ValueError(f"{key} in {file} must be {wanted}, but is {said[key]!r}. Correct it, or leave it out.")
 
 
 def prepared(processor: dict) -> dict:
@@ -108,11 +153,7 @@ def prepared(processor: dict) -> dict:
     else:
         shown, mode, part = None, "center", 1.0
     said = {"crop_mode": mode, "crop_pct": part}
-    said |= (
-        {"mean": tuple(processor["image_mean"]), "std": tuple(processor["image_std"])}
-        if "image_mean" in processor
-        else {}
-    )
+    said |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if processor.get(f"image_{key}")}
     if shown:
         said["input_size"] = (len(said.get("mean", (0, 0, 0))), shown["height"], shown["width"])
     if isinstance(processor.get("resample"), int):
