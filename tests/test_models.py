@@ -95,7 +95,7 @@ def test_label_names(folder):
 @pytest.mark.parametrize("key, value", [
     ("architecture", 5), ("label_names", 5), ("interpolation", "foo"), ("mean", "abc"), ("mean", [0.5, "a"]),
     ("std", [0, 0, 0]), ("crop_pct", "a"), ("crop_pct", 0), ("input_size", "abc"), ("input_size", 5),
-    ("input_size", [3, 32]),
+    ("input_size", [3, 32]), ("input_size", [3, None, 32]),
 ])  # fmt: skip
 def test_wrong_settings_are_refused_by_name(folder, key, value):
     config = json.loads((folder / "config.json").read_text())

@@ -55,8 +55,9 @@ def table(
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = models or (SMALL if measure and device.type == "cpu" else FIGURE_12)
     about = {"device": hardware(device), "date": datetime.date.today().isoformat(), **versions(), "command": command}
-    rows, counts = [], {asked: counted(*asked) for asked in itertools.product(models, sizes)}
-    for (name, size), found in counts.items():
+    counts = [(name, size, counted(name, size)) for name, size in itertools.product(models, sizes)]
+    rows = []
+    for name, size, found in counts:
         if measure:
             model = opened(name, size)
             found = measured(model, size, device=device, precision=precision, seconds=seconds, memory=memory)

@@ -119,7 +119,7 @@ _FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 _SETTINGS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "mean": _MEANS, "std": _DEVIATIONS, "image_mean": _MEANS, "image_std": _DEVIATIONS,
     "input_size": ("three positive whole numbers: channels, height and width",
-                   lambda value: isinstance(value, list) and len(value) == 3 and _size(value)),
+                   lambda value: isinstance(value, list) and len(value) == 3 and None not in value and _size(value)),
     "crop_pct": ("a positive number", lambda value: _numbers([value], above=0)),
     "interpolation": (f"one of {', '.join(_FILTERS)}", _FILTERS.__contains__),
     "size": _SIZES, "crop_size": _SIZES,
