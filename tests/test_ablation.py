@@ -236,6 +236,8 @@ def test_the_command(tmp_path, monkeypatch):
     assert "Add --prune" in vitlens(*common, "--choose", 6, "--out", tmp_path / "x.csv", expect=2).stderr
     assert "needs --data" in vitlens("ablate", model, "--out", tmp_path / "x.csv", expect=2).stderr
     assert "other settings" in vitlens(*common, "--seed", 1, "--out", tmp_path / "heads.csv", expect=2).stderr
+    with pytest.raises(UnsupportedModelError, match="a single class, so its answer is always the same"):
+        ablation.effects(small(num_classes=1), labeled(), **QUIET)
     with pytest.raises(UnsupportedModelError, match="convolutions"):
         ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
 

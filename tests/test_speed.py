@@ -121,12 +121,13 @@ def test_command_measures_models_of_transformers(tmp_path):
     small("ViTForImageClassification").save_pretrained(tmp_path / "model")
     done = run(tmp_path / "model", "--sizes", "32", "--measure", "--seconds", 0)
     assert done.exit_code == 0, done.output
+    assert "could not be counted at 64 × 64 pixels" in str(run(tmp_path / "model", "--sizes", "64").exception)
 
 
 @pytest.mark.parametrize("more", [["no_such_model"], ["--sizes", "64,8"], ["--measure", "--sizes", "32,8"]])
 def test_what_was_written_stays_until_all_is_known_to_work(more, tmp_path):
     (tmp_path / "counts.csv").write_text("before")
-    done = run("test_vit", "--sizes", "64", "--seconds", 0, "--out", tmp_path / "counts.csv", *more)
+    done = run("test_vit", "--sizes", "64", "--out", tmp_path / "counts.csv", *more)
     assert isinstance(done.exception, ValueError) and (tmp_path / "counts.csv").read_text() == "before"
 
 
@@ -134,7 +135,9 @@ def test_what_was_written_stays_until_all_is_known_to_work(more, tmp_path):
     "arguments, said",
     [
         (["--sizes", "small"], "--sizes"),
-        (["--figure", "speed.png"], "--measure"),
+        (["--figure", "speed.png"], "--figure is about what is measured. Add --measure."),
+        (["--precision", "bf16"], "--precision is about what is measured. Add --measure."),
+        (["--measure", "--figure", "speed.foo"], "must end in the name of a kind of picture"),
         (["no_such_model"], "no_such_model"),
         (["test_vit", "--measure", "--precision", "fp8"], "fp8"),
         (["test_vit", "--measure", "--memory", "0"], "GiB"),

@@ -12,11 +12,11 @@ from families_support import small
 from test_attribution import materialized, relevance_of, starts
 from typer.testing import CliRunner
 
-from vitlens import capture, faithfulness
+from vitlens import capture, faithfulness, widgets
 from vitlens.attribution import METHODS, centroid, direction, explained, like, norm, relevance, text
 from vitlens.attribution.target import NothingToAsk, bound
 from vitlens.images import ImageError, load_image, samples
-from vitlens.models import load_model, preprocess
+from vitlens.models import load_model, preprocess, top_classes
 from vitlens.recorder.families import family
 from vitlens.reports import explanation
 
@@ -337,6 +337,24 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     table = pd.read_csv(tmp_path / "o" / "scores.csv")
     assert set(table.image) == {"1.jpg"} and set(table.target) == {"the similarity to 0.jpg"}
     assert set(table.score) == {"similarity"} and (tmp_path / "o" / "00-1.png").exists()
+
+
+def test_the_probability_of_an_only_class_is_of_it_and_not_of_anything_else(vit):
+    """Its softmax would be 1 whatever the picture."""
+    model, (name, picture) = vit(img_size=224, num_classes=1), next(iter(samples().items()))
+    x = preprocess(model, picture)
+    with torch.no_grad():
+        logit = model(x)[0, 0]
+    ((said,),) = top_classes(model, logit.view(1, 1))
+    assert said == ("0", pytest.approx(logit.sigmoid().item()))
+    (found,) = explanation.explain(model, [(name, picture)], names=["relevance"], orders=2)
+    assert found.value == pytest.approx(logit.sigmoid().item())
+    m = torch.rand(1, 14, 14)
+    both = [faithfulness.curves(model, x, m, 0, score=score) for score in ("probability", "logit")]
+    torch.testing.assert_close(both[0].deletion, both[1].deletion.sigmoid())
+    assert both[0].deletion.std() > 1e-4
+    explorer = widgets.explore(model, picture)
+    assert explorer.subject.share(0) == pytest.approx(logit.sigmoid().item(), rel=1e-4)
 
 
 def test_a_report_says_what_the_score_is(vit, tmp_path):

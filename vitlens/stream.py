@@ -1,7 +1,7 @@
 """The residual stream, taken apart exactly: what each head, MLP and patch writes into a logit, and what tokens know.
 
 In a pre-norm Vision Transformer every head and every MLP adds a vector to the tokens, and nothing else touches them
-before the final norm. Hold fixed what multiplies on the way out (the statistics of the norms, gates on the outputs of
+before the final norm. Hold fixed what multiplies on the way out (what norms divide by, gates on the outputs of
 attention, the weights of an attention pool) and a logit is a sum of what each of them wrote:
 
     found = contributions(model, images, "tabby")
@@ -284,7 +284,7 @@ def tune(
     The loss is the KL divergence of the read-out plus that of the tokens, averaged: in a mean over all of them, a class
     token would hardly count. A fifth of the images is held out. Each layer begins with the plain lens, takes steps of
     Adam with 64 images each, again and again through all images, until the loss on those held out has not fallen by
-    0.001 nats in five passes, and keeps its best map, zeros if that is the plain lens. No labels are used.
+    0.001 nats in five passes, and keeps the map of the last such fall; zeros are the plain lens. No labels are used.
 
     batches: (B, C, H, W) images each, normalized as the model wants them, read once. Held in memory are prefix tokens
     and eight patches of each image, or all patches if the head reads them. on_layer: called with each layer's number

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.models import label_names
+from vitlens.models import label_names, probabilities
 from vitlens.recorder.families import model_name
 
 
@@ -103,7 +103,7 @@ class ClassTarget(Target):
             return self.score(said)
         if self.against is not None:
             return self.score(said).sigmoid()
-        return said.softmax(-1).gather(-1, self.numbers[:, None])[:, 0]
+        return probabilities(said).gather(-1, self.numbers[:, None])[:, 0]
 
     def of(self, images: Tensor) -> ClassTarget:
         return ClassTarget(self.numbers[images], None if self.against is None else self.against[images])

@@ -22,9 +22,13 @@ class Options:
     ] = None
     sizes: Annotated[str, Option(help="Sides of the image in pixels.")] = "64,128,224,384,512"
     measure: Annotated[bool, Option("--measure", help="Measure images per second and memory on this machine.")] = False
-    precision: Annotated[str, Option(help="auto, bf16 or fp32.")] = "auto"
-    memory: Annotated[float | None, Option(help="GiB that training may fill; by default all of the device's.")] = None
-    seconds: Annotated[float, Option(help="How long each batch size is timed, at least.")] = 0.5
+    precision: Annotated[str | None, Option(help="With --measure: auto (the default), bf16 or fp32.")] = None
+    memory: Annotated[
+        float | None, Option(help="With --measure: GiB that training may fill; by default all of the device's.")
+    ] = None
+    seconds: Annotated[
+        float | None, Option(help="With --measure: how long each batch size is timed, at least; by default 0.5.")
+    ] = None
     out: Annotated[Path | None, Option(help="CSV file to write, a line for each model and size.")] = None
     figure: Annotated[Path | None, Option(help="With --measure: picture to write, such as speed.png.")] = None
     device: options.AnyDevice = None
@@ -43,15 +47,17 @@ def compute(asked: Options) -> None:
     sizes = options.comma_separated(asked.sizes)
     if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"--sizes takes whole numbers of pixels, such as 64,224, got {asked.sizes!r}.")
-    for path, option in ((asked.out, "--out"), (asked.figure, "--figure")):
-        if path is not None:
-            options.require_file(path, option)
-    if asked.figure and not asked.measure:
-        raise ValueError("--figure shows what was measured. Add --measure.")
+    how = {name: given for name in ("precision", "memory", "seconds") if (given := getattr(asked, name)) is not None}
+    for option in (*how, *(["figure"] if asked.figure else [])):
+        if not asked.measure:
+            raise ValueError(f"--{option} is about what is measured. Add --measure.")
+    if asked.out:
+        options.require_file(asked.out, "--out")
+    if asked.figure:
+        options.require_figure(asked.figure, "--figure")
     rows = speed.table(
-        asked.models, [int(size) for size in sizes], measure=asked.measure, precision=asked.precision,
-        memory=asked.memory, seconds=asked.seconds, device=options.checked_device(asked.device),
-        command=command_of(sys.argv[1:]), out=asked.out, done=_report,
+        asked.models, [int(size) for size in sizes], measure=asked.measure, **how,
+        device=options.checked_device(asked.device), command=command_of(sys.argv[1:]), out=asked.out, done=_report,
     )  # fmt: skip
     shown = {"parameters": ("parameters (M)", 1e6), "flops": ("GFLOPs", 1e9), "images_per_second": ("images/s", 1),
              "batch": ("at batch", 1), "bytes_per_image": ("MiB per image", 2**20),

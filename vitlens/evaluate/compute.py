@@ -43,7 +43,7 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     try:
         with evaluating(model), _dropping(model, patch_drop), torch.no_grad(), counter:
             functional_call(model, state, image)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError, AttributeError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"The FLOPs of {model_name(model)} could not be counted at {height} × {width} pixels "
             f"({' '.join(str(error).split()).rstrip('.')}). Give a size that it takes, or build it for this one."

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.question import Question
 from vitlens.evaluate.reading import prepared
-from vitlens.models import require_classes
+from vitlens.models import class_count, require_classes
 from vitlens.recorder.arguments import require_count
 from vitlens.recorder.families import attention_modules, family, refuse
 from vitlens.recorder.interception import POOL, alone
@@ -44,6 +44,8 @@ class Pictures:
         if blind := family(self.model).blind:
             raise refuse(self.model, blind)
         require_classes(self.model)
+        if class_count(self.model) == 1:
+            raise refuse(self.model, "it has a single class, so its answer is always the same")
         self.data = (question.images("whole") if known else data).to(question.world.device)
         numbers = class_numbers(self.model, self.data.class_names)
         question.note(matched(self.model, self.data.class_names))
@@ -51,8 +53,8 @@ class Pictures:
         self.heads = head_places(self.model, self.modules)
         rows = torch.randperm(len(self.data), generator=generator(seed))[:images]
         if len(rows) < first + 2:
-            chosen_by = f": by the first {first} of them heads are chosen. Lower `choose`, or give more" if first else ""
-            raise ValueError(f"Expected at least {first + 2} images, got {len(rows)}{chosen_by}.")
+            chosen = f": heads are chosen by the first {first} of them. Lower `choose`, or give more" if first else ""
+            raise ValueError(f"Expected at least {first + 2} images, got {len(rows)}{chosen}.")
         split = lambda part: part.tensor_split(max(1, len(part) // batch))  # noqa: E731
         self.first = split(rows[:first]) if first else ()
         self.batches = split(rows[first:])  # of two images at least

@@ -26,7 +26,7 @@ from vitlens.recorder.running import run
 
 __all__ = [
     "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "label_names", "load_model",
-    "pixels", "preprocess", "require_classes", "restore", "run", "top_classes",
+    "pixels", "preprocess", "probabilities", "require_classes", "restore", "run", "top_classes",
 ]  # fmt: skip
 
 
@@ -82,6 +82,13 @@ def _imagenet_names() -> tuple[str, ...]:
     return tuple(info.index_to_description(i) for i in range(1000))
 
 
+def probabilities(logits: Tensor) -> Tensor:
+    """(…, classes) probabilities of logits (…, classes): their softmax, and of a single logit the logistic function, as
+    models of one class learn to tell it from anything else. In float32 or wider."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+
+
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
     """The k likeliest classes for each row of (B, classes) logits: (name or number, probability).
 
@@ -91,10 +98,10 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
     if logits.dim() != 2:
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
-    probabilities, classes = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
+    shares, classes = probabilities(logits).topk(min(k, logits.shape[-1]))
     return [
         [(names[c] if names else str(c), p) for c, p in zip(cs, ps, strict=True)]
-        for cs, ps in zip(classes.tolist(), probabilities.tolist(), strict=True)
+        for cs, ps in zip(classes.tolist(), shares.tolist(), strict=True)
     ]
 
 

@@ -19,7 +19,7 @@ from vitlens.attribution.forward import require_said
 from vitlens.attribution.target import ClassTarget, NothingToAsk, Question, Target, bound
 from vitlens.data import files
 from vitlens.images import ImageError
-from vitlens.models import architecture, label_names, restore
+from vitlens.models import architecture, label_names, probabilities, restore
 from vitlens.recorder.families import family, model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.reports.pictures import SHARP, prepared
@@ -148,7 +148,7 @@ def _question(model: nn.Module, asked: Target, said: Tensor) -> dict:
     names = label_names(model, said.shape[-1])
     numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
     target, against = ("" if k is None else names[k] if names else str(k) for k in numbers)
-    value = said.softmax(-1)[0, numbers[0]].item()
+    value = probabilities(said)[0, numbers[0]].item()
     rather = f" rather than “{against}”" if against else ""
     title = f"Why “{target}” ({value:.1%}){rather}? {about}"
     return {"target": target, "against": against, "value": value, "title": title}

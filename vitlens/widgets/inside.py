@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens import stream
+from vitlens.models import probabilities
 from vitlens.recorder.families import family
 from vitlens.recorder.running import evaluating
 from vitlens.widgets.subjects import Subject
@@ -128,7 +129,7 @@ def _share(subject: Subject, layer: int, target: int, wanted: Callable[[], bool]
         if not wanted():
             raise Superseded
         with evaluating(subject.model):
-            found.append(stream.read_each(subject.model, tokens)[0].float().softmax(-1)[:, target])
+            found.append(probabilities(stream.read_each(subject.model, tokens)[0])[:, target].float())
     return torch.cat(found)
 
 
@@ -143,7 +144,7 @@ def _said(subject: Subject, query: str | int | tuple[int, int], wanted: Callable
                 logits = family(subject.model).head(tokens)
             else:
                 logits = stream.read_each(subject.model, tokens[:, [subject.grid.position(query)]])[:, 0]
-        share, number = logits[0].float().softmax(-1).max(0)
+        share, number = probabilities(logits[0]).float().max(0)
         found.append(torch.stack([number.float(), share]))
     return torch.stack(found)
 
