@@ -135,9 +135,9 @@ def test_what_was_written_stays_until_all_is_known_to_work(more, tmp_path):
     "arguments, said",
     [
         (["--sizes", "small"], "--sizes"),
-        (["--figure", "speed.png"], "--figure is about what is measured. Add --measure."),
-        (["--precision", "bf16"], "--precision is about what is measured. Add --measure."),
-        (["--measure", "--figure", "speed.foo"], "must end in the name of a kind of picture"),
+        (["--figure", "speed.png"], "--figure goes with --measure. Add --measure"),
+        (["--precision", "bf16"], "--precision goes with --measure. Add --measure"),
+        (["--measure", "--figure", "speed.foo"], "must end in a file type that Matplotlib writes"),
         (["no_such_model"], "no_such_model"),
         (["test_vit", "--measure", "--precision", "fp8"], "fp8"),
         (["test_vit", "--measure", "--memory", "0"], "GiB"),

@@ -437,7 +437,7 @@ def test_the_command_lists_the_studies():
     ("data-size-digits --data digits --out OTHER", "other networks and recipe and classes and data"),
     ("data-size-digits --data NOWHERE --out OUT --table FILE/a.csv", "give another --table"),
     ("data-size-digits --data NOWHERE --out OUT --table OTHER", "is a folder. Give another"),
-    ("data-size-digits --data NOWHERE --out OUT --figure a.foo", "of a kind of picture ("),
+    ("data-size-digits --data NOWHERE --out OUT --figure a.foo", "must end in a file type that Matplotlib writes ("),
 ])  # fmt: skip
 def test_wrong_wishes_end_with_one_sentence(arguments, sentence, tmp_path, whole):
     (tmp_path / "file").write_text("")

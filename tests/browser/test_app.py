@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,6 +108,26 @@ def test_kernels_end_with_their_pages(start, visitor):
     first.close()
     one_more.close()
     app.wait(0)
+
+
+def test_a_page_may_go_while_it_connects_to_a_busy_kernel(model, tmp_path):
+    """The server then asks the kernel how it is and waits; nothing is logged, which `App` looks at when it ends."""
+    with App(model, tmp_path, "import time\ntime.sleep(3)") as app:
+        cookie = urllib.request.urlopen(app.opening).headers["Set-Cookie"].split(";")[0]
+        page = urllib.request.urlopen(urllib.request.Request(app.address, headers={"Cookie": cookie}))
+        text, host = "", app.address.split("/")[2]
+        while not (kernel := re.search(r'"kernelId": "([-\w]+)"', text)):
+            text += page.read1().decode()
+        with socket.create_connection(host.split(":"), 10) as connection:
+            connection.sendall(
+                f"GET /api/kernels/{kernel[1]}/channels?session_id=x HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n"
+                f"Origin: http://{host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+            )
+            time.sleep(0.5)  # until the request has come
+        page.read()
+        time.sleep(2)
+        page.close()
 
 
 def test_a_reload_needs_no_place_of_its_own(start, visitor):

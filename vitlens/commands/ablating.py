@@ -26,7 +26,7 @@ class Options:
     ] = ""
     prune: Annotated[bool, Option("--prune", help="Remove heads one after the other.")] = False
     choose: Annotated[int | None, Option(help="With --prune: images to choose the next by; by default 100.")] = None
-    orders: Annotated[int | None, Option(help="With --prune: random orders beside the greedy; by default 3.")] = None
+    orders: Annotated[int | None, Option(help="With --prune: random orders to compare with; by default 3.")] = None
     step: Annotated[int | None, Option(help="With --prune: heads removed at once; by default 1.")] = None
     seed: Annotated[int, Option(help="Seed of the images drawn and of the random orders.")] = 0
     batch: Annotated[int, Option(help="Images run at once.")] = 50
@@ -50,7 +50,7 @@ def ablate(asked: Options) -> None:
     )  # fmt: skip
     pruning = {name: n for name in ("choose", "orders", "step") if (n := getattr(asked, name)) is not None}
     if pruning and not asked.prune:
-        raise ValueError(f"--{next(iter(pruning))} is about the order in which heads are removed. Add --prune.")
+        raise ValueError(f"--{next(iter(pruning))} goes with --prune. Add --prune, or leave it out.")
     if asked.prune:
         found = ablation.pruning(asked.model, asked.data, way=asked.ways or "mean", **pruning, **settings)
         found = found[found["images"] > 0]

@@ -50,7 +50,7 @@ def compute(asked: Options) -> None:
     how = {name: given for name in ("precision", "memory", "seconds") if (given := getattr(asked, name)) is not None}
     for option in (*how, *(["figure"] if asked.figure else [])):
         if not asked.measure:
-            raise ValueError(f"--{option} is about what is measured. Add --measure.")
+            raise ValueError(f"--{option} goes with --measure. Add --measure, or leave it out.")
     if asked.out:
         options.require_file(asked.out, "--out")
     if asked.figure:

@@ -118,13 +118,13 @@ def require_file(path: Path, option: str) -> None:
 
 
 def require_figure(path: Path, option: str) -> None:
-    """The same for a figure, whose kind Matplotlib must know."""
+    """Refuse, before the work starts, a figure that could not be written after it."""
     from matplotlib.figure import Figure
 
     require_file(path, option)
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if path.suffix[1:].lower() not in kinds:
-        raise ValueError(f"{option} must end in the name of a kind of picture ({', '.join(kinds)}), got {path}.")
+        raise ValueError(f"{option} must end in a file type that Matplotlib writes ({', '.join(kinds)}), got {path}.")
 
 
 def checked_device(name: str | None):

@@ -105,21 +105,22 @@ def packed(names: Iterable[str]) -> np.ndarray:
 
 
 def is_image(path: str) -> bool:
-    """Whether a path below the folder of the data, with slashes, is that of an image. Hidden files are none, and what
-    lies in hidden folders neither, such as the copies that a Mac or Jupyter puts beside files."""
+    """Whether a path, relative to the folder of the data and with slashes, is an image by its suffix. Hidden files are
+    not, nor is what lies in hidden folders, such as the copies that a Mac or Jupyter puts beside files."""
     _, suffix = os.path.splitext(path)
     return suffix.lower() in SUFFIXES and not any(map(hidden, path.split("/")))
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder of this name holds no data."""
+    """Whether a file or folder of this name is hidden, or a Mac's own."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def fingerprint(samples: Samples) -> str:
-    """A checksum of sixteen of the samples, by which other pictures of the same names and labels are told.
+    """A checksum of sixteen of the samples. It differs for other pictures that have the same names and labels.
 
-    Of their files as they are: decoders may differ by a level of gray. What cannot be read does not count.
+    It is taken of the files, not of pixels, because decoders may differ by a level of gray. What cannot be read is left
+    out.
     """
     digest = hashlib.sha256()
     for i in np.unique(np.linspace(0, len(samples) - 1, 16).astype(int)).tolist():

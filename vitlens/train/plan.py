@@ -68,9 +68,9 @@ def planned(
 
 
 def unlike(plan: Recipe, name: str) -> str:
-    """A sentence on what the recipe of a resumed run has otherwise than the JSON file `name`; "" if there is nothing.
+    """A sentence on how the recipe of a resumed run differs from the JSON file `name`, or "".
 
-    The run keeps to its own, which `--set` may have changed when it began.
+    The run keeps its own, which `--set` may have changed when it began.
     """
     if not name.endswith(".json"):
         return ""

@@ -209,6 +209,11 @@ class Channels(Plain, VoilaKernelWebsocketHandler):
             raise web.HTTPError(404)
         await super().get(kernel_id)
 
+    def select_subprotocol(self, subprotocols: list[str]) -> str | None:
+        if self.connection is None:  # the page went while a busy kernel was waited for
+            raise web.HTTPError(404)
+        return super().select_subprotocol(subprotocols)
+
     def on_close(self) -> None:
         if self.close_code == 1001:  # "going away", not a connection that was lost
             self.kernel_manager.leave(self.kernel_id)
