@@ -252,6 +252,8 @@ def test_a_damaged_table_is_refused_and_left(tmp_path, call, options):
     for damaged in (
         head, head + columns, whole[:-30], whole[:-1], head + columns + b"".join(rows[:-1]),
         head + columns.replace(b"accuracy", b"right") + b"".join(rows), head + columns + rows[0][:9] + b"\n",
+        head + columns + b"1," + b"".join(rows), head + columns + b"".join(rows[:3] + rows[4:]),
+        head + columns + b"".join(rows[:6] + rows[7:]),  # of pruning, the last of the greedy order
     ):  # fmt: skip
         out.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"heads.csv is damaged: some of it is missing. Delete it"):

@@ -288,10 +288,15 @@ def test_weights_of_some_queries_and_rows(vit):
     torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
     for five in (np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
+    for two in ([2, 5], torch.tensor([2, 5], dtype=torch.uint8), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
+        torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
+    assert layer.weights([]).shape == (2, 3, 0, 17)
     for outside in (17, [3, -18], torch.tensor([99])):
         with pytest.raises(IndexError, match=r"17 queries of blocks\.1\.attn.* no query (17|-18|99)\."):
             layer.weights(outside)
-    for wrong in ([(0, 0)], [1.5]):  # a list of patches would be read as positions
+        with pytest.raises(IndexError, match="no query"):
+            layer.logits(outside)
+    for wrong in ([(0, 0)], [1.5], [True, False]):  # a list of patches would be read as positions
         with pytest.raises(ValueError, match="positions in the sequence"):
             layer.weights(wrong)
     blocks = list(layer.rows(5))

@@ -56,6 +56,18 @@ def test_bfloat16(name, autocast):
         torch.testing.assert_close(layer.weights() @ layer.v.float(), layer.output.float(), atol=0.05, rtol=0.05)
 
 
+def test_features_of_weights_in_mixed_precision():
+    """As in open_clip's fp16: positions stay in float32, and what meets the pixels does not."""
+    from open_clip.model import convert_weights_to_lp
+
+    model = small("open_clip")
+    x, exact = sized(model), tokens.features(model, sized(model))[1]
+    convert_weights_to_lp(model, torch.bfloat16)
+    assert next(model.parameters()).dtype == torch.float32
+    found = tokens.features(model, x)[1].float()
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.1 * exact.abs().max().item())
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled(name):
     model = small(name)

@@ -129,12 +129,15 @@ def test_processors_are_read():
                              "input_size": (3, 224, 224), "interpolation": "bilinear"}  # fmt: skip
     dino = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
     assert prepared(dino) == {"crop_mode": "center", "crop_pct": 224 / 256, "input_size": (3, 224, 224)}
-    assert prepared({"size": 224})["input_size"] == (3, 224, 224)
+    for size in (224, [224, 224], {"height": 224, "width": 224, "shortest_edge": None}):
+        assert prepared({"size": size})["input_size"] == (3, 224, 224)
+    assert prepared({"resample": "bicubic"})["interpolation"] == "bicubic"
     assert prepared({}) == {"crop_mode": "center", "crop_pct": 1.0}
 
 
 @pytest.mark.parametrize("key, value", [
-    ("size", {"height": 0, "width": 32}), ("size", {"shortest_edge": -1}), ("size", "big"), ("crop_size", 0.5),
+    ("size", {"height": 0, "width": 32}), ("size", {"height": 32}), ("size", [32]), ("resample", "best"),
+    ("size", {"shortest_edge": -1}), ("size", "big"), ("crop_size", 0.5),
     ("image_mean", "x"), ("image_std", [0, 0, 0]), ("resample", 99),
 ])  # fmt: skip
 def test_wrong_settings_of_processors_are_refused_by_name(key, value, tmp_path):
@@ -194,7 +197,7 @@ def test_weights_of_more_layers_than_the_configuration_has_are_refused(name, ope
     edited(tmp_path / "config.json", architectures=[opened])
     assert type(load_model(tmp_path)).__name__ == opened
     edited(tmp_path / "config.json", num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"no place for, such as .*layers\.1\..*num_hidden_layers"):
+    with pytest.raises(ValueError, match=r"no place for, such as .*layers\.1\."):
         load_model(tmp_path)
 
 

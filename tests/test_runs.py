@@ -177,6 +177,11 @@ def test_a_recipe_from_a_file(tmp_path, capsys):
     assert "its own recipe" not in capsys.readouterr().err
     changed = replace(mine, lr=0.5, augment=replace(mine.augment, rotate=77.0))
     (tmp_path / "mine.json").write_text(changed.to_json())
+    tuned = {"tiny": False, "model": str(tmp_path / "run" / "model"), "seed": 3}
+    train(tmp_path / "tuned", str(tmp_path / "mine.json"), **tuned, **CUT)
+    capsys.readouterr()
+    train(tmp_path / "tuned", str(tmp_path / "mine.json"), resume=True, quiet=False)
+    assert "its own recipe" not in capsys.readouterr().err
     train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True, quiet=False)
     said = f"not by {tmp_path}/mine.json: lr is {mine.lr} (not 0.5), rotate is {mine.augment.rotate} (not 77.0)."
     assert said in capsys.readouterr().err
@@ -328,7 +333,7 @@ def test_a_damaged_note_of_how_images_are_read_is_told_by_its_name(stopped, cont
 
 def test_a_refused_start_leaves_the_run_that_is_there_untouched(stopped):
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match="already holds checkpoints"):
+    with pytest.raises(ValueError, match="already holds a run"):
         train(stopped, overrides=["lr=1e-3"], watch=3)
     with pytest.raises(ValueError, match="is to be resumed with 0.001"):
         train(stopped, resume=True, overrides=["lr=1e-3"], watch=3)
@@ -345,7 +350,8 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, kept):
         if path.name in {"training.json", "model", "checkpoints"} - {kept}:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match=f"already holds {kept} of a run. Resume it, or train into another folder"):
+    what = {"training.json": "a run. Resume it, or train", "model": "the model of a run. Train"}[kept]
+    with pytest.raises(ValueError, match=f"already holds {what} into another folder"):
         train(tmp_path, watch=3)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 

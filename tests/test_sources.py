@@ -133,11 +133,13 @@ def test_splits_in_capital_letters_or_spelled_out(tmp_path, names):
 def test_a_fingerprint_is_of_the_pictures_and_not_of_where_they_lie(tmp_path):
     content = files(30)
     sources = write(tmp_path / "a", content), write(tmp_path / "b", content), tar(tmp_path / "c.tar", content)
-    one, *same = ({load(source, split, size=8, stream=stream).pictures for stream in (False, True)}
-                  for source in sources for split in ("train", "train"))
-    assert len(one) == 1 and all(other == one for other in same)
+    found = {load(source, size=8, stream=stream).pictures for source in sources for stream in (False, True)}
     other = write(tmp_path / "d", {name: encoded(999 + i) for i, name in enumerate(content)})
-    assert load(other).pictures not in one and load(other).labels.equal(load(sources[0]).labels)
+    assert len(found) == 1 and load(other).pictures not in found
+    assert load(other).labels.equal(load(sources[0]).labels)
+    parquet(tmp_path / "e" / "train-0.parquet", [*content.values()], [0] * len(content))
+    held, streamed = (load(tmp_path / "e", size=8, stream=stream, root=tmp_path).pictures for stream in (False, True))
+    assert held == streamed
 
 
 def test_what_lies_in_hidden_folders_is_no_data(tmp_path):
@@ -145,6 +147,7 @@ def test_what_lies_in_hidden_folders_is_no_data(tmp_path):
     copies = {f"{name.split('/')[0]}/.ipynb_checkpoints/{name.split('/')[1]}": data for name, data in content.items()}
     copies |= {f"__MACOSX/{name}": data for name, data in content.items()} | {".trash/ant/0.png": encoded(0)}
     one = write(tmp_path / "a", content)
+    assert load(tar(tmp_path / "up.tar", {f"../{name}": data for name, data in content.items()})).class_names
     for source in (write(tmp_path / "b", content | copies), tar(tmp_path / "c.tar", content | copies)):
         for split in ("train", "valid", "whole"):
             assert load(source, split).class_names == load(one, split).class_names
@@ -157,6 +160,28 @@ def test_a_class_that_is_called_like_a_split_is_explained(tmp_path):
     for split in ("train", "valid", "test", "whole"):
         with pytest.raises(ValueError, match="folder named train, which stands for a split, .* give it another name"):
             load(tmp_path, split)
+
+
+def test_folders_beside_those_of_splits_are_told(tmp_path):
+    content = {f"{split}/{name}": data for split in ("train", "Test") for name, data in files(3).items()}
+    more = content | {f"dog/{name}": data for name, data in files(3).items()}
+    for source in (write(tmp_path / "a", more), tar(tmp_path / "b.tar", more)):
+        names = "Test and train" if source.is_dir() else "test and train"
+        first = "dog" if source.is_dir() else "ant"
+        found = load(source)
+        assert found.note == f"{source} is read by its folders {names}; {first!r} and other folders do not count."
+        assert len(found) == 9
+    (tmp_path / "a" / "docs").mkdir()
+    assert "dog" in load(tmp_path / "a").note and "docs" not in load(tmp_path / "a").note
+    classes = {f"{name}/{i}.png": encoded(i) for name in ("dog", "training") for i in range(4)}
+    with pytest.raises(ValueError, match="folder named training, which stands for a split, .* give it another name"):
+        load(tar(tmp_path / "c.tar", classes))
+
+
+def test_training_shards_number_the_classes_whatever_they_are_called(tmp_path):
+    for name, labels in {"training": [0, 1, 2, 3], "testing": [0, 2]}.items():
+        parquet(tmp_path / f"{name}-00000-of-00001.parquet", [encoded(i) for i in labels], labels)
+    assert load(tmp_path).class_names == load(tmp_path, "valid").class_names == ("0", "1", "2", "3")
 
 
 def test_a_tar_file_holds_what_its_folder_held_and_what_timm_reads(tmp_path):

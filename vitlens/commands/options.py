@@ -110,7 +110,7 @@ def require(command: str, **options: object) -> None:
 
 
 def require_file(path: Path, option: str) -> None:
-    """Refuse, before the work starts, a file that could not be written after it."""
+    """Refuse, before the work starts, a file that could not be written after it. Its folder is made."""
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder. Give another {option}.")
     writable(path.parent, option)
@@ -121,10 +121,10 @@ def require_figure(path: Path, option: str) -> None:
     """Refuse, before the work starts, a figure that could not be written after it."""
     from matplotlib.figure import Figure
 
-    require_file(path, option)
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if path.suffix[1:].lower() not in kinds:
         raise ValueError(f"{option} must end in a file type that Matplotlib writes ({', '.join(kinds)}), got {path}.")
+    require_file(path, option)
 
 
 def checked_device(name: str | None):

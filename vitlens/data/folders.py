@@ -6,15 +6,17 @@ import io
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.data.parquet import in_parquet
 from vitlens.data.samples import (
+    NO_CLASS,
     SPLITS,
     VALIDATION,
     Listing,
     Named,
+    beside,
     check_known,
     divided,
     first_of,
@@ -78,13 +80,12 @@ def in_folder(folder: Path, request: Request) -> Listing:
         if tars:
             return in_tars(tars, folder, request)
         if named:
-            raise ValueError(
-                f"{folder} holds a folder named {named[0].name}, which stands for a split, but in it no folder of a "
-                "class. Put the images of each class into a folder of their own there; if it is a class itself, give "
-                "it another name."
-            )
+            raise ValueError(NO_CLASS.format(folder, named[0].name))
     if named:
-        return _in_split_folders(folder, request.part, [d.name for d in named])
+        found = _in_split_folders(folder, request.part, [d.name for d in named])
+        others = [name for name in _folders(folder) if not is_split(name) and _any_image(folder / name)]
+        note = beside(folder, [d.name for d in named], others)
+        return replace(found, note=" ".join(filter(None, (found.note, note))))
     by_class = {name: found for name in _folders(folder) if (found := _images(folder / name, folder))}
     if not by_class:
         raise ValueError(f"{_lacking(folder, request.part)}, nor folders of images, one for each class.")
@@ -126,6 +127,10 @@ def _folders(folder: Path) -> list[str]:
 def _images(folder: Path, root: Path) -> list[str]:
     below = (path.relative_to(root).as_posix() for path in sorted(folder.rglob("*")))
     return [path for path in below if is_image(path)]
+
+
+def _any_image(folder: Path) -> bool:
+    return any(is_image(path.name) for path in folder.rglob("*"))
 
 
 # ImageNet's validation images as published

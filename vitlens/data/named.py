@@ -184,7 +184,8 @@ def hugging_face_set(request: Request) -> Listing:
     labels = _whole_numbers(dataset, label[0], name)
     names = getattr(dataset.features[label[0]], "names", None)
     if not names:
-        names = numbers_as_names(labels, _whole_numbers(splits["train"], label[0], name) if "train" in splits else ())
+        train = first_of("train", splits)
+        names = numbers_as_names(labels, _whole_numbers(splits[train], label[0], name) if train else ())
     encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
     return Listing(HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names))
 

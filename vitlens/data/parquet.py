@@ -143,7 +143,7 @@ def in_parquet(folder: Path, split: str, allow_partial: bool) -> Listing:
         training = []
         if split != "train":
             with suppress(ValueError):  # damaged, they are not what was asked for
-                training = _labels(by_split.get("train", []), image, label)[0]
+                training = _labels(by_split.get(first_of("train", by_split), []), image, label)[0]
         class_names = numbers_as_names(labels, training)
     note = f"Of the columns of {folder}, {image} is taken for the images and {label} for the labels."
     note = "" if (image, label) == ("image", "label") else note

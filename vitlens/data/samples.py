@@ -28,6 +28,10 @@ SPLITS = {
 EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 VALID_SHARE = 0.1
+NO_CLASS = (
+    "{} holds a folder named {}, which stands for a split, but in it no folder of a class. Put the images of each "
+    "class into a folder of their own there; if it is a class itself, give it another name."
+)
 
 
 class Samples(Protocol):
@@ -113,14 +117,14 @@ def is_image(path: str) -> bool:
 
 def hidden(name: str) -> bool:
     """Whether a file or folder of this name is hidden, or a Mac's own."""
-    return name.startswith(".") or name == "__MACOSX"
+    return name == "__MACOSX" or name.startswith(".") and name not in (".", "..")
 
 
 def fingerprint(samples: Samples) -> str:
     """A checksum of sixteen of the samples. It differs for other pictures that have the same names and labels.
 
-    It is taken of the files, not of pixels, because decoders may differ by a level of gray. What cannot be read is left
-    out.
+    It is taken of the files, not of pixels, because decoders may differ by a level of gray: of pictures that a library
+    gives decoded, only the sizes count. What cannot be read is left out.
     """
     digest = hashlib.sha256()
     for i in np.unique(np.linspace(0, len(samples) - 1, 16).astype(int)).tolist():
@@ -139,6 +143,12 @@ def first_of(split: str, present: Iterable[str]) -> str | None:
     """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if none is."""
     by_name = {name.lower(): name for name in present if name}
     return next((by_name[name] for name in SPLITS[split] if name in by_name), None)
+
+
+def beside(where: object, splits: Iterable[str], others: Sequence[str]) -> str:
+    """A note about folders with images that are no splits, where the others are; "" if there are none."""
+    named = " and ".join(sorted(splits))
+    return f"{where} is read by its folders {named}; {others[0]!r} and other folders do not count." if others else ""
 
 
 def is_split(name: str) -> bool:

@@ -23,10 +23,12 @@ import numpy as np
 from vitlens.data.files import announce, quiet
 from vitlens.data.samples import (
     EVERY_SPLIT,
+    NO_CLASS,
     SPLITS,
     SUFFIXES,
     Listing,
     Named,
+    beside,
     check_known,
     divided,
     first_of,
@@ -105,7 +107,7 @@ def _walk(tar: tarfile.TarFile, folder: str, start: int) -> Iterator[tuple[str, 
 def in_tars(archives: Sequence[Path], root: Path, request: Request) -> Listing:
     """Tar files of class folders: the class of an image is the innermost folder or tar around it, as in timm.
 
-    Splits are folders or tar files named train and val (valid, validation, test); without them each class is divided.
+    Splits are folders or tar files with the names that `load` lists; without them each class is divided.
     """
     found, loose, inside = {}, set(), set()
     for number, archive in enumerate(archives):
@@ -117,8 +119,11 @@ def in_tars(archives: Sequence[Path], root: Path, request: Request) -> Listing:
                 (inside if PurePosixPath(name).parent.name else loose).add(archive.name)
     splits = _by_split(found, root)
     note = ""
-    if set(splits) & EVERY_SPLIT:
+    if named := set(splits) & EVERY_SPLIT:
+        if not any(splits[name] for name in named):
+            raise ValueError(NO_CLASS.format(root, min(named)))
         names, labels, class_names = _of_split(splits, request.part, root)
+        note = beside(root, named, sorted(splits.get(None, ())))
     else:
         if loose and inside:
             raise ValueError(

@@ -130,8 +130,11 @@ def pruning(
     rows += [_step(name, n + 1, place) for name, order in drawn.items() for n, place in enumerate(order)]
     about = f"{pictures.about}, {way}, the first {choose} to choose by, {orders} orders, {step} at once"
     table = _Table(out, about, settings.get("command") or "ablation.pruning", rows, ("order", "removed"))
-    greedy = [_place(row) for row in table.rows if row["order"] == "greedy" and row["removed"]]
+    greedy = [row for row in table.rows if row["order"] == "greedy" and row["removed"]]
     left = len(heads) - len(greedy)
+    if [row["removed"] for row in greedy] != [*range(1, len(greedy) + 1)] or (left and table.done):
+        raise table.damaged()
+    greedy = [_place(row) for row in greedy]
     whole = len(pictures.batches)
     counted = {*range(0, len(heads), step), len(heads)}
     work = sum(range(left, 0, -step)) * len(pictures.first) + (whole - table.done) * (orders + 1) * (len(counted) - 1)
@@ -249,14 +252,17 @@ class _Table:
                 "another file, or delete it."
             )
         kept = list(csv.DictReader(io.StringIO(rest)))
-        cells = all(row.keys() >= rows[0].keys() and None not in {*row, *row.values()} for row in kept)
+        cells = all(row.keys() >= rows[0].keys() and None not in [*row, *row.values()] for row in kept)
         if whole := cells and rest.endswith("\n"):
             kept = [{k: _parsed(v) for k, v in row.items()} for row in kept]
             found, wanted = ({tuple(row[k] for k in key) for row in each} for each in (kept, rows))
             whole = wanted <= found
         if not whole:
-            raise ValueError(f"{self.out} is damaged: some of it is missing. Delete it, or give another file.")
+            raise self.damaged()
         self.done, self.rows = int(known[1]), kept
+
+    def damaged(self) -> ValueError:
+        return ValueError(f"{self.out} is damaged: some of it is missing. Delete it, or give another file.")
 
     def save(self, done: int, whole: int) -> None:
         self.done = done

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.question import Question
-from vitlens.evaluate.reading import prepared
+from vitlens.evaluate.reading import normalized_for
 from vitlens.models import class_count, require_classes
 from vitlens.recorder.arguments import require_count
 from vitlens.recorder.families import attention_modules, family, refuse
@@ -90,7 +90,7 @@ class Pictures:
         for number, row, (images, labels) in zip(numbers, rows, self.data.batches(rows), strict=True):
             sound = ~self.data.stand_ins()[row].to(labels.device)
             if sound.any():
-                yield number, (prepared(self.model, images[sound]), self.numbers[labels[sound].cpu()])
+                yield number, (normalized_for(self.model, images[sound]), self.numbers[labels[sound].cpu()])
 
     def means(self, numbers: Sequence[int]) -> dict[Place, Tensor]:
         """(T, K) the mean output of each head over batches."""

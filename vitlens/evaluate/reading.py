@@ -17,7 +17,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
 from vitlens.recorder.families import family
-from vitlens.recorder.running import evaluating, require_pooled, run
+from vitlens.recorder.running import evaluating, fitted, require_pooled, run
 from vitlens.train import World
 
 
@@ -80,11 +80,10 @@ def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | N
     return read(model, data, before_the_head(model), world=world)[:2]
 
 
-def prepared(model: nn.Module, images: Tensor) -> Tensor:
+def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or of [0, 1], normalized as a model wants them, in the precision of its weights."""
     config = family(model).preprocessing
-    x = normalized(images, config["mean"], config["std"])
-    return x.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype))
+    return fitted(model, normalized(images, config["mean"], config["std"]))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -141,7 +140,7 @@ def read(
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, found) in zip(mine, data.batches(mine), strict=True):
-            said = output(prepared(model, images.to(device)))
+            said = output(normalized_for(model, images.to(device)))
             said = said.float() if said.is_floating_point() and said.element_size() < 4 else said
             if values is None:
                 values = said.new_zeros(len(data), *said.shape[1:])

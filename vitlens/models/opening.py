@@ -86,6 +86,8 @@ def _filled(model: nn.Module, file: Path) -> nn.Module:
         raise ValueError(f"A checkpoint is a file with the weights of a model of timm, but {came}.")
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
     except Exception as error:
         raise ValueError(
             f"{file} could not be read ({type(error).__name__}): it is not a whole file of weights, or a pickled "

@@ -68,13 +68,8 @@ class Layer:
         Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
         Raises IndexError for a query that does not exist, and ValueError for what is no position.
         """
-        rows, every = self._rows(queries), self.q.shape[-2]
-        if not isinstance(rows, slice) and len(outside := rows[(rows < -every) | (rows >= every)]):
-            raise IndexError(
-                f"The {every} queries of {self.name} are counted from 0, so there is no query {outside[0].item()}. "
-                "`attn.grid.index(row, col)` is the position of a patch."
-            )
-        count = len(range(every)[rows]) if isinstance(rows, slice) else len(rows)
+        rows = self._rows(queries)
+        count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
         need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
         if need > limit:
             raise MemoryError(
@@ -112,15 +107,25 @@ class Layer:
 
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis."""
-        if queries is None or isinstance(queries, slice):
-            return slice(None) if queries is None else queries
-        rows = torch.as_tensor(queries, device=self.q.device)
-        if rows.dim() > 1 or rows.is_floating_point():
+        if queries is None:
+            return slice(None)
+        if isinstance(queries, slice):
+            return queries
+        rows, every = torch.as_tensor(queries, device=self.q.device), self.q.shape[-2]
+        if rows.dtype == torch.bool and rows.shape == (every,):
+            rows = rows.nonzero().squeeze(1)
+        if rows.dim() > 1 or rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
             raise ValueError(
                 f"Queries are positions in the sequence, whole numbers, got {queries!r:.60}. "
                 "`attn.grid.index(row, col)` is the position of a patch."
             )
-        return rows.reshape(-1)
+        rows = rows.long().reshape(-1)
+        if len(outside := rows[(rows < -every) | (rows >= every)]):
+            raise IndexError(
+                f"The {every} queries of {self.name} are counted from 0, so there is no query {outside[0].item()}. "
+                "`attn.grid.index(row, col)` is the position of a patch."
+            )
+        return rows
 
     def rows(
         self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None

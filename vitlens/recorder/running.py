@@ -45,6 +45,12 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
 
 
+def fitted(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Images on the device and in the precision of the parameters that meet them."""
+    meets = family(model).enters if known(model) else model.parameters()
+    return images.to(next((p for p in meets if p.is_floating_point()), images))
+
+
 def require_pooled(model: nn.Module, features: torch.Tensor) -> None:
     """Raise ValueError unless features of a model are (B, D)."""
     if features.dim() != 2:

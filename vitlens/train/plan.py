@@ -26,11 +26,10 @@ def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minut
             raise ValueError(f"--{name} must be a positive number of minutes, got {minutes}.")
     if watch:
         schedule(1, watch)  # which refuses too few
-    there = {"checkpoints": checkpoint.newest_first(out / "checkpoints")}
-    there |= {name: (out / name).exists() for name in ("training.json", "model")}
-    if not resume and any(there.values()):
-        found = next(name for name, is_there in there.items() if is_there)
-        raise ValueError(f"{out} already holds {found} of a run. Resume it, or train into another folder.")
+    if not resume and (checkpoint.newest_first(out / "checkpoints") or (out / "training.json").exists()):
+        raise ValueError(f"{out} already holds a run. Resume it, or train into another folder.")
+    if not resume and (out / "model" / "model.safetensors").exists():
+        raise ValueError(f"{out} already holds the model of a run. Train into another folder.")
     if resume and not out.is_dir():
         raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
     writable(out, "--out")
@@ -77,7 +76,8 @@ def unlike(plan: Recipe, name: str) -> str:
     file = read_recipe(name)
     file = file.tiny() if plan.train_images and not file.train_images else file
     own, said = ({**each.to_dict(), **vars(each.augment)} for each in (plan, file))
-    free = {"augment", "num_classes", *FREE, *(FROM_MODEL if plan.init else ())}
+    free = {"augment", "init", "num_classes", "seed", *FREE}
+    free |= {"model_kwargs", *FROM_MODEL} if plan.init else set()
     others = [f"{k} is {own[k]} (not {said[k]})" for k in said if k not in free and said[k] not in (own[k], "auto")]
     return f"The run goes on by its own recipe and not by {name}: {', '.join(others)}." if others else ""
 

@@ -65,7 +65,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
-    from vitlens.models import class_count
+    from vitlens.models import class_count, probabilities
     from vitlens.recorder.recording import capture
 
     def principal() -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         if not logits:
             logits.append(model(images))
         if class_count(model):
-            arrays["top1_confidence"] = logits[0].softmax(-1).amax(-1)
+            arrays["top1_confidence"] = probabilities(logits[0]).amax(-1)
         if hasattr(model, "objective"):
             torch.manual_seed(0)  # the same patches are hidden in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])

@@ -72,7 +72,7 @@ def _weighted(kind: type, name: str, **given) -> nn.Module:
     if beyond:
         raise ValueError(
             f"{name} has weights that its configuration leaves no place for, such as {beyond[0]}. Use the settings "
-            "that they were saved with, such as num_hidden_layers."
+            "that they were saved with."
         )
     if missing:
         raise ValueError(
@@ -103,27 +103,44 @@ def _processor(name: str, local: bool) -> dict:
     return said
 
 
+def _number(value: object, above: float = -math.inf) -> bool:
+    return isinstance(value, int | float) and above < value < math.inf
+
+
 def _numbers(value: object, above: float = -math.inf) -> bool:
-    return isinstance(value, list) and all(isinstance(each, int | float) and above < each < math.inf for each in value)
+    return isinstance(value, list) and all(_number(each, above) for each in value)
+
+
+def _pixels(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _size(value: object) -> bool:
-    sides = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return all(side is None or isinstance(side, int) and side > 0 for side in sides)
+    if isinstance(value, list):
+        return len(value) == 2 and all(map(_pixels, value))
+    sides = _sides(value)
+    return all(map(_pixels, sides.values())) and ("height" in sides) == ("width" in sides)
+
+
+def _sides(size: object) -> dict:
+    """The sides that a size names: height and width, or the shortest or longest edge."""
+    if isinstance(size, dict):
+        return {name: side for name, side in size.items() if side is not None}
+    return dict(zip(("height", "width"), size if isinstance(size, list) else (size, size), strict=True))
 
 
 _MEANS = ("a list of numbers, one for each channel", _numbers)
 _DEVIATIONS = ("a list of positive numbers, one for each channel", partial(_numbers, above=0))
-_SIZES = ("a positive number of pixels, or several by their names", _size)
+_SIZES = ("a positive number of pixels, or sides by their names, such as height and width", _size)
 _FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 _SETTINGS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "mean": _MEANS, "std": _DEVIATIONS, "image_mean": _MEANS, "image_std": _DEVIATIONS,
     "input_size": ("three positive whole numbers: channels, height and width",
-                   lambda value: isinstance(value, list) and len(value) == 3 and None not in value and _size(value)),
-    "crop_pct": ("a positive number", lambda value: _numbers([value], above=0)),
+                   lambda value: isinstance(value, list) and len(value) == 3 and all(map(_pixels, value))),
+    "crop_pct": ("a positive number", partial(_number, above=0)),
     "interpolation": (f"one of {', '.join(_FILTERS)}", _FILTERS.__contains__),
     "size": _SIZES, "crop_size": _SIZES,
-    "resample": ("a number from 0 to 5", lambda value: not isinstance(value, int) or value in range(6)),
+    "resample": (f"a number from 0 to 5, or one of {', '.join(_FILTERS)}", (*range(6), *_FILTERS).__contains__),
 }  # fmt: skip
 """What timm's `config.json` and transformers' `preprocessor_config.json` say of inputs: what is wanted, and whether a
 value is that."""
@@ -140,10 +157,8 @@ def prepared(processor: dict) -> dict:
     """What `preprocessor_config.json` says, as the settings of a timm transform."""
     from PIL.Image import Resampling
 
-    size, crop = processor.get("size"), processor.get("crop_size")
-    size = {"height": size, "width": size} if isinstance(size, int) else size or {}
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-    cropped = crop if crop and processor.get("do_center_crop") else None
+    size, crop = (_sides(processor.get(key) or {}) for key in ("size", "crop_size"))
+    cropped = crop if "height" in crop and processor.get("do_center_crop") else None
     if "shortest_edge" in size:
         shown = cropped or {"height": size["shortest_edge"], "width": size["shortest_edge"]}
         mode, part = "center", min(shown.values()) / size["shortest_edge"]
@@ -156,8 +171,9 @@ def prepared(processor: dict) -> dict:
     said |= {key: tuple(processor[f"image_{key}"]) for key in ("mean", "std") if processor.get(f"image_{key}")}
     if shown:
         said["input_size"] = (len(said.get("mean", (0, 0, 0))), shown["height"], shown["width"])
-    if isinstance(processor.get("resample"), int):
-        said["interpolation"] = Resampling(processor["resample"]).name.lower()
+    resample = processor.get("resample")
+    if resample is not None:
+        said["interpolation"] = resample if isinstance(resample, str) else Resampling(resample).name.lower()
     return said
 
 
