@@ -122,7 +122,7 @@ def require_figure(path: Path, option: str) -> None:
     from matplotlib.figure import Figure
 
     kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix[1:].lower() not in kinds:
+    if not path.is_dir() and path.suffix[1:].lower() not in kinds:
         raise ValueError(f"{option} must end in a file type that Matplotlib writes ({', '.join(kinds)}), got {path}.")
     require_file(path, option)
 
