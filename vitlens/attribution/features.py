@@ -169,7 +169,7 @@ def like(picture: object, *, name: str = "") -> Question:
 
 
 def centroid(pictures: Iterable[object] | Tensor, *, name: str = "") -> Question:
-    """Similarity to several pictures: the cosine with the mean of their features, each of length 1.
+    """Similarity to several pictures: the cosine with the mean of their features, each scaled to length 1.
 
     pictures: a list of what `like` takes, or a prepared batch (N, C, H, W). With one picture it is `like`.
     """

@@ -25,9 +25,13 @@ class Options:
         str, Option(help="What replaces a head's output: zero, mean, resample; by default each, with --prune mean.")
     ] = ""
     prune: Annotated[bool, Option("--prune", help="Remove heads one after the other.")] = False
-    choose: Annotated[int | None, Option(help="With --prune: images to choose the next by; by default 100.")] = None
-    orders: Annotated[int | None, Option(help="With --prune: random orders to compare with; by default 3.")] = None
-    step: Annotated[int | None, Option(help="With --prune: heads removed at once; by default 1.")] = None
+    choose: Annotated[
+        int | None, Option(help="With --prune: number of images used to choose the next head; by default 100.")
+    ] = None
+    orders: Annotated[
+        int | None, Option(help="With --prune: number of random orders beside the greedy one; by default 3.")
+    ] = None
+    step: Annotated[int | None, Option(help="With --prune: number of heads removed at once; by default 1.")] = None
     seed: Annotated[int, Option(help="Seed of the images drawn and of the random orders.")] = 0
     batch: Annotated[int, Option(help="Images run at once.")] = 50
     root: options.Root = None
@@ -42,15 +46,13 @@ def ablate(asked: Options) -> None:
     from vitlens.recorder.intervention import WORDS
 
     options.require("An ablation", data=asked.data, out=asked.out)
+    pruning = options.only_with("prune", asked.prune, choose=asked.choose, orders=asked.orders, step=asked.step)
     options.require_file(asked.out, "--out")
     options.checked_device(asked.device)
     settings = dict(
         images=asked.images, seed=asked.seed, batch=asked.batch, out=asked.out, root=asked.root, workers=asked.workers,
         device=asked.device, command=command_of(sys.argv[1:]), say=lambda text: options.echo(f"Note: {text}"),
     )  # fmt: skip
-    pruning = {name: n for name in ("choose", "orders", "step") if (n := getattr(asked, name)) is not None}
-    if pruning and not asked.prune:
-        raise ValueError(f"--{next(iter(pruning))} goes with --prune. Add --prune, or leave it out.")
     if asked.prune:
         found = ablation.pruning(asked.model, asked.data, way=asked.ways or "mean", **pruning, **settings)
         found = found[found["images"] > 0]

@@ -22,12 +22,12 @@ class Options:
     ] = None
     sizes: Annotated[str, Option(help="Sides of the image in pixels.")] = "64,128,224,384,512"
     measure: Annotated[bool, Option("--measure", help="Measure images per second and memory on this machine.")] = False
-    precision: Annotated[str | None, Option(help="With --measure: auto (the default), bf16 or fp32.")] = None
+    precision: Annotated[str | None, Option(help="With --measure: auto, bf16 or fp32; by default auto.")] = None
     memory: Annotated[
         float | None, Option(help="With --measure: GiB that training may fill; by default all of the device's.")
     ] = None
     seconds: Annotated[
-        float | None, Option(help="With --measure: how long each batch size is timed, at least; by default 0.5.")
+        float | None, Option(help="With --measure: seconds to time each batch size, at least; by default 0.5.")
     ] = None
     out: Annotated[Path | None, Option(help="CSV file to write, a line for each model and size.")] = None
     figure: Annotated[Path | None, Option(help="With --measure: picture to write, such as speed.png.")] = None
@@ -47,10 +47,10 @@ def compute(asked: Options) -> None:
     sizes = options.comma_separated(asked.sizes)
     if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
         raise ValueError(f"--sizes takes whole numbers of pixels, such as 64,224, got {asked.sizes!r}.")
-    how = {name: given for name in ("precision", "memory", "seconds") if (given := getattr(asked, name)) is not None}
-    for option in (*how, *(["figure"] if asked.figure else [])):
-        if not asked.measure:
-            raise ValueError(f"--{option} goes with --measure. Add --measure, or leave it out.")
+    how = options.only_with(
+        "measure", asked.measure, precision=asked.precision, memory=asked.memory, seconds=asked.seconds
+    )
+    options.only_with("measure", asked.measure, figure=asked.figure)
     if asked.out:
         options.require_file(asked.out, "--out")
     if asked.figure:

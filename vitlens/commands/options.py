@@ -109,8 +109,16 @@ def require(command: str, **options: object) -> None:
             raise ValueError(f"{command} needs {missing}.{listed or ' Add --help to see all options.'}")
 
 
+def only_with(flag: str, on: bool, **options: object) -> dict[str, object]:
+    """Those of the options that were given. Raises ValueError if there are any without the flag that they need."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and not on:
+        raise ValueError(f"--{next(iter(given))} goes with --{flag}. Add --{flag}, or leave it out.")
+    return given
+
+
 def require_file(path: Path, option: str) -> None:
-    """Refuse, before the work starts, a file that could not be written after it. Its folder is made."""
+    """Make the folder of a file that is written at the end, and refuse the file now if it cannot be written."""
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder. Give another {option}.")
     writable(path.parent, option)
@@ -118,7 +126,7 @@ def require_file(path: Path, option: str) -> None:
 
 
 def require_figure(path: Path, option: str) -> None:
-    """Refuse, before the work starts, a figure that could not be written after it."""
+    """The same as `require_file` for a figure, whose file type Matplotlib must know."""
     from matplotlib.figure import Figure
 
     kinds = sorted(Figure().canvas.get_supported_filetypes())

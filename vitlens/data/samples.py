@@ -109,22 +109,22 @@ def packed(names: Iterable[str]) -> np.ndarray:
 
 
 def is_image(path: str) -> bool:
-    """Whether a path, relative to the folder of the data and with slashes, is an image by its suffix. Hidden files are
-    not, nor is what lies in hidden folders, such as the copies that a Mac or Jupyter puts beside files."""
+    """Whether a path, relative to the folder of the data and with slashes, names an image that counts. Hidden files do
+    not count, nor does what lies in hidden folders, such as the copies that a Mac or Jupyter makes."""
     _, suffix = os.path.splitext(path)
     return suffix.lower() in SUFFIXES and not any(map(hidden, path.split("/")))
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder of this name is hidden, or a Mac's own."""
+    """Whether a file or folder with this name is hidden, or one that a Mac adds to archives."""
     return name == "__MACOSX" or name.startswith(".") and name not in (".", "..")
 
 
 def fingerprint(samples: Samples) -> str:
-    """A checksum of sixteen of the samples. It differs for other pictures that have the same names and labels.
+    """A checksum of sixteen of the samples, to notice when pictures were replaced under the same names and labels.
 
-    It is taken of the files, not of pixels, because decoders may differ by a level of gray: of pictures that a library
-    gives decoded, only the sizes count. What cannot be read is left out.
+    It reads the files, not the pixels, because decoders may differ by a level of gray. Of pictures that a library gives
+    decoded, only the sizes count. What cannot be read is left out.
     """
     digest = hashlib.sha256()
     for i in np.unique(np.linspace(0, len(samples) - 1, 16).astype(int)).tolist():
@@ -146,7 +146,7 @@ def first_of(split: str, present: Iterable[str]) -> str | None:
 
 
 def beside(where: object, splits: Iterable[str], others: Sequence[str]) -> str:
-    """A note about folders with images that are no splits, where the others are; "" if there are none."""
+    """A note that folders beside those of the splits are not read; "" if there are none. others: their names."""
     named = " and ".join(sorted(splits))
     return f"{where} is read by its folders {named}; {others[0]!r} and other folders do not count." if others else ""
 
@@ -206,8 +206,8 @@ def check_known(classes: Iterable[str], where: object, training: Iterable[str], 
 
 
 def numbers_as_names(*splits: Sequence[int]) -> tuple[str, ...]:
-    """Numbers as names for classes that have none, up to the highest label of the given splits. Raises ValueError for
-    labels that can be no such numbers."""
+    """Class names for data that has none: the numbers from 0 to the highest label of the given splits. Raises
+    ValueError for a label that looks like an id."""
     highest, count = max((int(label) for labels in splits for label in labels), default=-1), sum(map(len, splits))
     if highest > max(100_000, count):
         raise ValueError(

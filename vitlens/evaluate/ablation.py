@@ -236,8 +236,10 @@ def _count(row: dict, right: int, images: int) -> None:
 
 
 class _Table:
-    """Rows that are kept in a CSV, whose first line says of what they are and how many batches they know. key: the
-    columns that tell them apart."""
+    """Results in a CSV that can be continued. Its first line says what was measured, and how many batches are done.
+
+    key: the columns that identify a row.
+    """
 
     def __init__(self, out: str | Path | None, about: str, command: str, rows: list[dict], key: Sequence[str]):
         self.out, self.rows, self.done = None if out is None else Path(out), rows, 0

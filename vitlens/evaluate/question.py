@@ -27,8 +27,8 @@ from vitlens.train.runs import versions
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that an evaluation depends on. Raises ValueError for settings that do not go together, TypeError for
-    what is neither a model nor the name of one."""
+    """Everything that an evaluation depends on. Raises ValueError for settings that do not go together, and TypeError
+    for a model that is neither a module nor a name."""
 
     model: str | Path | nn.Module
     """A timm name, a folder, or a timm model, which stays on its device unless `device` is given."""

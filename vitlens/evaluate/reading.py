@@ -17,7 +17,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
 from vitlens.recorder.families import family
-from vitlens.recorder.running import evaluating, fitted, require_pooled, run
+from vitlens.recorder.running import cast, evaluating, require_pooled, run
 from vitlens.train import World
 
 
@@ -83,12 +83,12 @@ def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | N
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or of [0, 1], normalized as a model wants them, in the precision of its weights."""
     config = family(model).preprocessing
-    return fitted(model, normalized(images, config["mean"], config["std"]))
+    return cast(model, normalized(images, config["mean"], config["std"]))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function from a batch (b, 3, H, W) to the input of the model's head, (b, D). It raises ValueError for a model
-    that does not pool its tokens."""
+    """A function that gives the input of the model's head, (b, D), for images (b, 3, H, W). The function raises
+    ValueError if the model does not pool its tokens."""
 
     def features(x: Tensor) -> Tensor:
         found = family(model).pooled(x)

@@ -69,7 +69,7 @@ def table(
 
 
 def counted(name: str, size: int) -> dict[str, int]:
-    """Parameters and FLOPs of a model at an image size, without its weights."""
+    """Numbers of parameters and FLOPs of a model for images of this size in pixels, counted without its weights."""
     with torch.device("meta"):
         model = opened(name, size)
     return {"parameters": compute.parameters(model), "flops": compute.flops(model, size)}

@@ -158,7 +158,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
         names = config.get("label_names") or settings.get("label_names")
         architecture = config["architecture"]
         if not isinstance(architecture, str):
-            raise TypeError(f"architecture is {architecture!r}")
+            raise TypeError(f"architecture must be a name, but is {architecture!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder / 'config.json'} is not a model's configuration, which names at least an architecture "

@@ -45,7 +45,7 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         )
 
 
-def fitted(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Images on the device and in the precision of the parameters that meet them."""
     meets = family(model).enters if known(model) else model.parameters()
     return images.to(next((p for p in meets if p.is_floating_point()), images))

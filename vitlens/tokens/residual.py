@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.families import UnsupportedModelError, attention_modules, family, unwrap
-from vitlens.recorder.running import evaluating, fitted, require_images, taking
+from vitlens.recorder.running import cast, evaluating, require_images, taking
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -25,7 +25,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     require_images(images, model)
     expected = family(model).grid(tuple(images.shape[-2:])).tokens
     with taking(model), evaluating(model):
-        layers, output = family(model).features(fitted(model, images))
+        layers, output = family(model).features(cast(model, images))
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
             f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
