@@ -1,13 +1,11 @@
 """The notebooks run, offline and on a CPU, and keep the rules that make them pleasant to read."""
 
-import ast
 import base64
 import io
 import json
 import re
 import runpy
 from pathlib import Path
-from statistics import median
 
 import nbformat
 import numpy as np
@@ -17,7 +15,6 @@ import timm
 import torch
 from notebook_cells import fresh_processes, run
 from PIL import Image
-from scipy.ndimage import uniform_filter
 from test_explorer import values
 from timm.models import save_for_hf
 
@@ -41,11 +38,6 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 def sources(path: Path, kind: str) -> list[str]:
     return [cell.source for cell in read(path).cells if cell.cell_type == kind]
-
-
-def python(path: Path) -> list[ast.Module]:
-    """The code cells but the one for Colab, whose lines for the shell are no Python."""
-    return [ast.parse(source) for source in sources(path, "code")[1:]]
 
 
 def outputs(path: Path) -> list[nbformat.NotebookNode]:
@@ -73,10 +65,6 @@ def check_fits_a_page(figure: bytes, shown: dict | None = None) -> None:
     width, height = (shown["width"], shown["height"]) if shown else picture.size
     assert width <= 1000 and picture.size == ((2 * width, 2 * height) if shown else (width, height))
     assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-
-
-def lines(source: str) -> int:
-    return sum(bool(line.strip()) for line in source.splitlines())
 
 
 def links(text: str) -> list[str]:
@@ -108,51 +96,6 @@ def test_widgets_stay_out_of_files_and_pictures_in():
     assert "widgets" not in book.metadata
 
 
-def test_charts_are_palettes_and_maps_are_exact():
-    compact, encoded = script("compact"), script("encoded")
-    grays = np.arange(256)[None, :, None] - np.arange(2)[:, None, None] * [0, 0, 1]  # 512 colors, pairs a level apart
-    for share, mode in ((0.1, "P"), (1.0, "RGB")):
-        pixels = np.full((64, 256, 3), 255)
-        pixels[: round(64 * share)] = np.tile(grays, (32, 1, 1))[: round(64 * share)]
-        figure = Image.fromarray(pixels.clip(0).astype(np.uint8))
-        kept = Image.open(io.BytesIO(compact(encoded(figure))[2]))
-        off = np.abs(np.asarray(figure, int) - np.asarray(kept.convert("RGB"), int))
-        assert kept.format == "PNG" and kept.mode == mode and off.max() <= (mode == "P")
-
-
-@every
-def test_begins_as_all_do(path):
-    cells = read(path).cells
-    assert [cell.cell_type for cell in cells[:4]] == ["markdown", "code", "code", "code"]
-    title, colab, imports, constants = (cell.source for cell in cells[:4])
-    assert re.match(rf"# {path.name[:2]} · \S", title) and "Colab" in title and re.search(r"second|minute", title)
-    assert colab.startswith('REPOSITORY = ""') and lines(colab) <= 5 and not cells[1].outputs
-    assert colab == read(NOTEBOOKS[0]).cells[1].source
-    assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(imports).body)
-    assert constants.startswith(f'{SUBJECTS.get(path.name[:2], "MODEL")} = "')
-    assert "VITLENS_TINY" in constants and "torch.manual_seed(0)" in constants
-
-
-@every
-def test_imports_once_and_defines_little(path):
-    for number, module in enumerate(python(path)):
-        for node in ast.walk(module):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                assert number == 0, f"an import outside of the cell of imports: {ast.unparse(node)}"
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno < 5, f"{node.name} is a function for the package"
-
-
-@every
-def test_cells_are_thin_and_prose_outweighs_code(path):
-    code, prose = sources(path, "code"), sources(path, "markdown")
-    lengths = [lines(source) for source in code]
-    assert len(code) <= 25 and median(lengths) <= 4 and max(lengths) <= 15 and min(lengths) > 0
-    assert max(len(line) for source in code for line in source.splitlines()) <= 120
-    without_code = re.sub(r"```.*?```", "", "\n".join(prose), flags=re.DOTALL)
-    assert len(without_code) >= sum(map(len, code))
-
-
 @every
 def test_outputs_are_clean(path):
     assert path.stat().st_size <= 1_500_000
@@ -164,14 +107,6 @@ def test_outputs_are_clean(path):
         assert not re.search(r"\b0x[0-9a-f]{6,}", text), f"an address in memory is another one each time: {text}"
         assert not re.search(r"/(home|root|work|tmp|Users|site-packages)/", text), f"a path of one machine: {text}"
         assert not any("widget" in kind for kind in output.get("data", {}))
-
-
-@every
-def test_metadata_is_nobodys(path):
-    book = read(path)
-    assert set(book.metadata) == {"kernelspec", "language_info"} and book.metadata.language_info == {"name": "python"}
-    assert [cell.id for cell in book.cells] == [f"cell-{n:02d}" for n in range(1, len(book.cells) + 1)]
-    assert all(set(cell.metadata) <= {"tags"} for cell in book.cells)
 
 
 @every
@@ -268,37 +203,6 @@ def test_notebooks_without_a_model_are_no_figures_of_another(tmp_path):
     with pytest.raises(SystemExit, match="no MODEL"):
         script("main")([*SUBJECTS, "--model", str(model), "--figures", str(tmp_path / "figures")])
     assert not (tmp_path / "figures").exists()
-
-
-@pytest.mark.parametrize("arguments", (["--model", "a"], ["--figures", "a"], ["--model=a", "--figures=a", "--check"]))
-def test_half_a_wish_for_another_model(arguments):
-    with pytest.raises(SystemExit, match="both --model and --figures"):
-        script("main")(arguments)
-
-
-def test_figures_are_kept_and_photographs_too_as_far_as_anyone_sees():
-    compact, encoded = script("compact"), script("encoded")
-
-    def pixels(picture):
-        return np.asarray(picture.convert("RGB"), float)
-
-    cosines = 2 * torch.rand(7, 7, 7, 7, generator=torch.Generator().manual_seed(0)) - 1
-    position_similarity(cosines).savefig(file := io.BytesIO(), dpi=100.3)  # an odd number of pixels
-    chart = Image.open(file)
-    few = chart.convert("L").quantize(200).convert("RGB")
-    for drawn in (chart, few):
-        kind, picture, small = compact(encoded(drawn))
-        assert kind == "image/png" and not any(side % 2 for side in picture.size) and picture.size != chart.size
-        saved = Image.open(io.BytesIO(small))
-        assert saved.mode == ("P" if drawn is few else "RGB")
-        assert np.array_equal(pixels(saved)[: chart.height, : chart.width], pixels(drawn))
-        check_fits_a_page(small)
-    sky = samples()["rocket"]
-    kind, _, small = compact(encoded(sky))
-    one, other = pixels(sky), pixels(Image.open(io.BytesIO(small)))[: sky.height, : sky.width]
-    assert kind == "image/jpeg" and 2 * len(small) < len(encoded(sky)) and np.abs(one - other).mean() < 2.5
-    one, other = (uniform_filter(each, (15, 15, 0)) for each in (one, other))
-    assert np.abs(one - other).mean() < 0.5, "bands or a shade of color"
 
 
 RESULTS = FOLDER.parent / "data" / "results"
