@@ -19,9 +19,7 @@ from test_explorer import values
 from timm.models import save_for_hf
 
 from vitlens import load_model, positions
-from vitlens.images import samples
 from vitlens.paper import studies
-from vitlens.plot import position_similarity
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
