@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import capture
 from vitlens.attribution import METHODS
-from vitlens.recorder.families import family
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import family
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 SQUARE = dict(image_size=32, patch_size=8)

@@ -24,7 +24,7 @@ from vitlens import TokenGrid, UnsupportedModelError, capture, widgets
 from vitlens.attention import rollout
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.recorder.families import family
+from vitlens.recorder.supported import family
 from vitlens.widgets import subjects, worker
 from vitlens.widgets.comparison import moved
 from vitlens.widgets.saving import captioned

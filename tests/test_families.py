@@ -11,8 +11,8 @@ import vitlens
 from vitlens import capture, stream, tokens
 from vitlens.attribution import METHODS, like
 from vitlens.attribution.target import bound
-from vitlens.recorder.families import UnsupportedModelError, family
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import UnsupportedModelError, family
 
 every = pytest.mark.parametrize("name", EVERY)
 TRANSFORMERS = [name for name in EVERY if name.isidentifier() and name != "torchvision"]

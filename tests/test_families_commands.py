@@ -18,9 +18,9 @@ from vitlens import attribution, commands, faithfulness, widgets
 from vitlens.evaluate import change_under
 from vitlens.images import samples
 from vitlens.models import built_size, class_count, preprocess, restore
-from vitlens.recorder.families import UnsupportedModelError, family
-from vitlens.recorder.families.opening import LIBRARIES
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import UnsupportedModelError, family
+from vitlens.recorder.supported.opening import LIBRARIES
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
 

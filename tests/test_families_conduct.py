@@ -26,8 +26,8 @@ from vitlens import (
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
 from vitlens.evaluate import evaluate
-from vitlens.recorder.families import UnsupportedModelError, family, transformer
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import UnsupportedModelError, family, transformer
 
 COMPILED = ["ViTForImageClassification", "DeiTModel", "BeitForImageClassification", "IJepaModel", "Dinov2Model",
             "Dinov2WithRegistersModel", "DINOv3ViTModel", "CLIPVisionModel", "SiglipVisionModel",

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vitlens import TokenGrid
-from vitlens.recorder.families import family, token_grid
+from vitlens.recorder.supported import family, token_grid
 
 
 @pytest.mark.parametrize(

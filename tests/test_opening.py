@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 import vitlens
 from vitlens import attention, attribution, capture
 from vitlens.models import architecture, class_count, label_names, load_model, preprocess
-from vitlens.recorder.families import family
-from vitlens.recorder.families.opening import prepared
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import family
+from vitlens.recorder.supported.opening import prepared
 
 BLOCK = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.o_proj",
          "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}  # fmt: skip

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from vitlens import attention, capture, filters, positions
 from vitlens.models import preprocess, top_classes
-from vitlens.recorder.families import token_grid
+from vitlens.recorder.supported import token_grid
 
 
 def spearman(a, b):

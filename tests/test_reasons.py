@@ -18,7 +18,7 @@ from vitlens import faithfulness, intervene, widgets
 from vitlens.attribution import METHODS, Method, like, register, registry, text
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.recorder.families import family
+from vitlens.recorder.supported import family
 from vitlens.widgets import reasons
 from vitlens.widgets.likeness import Likeness
 
@@ -287,7 +287,7 @@ def tokenized(prompts, **_):
 
 def test_a_text_is_explained_by_a_model_that_reads_texts(monkeypatch):
     clip = small("CLIPModel", text=dict(eos_token_id=98))
-    monkeypatch.setattr("vitlens.recorder.families.texts._beside", lambda model: tokenized)
+    monkeypatch.setattr("vitlens.recorder.supported.texts._beside", lambda model: tokenized)
     explorer = widgets.explore(clip, PICTURE)
     explorer.set(view="relevance")
     assert explorer.state["target"][0] == "picture" and "another" in shown_controls(explorer)
@@ -309,7 +309,7 @@ def test_a_text_is_explained_by_a_model_that_reads_texts(monkeypatch):
     def nowhere(model):
         raise OSError("The tokenizer is not on this disk.")
 
-    monkeypatch.setattr("vitlens.recorder.families.texts._beside", nowhere)
+    monkeypatch.setattr("vitlens.recorder.supported.texts._beside", nowhere)
     assert browser(explorer, {"set": {"another": "a bird"}}) == "The tokenizer is not on this disk."
     assert explorer.state["target"] == ("picture", "coffee")
 

@@ -61,13 +61,13 @@ def check_imports(path: Path) -> None:
 
 
 LIBRARIES = ("transformers", "open_clip", "torchvision.models", "timm.models", "timm.layers")
-"""Whose classes the families know. `vitlens.train` builds models out of timm's parts."""
+"""Whose classes `recorder.supported` names. `vitlens.train` builds models out of timm's parts."""
 
 
-def test_only_families_know_the_classes_of_libraries():
+def test_only_supported_names_classes_of_libraries():
     """Nothing else asks whether a model is one of a library's classes."""
     for path in FILES:
-        if "families" not in path.parts and path.parent.name != "train":
+        if "supported" not in path.parts and path.parent.name != "train":
             check_classes(path)
 
 
@@ -98,7 +98,7 @@ def test_the_grid_knows_no_list_of_models():
     while new := needed - seen:
         seen |= new
         needed |= set().union(*(imported(path) for path in FILES if module_of(path) in new))
-    assert "vitlens.recorder.families" not in needed
+    assert "vitlens.recorder.supported" not in needed
 
 
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")

@@ -29,7 +29,7 @@ from vitlens.paper import studies
 from vitlens.paper.studies import STUDIES, Network, curves, five_shot, lead, read_table, run_study, study, trained
 from vitlens.paper.studies.running import _chosen as chosen
 from vitlens.paper.studies.trial import exaflops, subset
-from vitlens.recorder.families import token_grid
+from vitlens.recorder.supported import token_grid
 from vitlens.train import precision
 from vitlens.train.validation import accuracy
 

@@ -17,7 +17,7 @@ from vitlens.attribution import METHODS, centroid, direction, explained, like, n
 from vitlens.attribution.target import NothingToAsk, bound
 from vitlens.images import ImageError, load_image, samples
 from vitlens.models import load_model, preprocess, top_classes
-from vitlens.recorder.families import family
+from vitlens.recorder.supported import family
 from vitlens.reports import explanation
 
 KWARGS = {

@@ -12,8 +12,8 @@ from pathlib import Path
 import timm
 import torch
 
-from vitlens.recorder.families import UnsupportedModelError, attention_modules
 from vitlens.recorder.recording import capture
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules
 from vitlens.stream import require_pre_norm
 
 TABLE = Path(__file__).parent.parent / "data" / "results" / "timm-support.csv"

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder import kernels
-from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, float64, full_precision, require_images, run, taking
+from vitlens.recorder.supported import unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}

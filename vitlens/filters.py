@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.arguments import require_count
-from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.running import float64
+from vitlens.recorder.supported import family, unwrap
 
 
 def kernels(model: nn.Module) -> Tensor:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.recorder.arguments import whole
-from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.running import float64
+from vitlens.recorder.supported import family, unwrap
 
 
 def table(model: nn.Module) -> Tensor:

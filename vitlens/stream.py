@@ -41,8 +41,8 @@ from vitlens.attribution.rows import attention_times_gradient
 from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.data.files import write
 from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.families import family, model_name, transformer
 from vitlens.recorder.recording import Attention
+from vitlens.recorder.supported import family, model_name, transformer
 from vitlens.tokens import features
 
 LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors

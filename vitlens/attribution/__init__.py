@@ -2,7 +2,7 @@
 
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
-model: a supported Vision Transformer (`recorder.families`), in any mode, frozen or not. images: (B, C, H, W),
+model: a supported Vision Transformer (`recorder.supported`), in any mode, frozen or not. images: (B, C, H, W),
 normalized as the model wants them. target: a class number, a class name, a sequence with one for each image, or None
 for the predicted class; names: the class names in order, by default the model's own. The map explains the target's
 logit, or, with `against` another class, the difference of the two logits: why this class and not that one. A target

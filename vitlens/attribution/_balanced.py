@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitlens.attribution.forward import captured, checked, require_gradient, score
 from vitlens.attribution.linear import held, held_fixed, leaf, product, require_sum
 from vitlens.attribution.target import asked, bound, of_features
-from vitlens.recorder.families import family, transformer
+from vitlens.recorder.supported import family, transformer
 
 
 def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from vitlens.attribution.linear import held
 from vitlens.attribution.target import NothingToAsk, Question, Target
 from vitlens.models import built_size, preprocess
-from vitlens.recorder.families import family, known, model_name, unwrap
 from vitlens.recorder.running import evaluating, require_images, require_pooled, taking
+from vitlens.recorder.supported import family, known, model_name, unwrap
 
 SIMILARITY, PRODUCT, LENGTH = "similarity", "product", "length"
 

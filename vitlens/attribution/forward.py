@@ -18,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.models import require_classes
 from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.families import attention_modules, family, found_in, known, model_name, transformer, unwrap
 from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.interception import THREAD
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, require_images, run, switched_off, taking
+from vitlens.recorder.supported import attention_modules, family, found_in, known, model_name, transformer, unwrap
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.attribution.forward import Constants, explaining
-from vitlens.recorder.families import UnsupportedModelError, model_name
 from vitlens.recorder.multihead import spelled_out
 from vitlens.recorder.running import full_precision
+from vitlens.recorder.supported import UnsupportedModelError, model_name
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.models import label_names, probabilities
-from vitlens.recorder.families import model_name
+from vitlens.recorder.supported import model_name
 
 
 class NothingToAsk(ValueError):

@@ -34,7 +34,7 @@ def inspect(
         from tqdm import tqdm
 
         from vitlens.models import load_model
-        from vitlens.recorder.families import attention_modules
+        from vitlens.recorder.supported import attention_modules
         from vitlens.reports import inspection
         from vitlens.reports.pictures import image_files
         from vitlens.train.turns import one_copy
@@ -170,7 +170,7 @@ def explorer(
     """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
     from vitlens.images import load_image
     from vitlens.models import load_model
-    from vitlens.recorder.families import attention_modules
+    from vitlens.recorder.supported import attention_modules
     from vitlens.widgets.app import serve
 
     attention_modules(load_model(model))  # raises here what the page would raise

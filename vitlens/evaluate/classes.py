@@ -7,7 +7,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from vitlens.models import class_count, label_names
-from vitlens.recorder.families import family
+from vitlens.recorder.supported import family
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlens import paper
 from vitlens.models import built_size
 from vitlens.paper import Cost, exaflops
-from vitlens.recorder.families import model_name, unwrap
 from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import model_name, unwrap
 
 __all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]
 

@@ -22,10 +22,10 @@ from vitlens.evaluate.question import Question
 from vitlens.evaluate.reading import normalized_for
 from vitlens.models import class_count, require_classes
 from vitlens.recorder.arguments import require_count
-from vitlens.recorder.families import attention_modules, family, refuse
 from vitlens.recorder.interception import POOL, alone
 from vitlens.recorder.intervention import Intervention, Place, head_places, outputs
 from vitlens.recorder.running import evaluating, float64, run, uncompiled
+from vitlens.recorder.supported import attention_modules, family, refuse
 
 
 def generator(seed: int) -> torch.Generator:

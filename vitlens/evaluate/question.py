@@ -20,7 +20,7 @@ from vitlens.evaluate.registry import OPTIONS, PROTOCOLS
 from vitlens.evaluate.scores import Score
 from vitlens.models import load_model
 from vitlens.paper.records import Record
-from vitlens.recorder.families import family, short_name, unwrap
+from vitlens.recorder.supported import family, short_name, unwrap
 from vitlens.train import World, join
 from vitlens.train.runs import versions
 

@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
-from vitlens.recorder.families import family
 from vitlens.recorder.running import cast, evaluating, require_pooled, run
+from vitlens.recorder.supported import family
 from vitlens.train import World
 
 

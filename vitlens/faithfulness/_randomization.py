@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.faithfulness.covering import on_model, target_of
-from vitlens.recorder.families import family, known, unwrap
 from vitlens.recorder.running import require_images, run
+from vitlens.recorder.supported import family, known, unwrap
 
 _WINDOW = 7  # the side of SSIM's window in patches, where the grid is as large
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vitlens.attribution.forward import answered, require_said
 from vitlens.attribution.target import Target, asked, bound, class_logits
 from vitlens.recorder.arguments import fitted, require_count
-from vitlens.recorder.families import known, model_name, token_grid, unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.running import evaluating, require_images, taking
+from vitlens.recorder.supported import known, model_name, token_grid, unwrap
 
 BASELINES = {
     "mean": "by the mean color",

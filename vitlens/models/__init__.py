@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.models.opening import SPECIMEN, load_model
-from vitlens.recorder.families import family, model_name, unwrap, within
 from vitlens.recorder.running import run
+from vitlens.recorder.supported import family, model_name, unwrap, within
 
 __all__ = [
     "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "label_names", "load_model",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from vitlens.data.files import announce, quiet, reach
-from vitlens.recorder.families.opening import LIBRARIES, require_settings
+from vitlens.recorder.supported.opening import LIBRARIES, require_settings
 
 SPECIMEN = Path(__file__).parent.parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""

@@ -1,9 +1,9 @@
 """What a model's attention is: record it, its layers and its grid of patches, or intervene."""
 
-from vitlens.recorder.families import UnsupportedModelError
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import capture
+from vitlens.recorder.supported import UnsupportedModelError
 
 __all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]

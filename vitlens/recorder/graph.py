@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vitlens.recorder.families import refuse
+from vitlens.recorder.supported import refuse
 
 VALUELESS = {
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.recorder.families import family, refuse
 from vitlens.recorder.graph import Graph, tensors_of
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.multihead import MULTIHEAD, opened, spelled_out
+from vitlens.recorder.supported import family, refuse
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder.families import UnsupportedModelError
 from vitlens.recorder.running import full_precision
+from vitlens.recorder.supported import UnsupportedModelError
 
 
 def _exact(method: Callable) -> Callable:

@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.families import (
+from vitlens.recorder.graph import Graph, require_gradients
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.interception import POOL, THREAD, Interception
+from vitlens.recorder.layer import Layer, all_heads, joined
+from vitlens.recorder.running import uncompiled
+from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
     family,
@@ -28,11 +33,6 @@ from vitlens.recorder.families import (
     refuse_chance,
     unwrap,
 )
-from vitlens.recorder.graph import Graph, require_gradients
-from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.interception import POOL, THREAD, Interception
-from vitlens.recorder.layer import Layer, all_heads, joined
-from vitlens.recorder.running import uncompiled
 
 
 class Attention(Sequence):
@@ -130,7 +130,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
     graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
     first of the outputs, and a graph that is cut inside of the model is refused (`recorder.graph`). Raises
-    UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (`recorder.families`), and for a
+    UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (`recorder.supported`), and for a
     second forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads
     at once, each with its own block. Kept are q and k, so memory is linear in the tokens, except for models with dense
     attention biases (BEiT, relative positions): their biases are as large as the maps, and are kept too.

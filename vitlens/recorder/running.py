@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.families import family, known, model_name
+from vitlens.recorder.supported import family, known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:

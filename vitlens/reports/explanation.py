@@ -20,8 +20,8 @@ from vitlens.attribution.target import ClassTarget, NothingToAsk, Question, Targ
 from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import architecture, label_names, probabilities, restore
-from vitlens.recorder.families import family, model_name, transformer, unwrap
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported import family, model_name, transformer, unwrap
 from vitlens.reports.pictures import SHARP, prepared
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.arguments import layer_number, require_count
-from vitlens.recorder.families import attention_modules, model_name, qualified_name, refuse, unwrap
 from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import attention_modules, model_name, qualified_name, refuse, unwrap
 from vitlens.tokens.residual import features, norms
 from vitlens.tokens.sinks import TIMES, outliers, ratios
 

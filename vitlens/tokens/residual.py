@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.families import UnsupportedModelError, attention_modules, family, unwrap
 from vitlens.recorder.running import cast, evaluating, require_images, taking
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:

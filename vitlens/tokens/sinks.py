@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import attention
-from vitlens.recorder.families import unwrap
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.recording import capture
 from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import unwrap
 from vitlens.tokens.residual import features, norms
 
 TIMES = 3.0

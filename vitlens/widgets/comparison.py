@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitlens import tokens
-from vitlens.recorder.families import attention_modules, unwrap
+from vitlens.recorder.supported import attention_modules, unwrap
 from vitlens.widgets.panels import panel, view_control
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured
 from vitlens.widgets.stage import Control, Panel

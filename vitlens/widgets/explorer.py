@@ -11,7 +11,7 @@ from torch import nn
 
 from vitlens.attribution.target import classes
 from vitlens.models import require_classes
-from vitlens.recorder.families import attention_modules, family, unwrap
+from vitlens.recorder.supported import attention_modules, family, unwrap
 from vitlens.widgets.likeness import PICTURE, TEXT, Likeness
 from vitlens.widgets.panels import panel, view_control
 from vitlens.widgets.pictured import EARLIER, LARGEST, PAINT, UPLOADED, Pictured

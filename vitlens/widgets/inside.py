@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitlens import stream
 from vitlens.models import probabilities
-from vitlens.recorder.families import family
 from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import family
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.views import (
     EVERY,

@@ -13,8 +13,8 @@ from torch import Tensor
 from vitlens.attribution import features
 from vitlens.attribution.target import Question
 from vitlens.models import built_size, preprocess
-from vitlens.recorder.families import family
 from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import family
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.switches import switched
 from vitlens.widgets.views import Choice, asked, number, percent, until

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from vitlens import attention, tokens
 from vitlens.images import load_image
 from vitlens.models import architecture, built_size, class_count, label_names, preprocess, probabilities, restore
-from vitlens.recorder.families import family, unwrap
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, taking
+from vitlens.recorder.supported import family, unwrap
 from vitlens.widgets.paint import enlarged
 from vitlens.widgets.switches import ALL_ON, Off, switched
 from vitlens.widgets.worker import RUNNING, Superseded

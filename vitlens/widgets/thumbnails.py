@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from vitlens.recorder.families import attention_modules, unwrap
+from vitlens.recorder.supported import attention_modules, unwrap
 from vitlens.widgets.paint import mosaic, scale_of
 from vitlens.widgets.panels import panel
 from vitlens.widgets.pictured import LARGEST, PAINT, Pictured

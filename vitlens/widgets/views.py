@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens import tokens
-from vitlens.recorder.families import family, unwrap
+from vitlens.recorder.supported import family, unwrap
 from vitlens.tokens.sinks import median
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.worker import Superseded

@@ -12,8 +12,9 @@ from keyword import iskeyword
 
 from torch import nn
 
-from vitlens.recorder.families import open_clip, timm, torchvision, transformers
-from vitlens.recorder.families.protocol import (
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported import open_clip, timm, torchvision, transformers
+from vitlens.recorder.supported.protocol import (
     Family,
     UnsupportedModelError,
     model_name,
@@ -21,7 +22,6 @@ from vitlens.recorder.families.protocol import (
     refuse,
     short_name,
 )
-from vitlens.recorder.grid import TokenGrid
 
 __all__ = [
     "FAMILIES", "Family", "UnsupportedModelError", "attention_modules", "family", "found_in", "known",

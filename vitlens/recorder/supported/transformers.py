@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.families import texts
-from vitlens.recorder.families.protocol import Family, qualified_name, readout, refuse
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported import texts
+from vitlens.recorder.supported.protocol import Family, qualified_name, readout, refuse
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

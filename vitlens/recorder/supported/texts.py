@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitlens.recorder.families.protocol import model_name
+from vitlens.recorder.supported.protocol import model_name
 
 CLIP_WORDS = 49408
 """Tokens of CLIP's own tokenizer, which comes with open_clip."""

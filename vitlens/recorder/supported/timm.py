@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.families.protocol import Family, qualified_name, refuse, short_name
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.protocol import Family, qualified_name, refuse, short_name
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",

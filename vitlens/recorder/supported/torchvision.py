@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vitlens.recorder.families.protocol import Family, multihead, readout
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported.protocol import Family, multihead, readout
 
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 

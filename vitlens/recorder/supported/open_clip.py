@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vitlens.recorder.families import texts, timm
-from vitlens.recorder.families.protocol import Family, multihead, qualified_name, readout, refuse
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported import texts, timm
+from vitlens.recorder.supported.protocol import Family, multihead, qualified_name, readout, refuse
 
 TOWER = "open_clip.transformer.VisionTransformer"
 WHOLE = {"open_clip.model.CLIP", "open_clip.model.CustomTextCLIP", "open_clip.coca_model.CoCa"}

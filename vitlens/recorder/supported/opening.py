@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitlens.recorder.families.transformers import MODELS
+from vitlens.recorder.supported.transformers import MODELS
 
 
 def of_transformers(name: str, pretrained: bool, local: bool, **kwargs) -> nn.Module:
