@@ -39,7 +39,7 @@ test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all 
 test-all: test test-slow
 
 lint: $(READY)
-	$(BIN)/ruff check vitlens tests benchmarks notebooks
+	$(BIN)/ruff check vitlens tests experiments notebooks
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

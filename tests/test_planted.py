@@ -20,7 +20,7 @@ FAIR = ("relevance", "gradient_rollout", "feature_ablation")
 
 @pytest.fixture(scope="module")
 def model():
-    """One of those that `benchmarks/planted.py` trains: trained here, each processor would have another one."""
+    """One of those that `experiments/planted.py` trains: trained here, each processor would have another one."""
     return load_model(WEIGHTS)
 
 

@@ -51,6 +51,10 @@ def test_rooms_do_not_import_the_rooms_above_them():
         check_imports(path)
 
 
+def test_package_does_not_import_experiments():
+    assert not [path for path in FILES if re.search(r"^\s*(from|import) experiments\b", path.read_text(), re.M)]
+
+
 def check_imports(path: Path) -> None:
     here = room(module_of(path))
     never = NEVER.get(here, set()) | {"widgets"} - {here} | {"commands"} - {here}

@@ -47,7 +47,7 @@ def unfused_attention() -> Iterator[None]:
     """Attention as two matrix products and a softmax, in the precision of its inputs.
 
     On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at the
-    lengths that ViTs are trained with there; these products take less than either (`benchmarks/training.py`).
+    lengths that ViTs are trained with there; these products take less than either (`experiments/training.py`).
     """
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)

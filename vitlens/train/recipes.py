@@ -45,7 +45,7 @@ SMALL = (
         average=0.999,  # some 10 epochs
         evaluate_every=10,
     ),
-    # For benchmarks/time_to_accuracy.py: the most accurate model after two minutes of one GPU.
+    # For experiments/time_to_accuracy.py: the most accurate model after two minutes of one GPU.
     Recipe(
         name="tiny-imagenet-2min",
         image_size=64, patch_size=8,  # 65 tokens, a quarter of the price of patch 4

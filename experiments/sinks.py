@@ -1,6 +1,6 @@
 """Sinks: patches with norms far above the others', and where attention goes, layer by layer.
 
-    python benchmarks/sinks.py --data tiny-imagenet --out data/results/sinks.csv
+    python -m experiments.sinks --data tiny-imagenet --out data/results/sinks.csv
 
 A row for each model and layer, means over --images validation images, each with the half width of its 95 % interval
 (Student's t over images): norm of the median patch and of the class token; the largest ratio of a patch's norm to that
@@ -12,10 +12,10 @@ scratch, and the first one with random weights, which sees fewer images.
 """
 
 import torch
-from results import rounded, write
-from specimens import arguments, note, specimens
 from tqdm import tqdm
 
+from experiments.results import rounded, write
+from experiments.specimens import arguments, note, specimens
 from vitlens import tokens
 from vitlens.evaluate import student
 from vitlens.tokens.sinks import median

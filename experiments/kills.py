@@ -1,6 +1,6 @@
 """Runs that are killed at random moments and resumed, beside one that is not: are the final weights equal to the bit?
 
-    python benchmarks/kills.py --out data/results/kills.csv
+    python -m experiments.kills --out data/results/kills.csv
 
 Each run of the recipe "digits" (2 epochs) is killed with SIGKILL several times, after a random time that is drawn anew,
 and resumed until it is done. It saves after every step, and about half of the kills wait for a save to begin.
@@ -22,8 +22,8 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from results import write
 
+from experiments.results import write
 from vitlens.train.runs import versions
 
 CHILD = """
@@ -103,7 +103,7 @@ def main() -> None:
             rows.append(row)
             print(row, flush=True)
     note = (
-        f"python benchmarks/kills.py --runs {options.runs}, {datetime.date.today()}, CPU, "
+        f"python -m experiments.kills --runs {options.runs}, {datetime.date.today()}, CPU, "
         f"torch {versions()['torch']}, {len(log)} steps a run, {len(tensors)} tensors compared"
     )
     write(options.out, rows, note)

@@ -1,6 +1,6 @@
 """How far class-specific maps of a model in bfloat16 lie from those of the same model in float32.
 
-    python benchmarks/half_precision.py --model deit-tiny --data valid.parquet --out data/results/attribution-bf16.csv
+    python -m experiments.half_precision --model deit-tiny --data valid.parquet --out data/results/attribution-bf16.csv
 
 Of every photograph, for the class that the model in float32 predicts. "model": parameters and pixels in bfloat16;
 "autocast": `torch.autocast`. For each method the median, 95th percentile and largest over the photographs of the
@@ -13,12 +13,12 @@ import copy
 from pathlib import Path
 
 import torch
-from explanations import photographs
-from results import about, write
 from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
 
+from experiments.explanations import photographs
+from experiments.results import about, write
 from vitlens import load_model
 from vitlens.attribution import METHODS
 from vitlens.models import preprocess
@@ -55,7 +55,7 @@ def main() -> None:
             found[name, "model"].append(differences(METHODS[name](half, x, target)[0], exact))
             with torch.autocast("cpu", torch.bfloat16):
                 found[name, "autocast"].append(differences(METHODS[name](model, x, target)[0].float(), exact))
-    command = f"python benchmarks/half_precision.py --model {Path(options.model).name} --data {options.data.name}"
+    command = f"python -m experiments.half_precision --model {Path(options.model).name} --data {options.data.name}"
     how, rows = about(f"{command} --out data/results/{options.out.name}"), []
     for (name, way), each in found.items():
         values = {measure: torch.tensor([d[measure] for d in each], dtype=torch.float64) for measure in each[0]}

@@ -1,4 +1,4 @@
-"""What the benchmarks have in common: a table of what was measured, which says on what machine, with what and how."""
+"""Tables of measurements, with the machine, the versions and the command in each."""
 
 import csv
 import datetime

@@ -1,7 +1,7 @@
 """Training throughput: ``vitlens.train.fit`` beside timm's training step and a plain DataLoader loop, in one run.
 
-    python benchmarks/training.py --out data/results/throughput-h200.csv    # a GPU: 224 px, ViT-Ti/S/B, bf16
-    python benchmarks/training.py --out data/results/throughput-cpu.csv     # a CPU: fp32 and, if it has it, bf16
+    python -m experiments.training --out data/results/throughput-h200.csv    # a GPU: 224 px, ViT-Ti/S/B, bf16
+    python -m experiments.training --out data/results/throughput-cpu.csv     # a CPU: fp32 and, if it has it, bf16
 
 A speed is given in images a second and as a share of the device's own matmul ceiling, measured in the same run and
 precision. FLOP = 2 × multiply-add, a step is 3 × forward.
@@ -33,11 +33,11 @@ import numpy as np
 import timm.optim
 import torch
 from PIL import Image
-from results import about, write
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from experiments.results import about, write
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment
 from vitlens.train import compiled, fit
@@ -220,7 +220,7 @@ def main() -> None:
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
     turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (10, 4)
-    how = about("python benchmarks/training.py" + " --quick" * options.quick, device)
+    how = about("python -m experiments.training" + " --quick" * options.quick, device)
     for case in cases(device, options.quick, options.batch):
         rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:

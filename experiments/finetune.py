@@ -1,6 +1,6 @@
 """Fine-tuning a pre-trained ViT on a small image folder, beside a linear probe and nearest neighbors on its features.
 
-    python benchmarks/finetune.py --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
+    python -m experiments.finetune --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
 
 Fine-tuning is `vitlens train --recipe finetune-small`, once for each seed, in a process of its own; accuracy is that of
 the last step. The probe is `vitlens.evaluate.linear_probe` on what the head would read; of the same features the five
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import torch
-from results import rounded, sentence, write
 from sklearn.neighbors import KNeighborsClassifier
 
+from experiments.results import rounded, sentence, write
 from vitlens import data as datasets
 from vitlens import load_model
 from vitlens.evaluate import features, linear_probe
@@ -70,7 +70,7 @@ def main() -> None:
     scores, times = zip(*((row["top1"], row["seconds"]) for row in rows if row["method"] == "fine-tuning"), strict=True)
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):
         rows.append({"method": "fine-tuning", "seed": name, "top1": of(scores), "seconds": of(times)})
-    command = f"python benchmarks/finetune.py --model {Path(options.model).name} --data {Path(options.data).name}"
+    command = f"python -m experiments.finetune --model {Path(options.model).name} --data {Path(options.data).name}"
     command += "".join(f" --set {s}" for s in options.set)
     note = f"{sentence(command)}, {len(train[1])} + {len(valid[1])} images"
     write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)

@@ -1,6 +1,6 @@
 """What it costs to switch off every head alone, beside as many whole forwards of the same pictures.
 
-    python benchmarks/ablation.py --data tiny-imagenet --out data/results/ablation-cpu.csv
+    python -m experiments.ablation --data tiny-imagenet --out data/results/ablation-cpu.csv
 
 Each quarter of the pictures is run through the model whole, then through `ablation.effects`, and then whole again.
 Seconds are those that the processor spent, as other work on the machine does not count; reading and decoding pictures
@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from results import about, write
 
+from experiments.results import about, write
 from vitlens import ablation, load_model
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
@@ -43,7 +43,7 @@ def main() -> None:
     images, labels = map(torch.cat, zip(*drawn.data.batches(drawn.batches), strict=True))
     held = ImageSet(images, labels, drawn.data.class_names)
     config, whole, taken = model.pretrained_cfg, 0.0, dict.fromkeys(options.ways, 0.0)
-    command = f"python benchmarks/ablation.py --data tiny-imagenet --images {options.images} --ways"
+    command = f"python -m experiments.ablation --data tiny-imagenet --images {options.images} --ways"
 
     def forwards(part: ImageSet) -> None:
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """What the statistics cost on a CPU: `summary` beside one plain forward and beside holding every map.
 
-    python benchmarks/attention.py --out data/results/attention-cpu.csv
+    python -m experiments.attention --out data/results/attention-cpu.csv
 
 Time is the median of several runs, memory the growth of the process's peak resident size; every measurement of memory
 has a process of its own. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import timm
 import torch
-from results import rounded, write
 
+from experiments.results import rounded, write
 from vitlens import attention, capture
 
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
@@ -136,7 +136,7 @@ def main() -> None:
             print(f"{name}: slope of log extra memory against log N: {slope:.2f}")
     if options.out:
         note = (
-            f"python benchmarks/attention.py, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
+            f"python -m experiments.attention, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
             f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1"
         )
         write(options.out, [rounded(row, "{:.4g}".format) for row in rows], note)

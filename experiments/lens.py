@@ -1,6 +1,6 @@
 """What tokens know after each layer: accuracy of a lens on the class token and on the patches, plain and tuned.
 
-    python benchmarks/lens.py --data tiny-imagenet --out data/results/lens.csv
+    python -m experiments.lens --data tiny-imagenet --out data/results/lens.csv
 
 --images validation images are scored; --tuning others, drawn with the same seed, tune the lens (`vitlens.stream.tune`,
 without labels, until it gains no more on a fifth of them). The rows of each model and lens: the layer; `class token`,
@@ -17,10 +17,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from results import rounded, write
-from specimens import arguments, note, specimens
 from tqdm import tqdm
 
+from experiments.results import rounded, write
+from experiments.specimens import arguments, note, specimens
 from vitlens import tokens
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.ablation import divergence

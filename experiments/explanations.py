@@ -1,6 +1,6 @@
 """Which map to trust, on many photographs: insertion and deletion of every method, and what a map costs.
 
-    python benchmarks/explanations.py --model deit-tiny --data valid.parquet --out data/results/explanations.csv
+    python -m experiments.explanations --model deit-tiny --data valid.parquet --out data/results/explanations.csv
 
 Every photograph is explained for the class that the model predicts, by all of `vitlens.attribution`, plain rollout and
 random orders; `vitlens.faithfulness.table` scores them. The table has one row for each method: the mean over the
@@ -26,10 +26,10 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet
 import torch
-from attention import peak_since_reset, reset_peak
-from results import about, kept, rounded, write
 from tqdm import tqdm
 
+from experiments.attention import peak_since_reset, reset_peak
+from experiments.results import about, kept, rounded, write
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
@@ -143,7 +143,7 @@ def main() -> None:
     if not (before.get("covers", pd.Series([0])) == COVERS).all():
         parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
     how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
-    how |= about(f"python benchmarks/explanations.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
+    how |= about(f"python -m experiments.explanations{' --only ' * bool(options.only)}{' '.join(options.only)}")
     records = kept(options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")})
     done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):

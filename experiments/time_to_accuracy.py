@@ -1,7 +1,7 @@
 """Validation accuracy against seconds of training: a pure ViT on Tiny-ImageNet, no test-time augmentation.
 
-    python benchmarks/time_to_accuracy.py --data tiny-imagenet --out data/results/time-to-accuracy.csv
-    python benchmarks/time_to_accuracy.py --data DIR --out t.csv --tiny        # seconds on a CPU
+    python -m experiments.time_to_accuracy --data tiny-imagenet --out data/results/time-to-accuracy.csv
+    python -m experiments.time_to_accuracy --data DIR --out t.csv --tiny        # seconds on a CPU
 
 Runs one recipe for several seeds with the images already on the device. One row per validation: seconds since the start
 of training, and the same without the compilation and the trial that sets the number of epochs, which happen once,
@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from results import write
 
+from experiments.results import write
 from vitlens import data as datasets
 from vitlens.train import World, compiled, fit
 from vitlens.train.recipes import recipe

@@ -1,6 +1,6 @@
 """What it costs to take a logit apart: `contributions` and `direct` beside one plain forward, on one image.
 
-    python benchmarks/stream.py --out data/results/stream-cpu.csv
+    python -m experiments.stream --out data/results/stream-cpu.csv
 
 Seconds are medians of runs that take turns with the forward; `of_a_forward` is their ratio. Memory is the growth of the
 process's peak resident size beyond the model, the image and one forward; every measurement of it has a process of its
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import timm
 import torch
-from attention import peak_since_reset, reset_peak
-from results import about, write
 
+from experiments.attention import peak_since_reset, reset_peak
+from experiments.results import about, write
 from vitlens.stream import contributions, direct
 
 MODELS = {"ViT-Ti/16": "vit_tiny_patch16_224", "ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.memory:
         return print(json.dumps(memory(options.models[0], options.sizes[0], options.memory)))
-    rows, how = [], about("python benchmarks/stream.py")
+    rows, how = [], about("python -m experiments.stream")
     for name in options.models:
         for size in options.sizes:
             taken = seconds(name, size)

@@ -1,4 +1,4 @@
-"""What benchmarks write: tables that anybody reads, with how they were made."""
+"""Scripts of `experiments/`: the tables that they write."""
 
 import datetime
 import sys
@@ -10,27 +10,19 @@ import pytest
 import timm
 import torch
 
+from experiments import explorer, results, training
 from vitlens import widgets
 from vitlens.train import hardware
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import results
-
-    yield results
-    del sys.modules["results"]
-
-
-def test_a_table_says_how_it_was_measured(results, tmp_path):
-    how = results.about("python benchmarks/some.py")
+def test_a_table_says_how_it_was_measured(tmp_path):
+    how = results.about("python -m experiments.some")
     assert how == {
         "device": hardware("cpu"), "python": sys.version.split()[0],
         "torch": str(torch.__version__), "timm": timm.__version__, "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/some.py",
+        "command": "python -m experiments.some",
     }  # fmt: skip
     path = tmp_path / "new" / "table.csv"
     results.write(path, ({"a": k} | ({"b": "one, two"} if k else {}) | how for k in range(2)), "first\nsecond")
@@ -40,7 +32,7 @@ def test_a_table_says_how_it_was_measured(results, tmp_path):
     assert results.sentence("c").startswith(f"c, {how['date']}, {how['device']}, torch {how['torch']}, timm ")
 
 
-def test_rows_of_single_methods_join_the_table_that_is_there(results, tmp_path):
+def test_rows_of_single_methods_join_the_table_that_is_there(tmp_path):
     path = tmp_path / "table.csv"
     assert results.kept(path, ["b"], {"images": 5}) == []
     results.write(path, [{"method": name, "images": 5, "score": score} for name, score in (("a", 1), ("b", 2))])
@@ -56,9 +48,7 @@ def test_committed_tables_end_their_lines_alike():
     assert not [path.name for path in tables if b"\r" in path.read_bytes()]
 
 
-def test_loops_of_training_are_measured_beside_each_other(results, monkeypatch):
-    import training  # benchmarks/training.py
-
+def test_loops_of_training_are_measured_beside_each_other(monkeypatch):
     monkeypatch.setitem(training.SQUARE, "cpu", 64)  # 2048³ in bf16 takes half a minute a product without its hardware
     monkeypatch.setitem(training.WIDTHS, "ViT-Ti", 64)
     case = training.Case("ViT-Ti", 32, 8, 4, "bf16")
@@ -75,17 +65,13 @@ def test_loops_of_training_are_measured_beside_each_other(results, monkeypatch):
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_training_is_measured_in_the_precisions_of_the_device(results, monkeypatch, has):
-    import training  # benchmarks/training.py
-
+def test_training_is_measured_in_the_precisions_of_the_device(monkeypatch, has):
     monkeypatch.setattr(training, "computes_bf16", lambda device: has)
     found = {case.precision for case in training.cases(torch.device("cpu"), quick=False, batch=None)}
     assert found == ({"fp32", "bf16"} if has else {"fp32"})
 
 
-def test_the_explorer_is_timed_at_what_it_offers(results, vit):
-    import explorer  # benchmarks/explorer.py
-
+def test_the_explorer_is_timed_at_what_it_offers(vit):
     offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).controls()}
     asked = []
 

@@ -1,7 +1,7 @@
 """Five-fold cross-validation of the recipe "digits" over all 1,797 images of scikit-learn's digits.
 
-    python benchmarks/digits.py --out data/results/digits.csv
-    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/digits.py --out data/results/digits-avx2.csv
+    python -m experiments.digits --out data/results/digits.csv
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m experiments.digits --out data/results/digits-avx2.csv
 
 One row per fold: top-1 of the raw and of the averaged weights after the last step, and the seconds of training and
 validation. The last rows are mean and standard deviation.
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-from results import rounded, sentence, write
 
+from experiments.results import rounded, sentence, write
 from vitlens import data as datasets
 from vitlens.train import fit
 from vitlens.train.recipes import recipe
@@ -41,7 +41,7 @@ def main() -> None:
         summary = {column: of([row[column] for row in rows[:5]]) for column in columns}
         rows.append({"fold": name, "images": sum(row["images"] for row in rows[:5]), **summary})
     parameters = sum(p.numel() for p in model.parameters())
-    command = "python benchmarks/digits.py" + "".join(f" --set {s}" for s in options.set)
+    command = "python -m experiments.digits" + "".join(f" --set {s}" for s in options.set)
     processor = f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
     note = f"{sentence(command)}, {processor}, {parameters:,} parameters, {plan.epochs} epochs"
     write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)

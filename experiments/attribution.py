@@ -1,6 +1,6 @@
 """Memory and time of class-specific maps through fused attention, beside the same map from materialized attention.
 
-    python benchmarks/attribution.py --out data/results/attribution-memory-cpu.csv
+    python -m experiments.attribution --out data/results/attribution-memory-cpu.csv
 
 One image, ViT-B/16 with random weights, on a CPU. Memory is the growth of the process's peak resident size beyond the
 model, the image and one forward without gradients; every measurement runs in a process of its own, since a process
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import timm
 import torch
-from attention import peak_since_reset, reset_peak
-from results import about, write
 
+from experiments.attention import peak_since_reset, reset_peak
+from experiments.results import about, write
 from vitlens.attribution import METHODS
 
 MODEL, TARGET = "vit_base_patch16_224", 3
@@ -74,7 +74,7 @@ def main() -> None:
     if options.only:
         return print(json.dumps(measured(options.sizes[0], options.only)))
     rows = []
-    how = {"model": MODEL, **about("python benchmarks/attribution.py")}
+    how = {"model": MODEL, **about("python -m experiments.attribution")}
     for size in options.sizes:
         for way in (*WAYS, "materialized") if size <= LARGEST else WAYS:
             command = [sys.executable, __file__, "--out", str(options.out), "--sizes", str(size), "--only", way]

@@ -1,6 +1,6 @@
 """The explorer's latency, seen from a browser: from a click to new pixels, and from an upload to the first map.
 
-    python benchmarks/explorer.py --out data/results/explorer.csv
+    python -m experiments.explorer --out data/results/explorer.csv
 
 JupyterLab and Chromium run on this machine. A click counts from the pointer's event to the frame in which the canvas
 was painted anew, in the browser's own clock; an upload from the choice of the file. Every number is a median. ViT-Ti/16
@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 from playwright.sync_api import Page, sync_playwright
-from results import about, write
+
+from experiments.results import about, write
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
@@ -207,7 +208,7 @@ def main() -> None:
         finally:
             browser.close()
             front.stop()
-    how = about("python benchmarks/explorer.py")
+    how = about("python -m experiments.explorer")
     write(options.out, [row | how for row in rows])
 
 

@@ -1,6 +1,6 @@
 """The picture at the head of the README: the four figures of the bundled model on the sample photographs.
 
-    python benchmarks/readme_picture.py
+    python -m experiments.readme_picture
 
 It has two pixels for each of the page's, so the README shows it at half its width.
 """

@@ -1,8 +1,8 @@
 """What attention statistics cost on a GPU, beside plain inference: ViT-B/16 in bfloat16 at 224, 1024 and 2048 pixels.
 
-    python benchmarks/attention_gpu.py --out data/results/attention-h200.csv
-    python benchmarks/attention_gpu.py --quick        # a tiny pass, on a CPU too (without the fused kernels)
-    python benchmarks/attention_gpu.py --tune         # times other tile sizes of the kernels, too
+    python -m experiments.attention_gpu --out data/results/attention-h200.csv
+    python -m experiments.attention_gpu --quick        # a tiny pass, on a CPU too (without the fused kernels)
+    python -m experiments.attention_gpu --tune         # times other tile sizes of the kernels, too
 
 Times are medians of repeated runs between CUDA events after a warm-up. Memory is the peak beyond that of inference;
 for the statistics alone, the peak beyond the capture they are taken of.
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import timm
 import torch
-from results import rounded, write
 
+from experiments.results import rounded, write
 from vitlens import attention, capture
 from vitlens.recorder import kernels
 
@@ -202,7 +202,7 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "triton", "timm"))
     notes = [f"{name} on {machine}; {versions}; {options.date}"]
-    notes += [f"command: python benchmarks/attention_gpu.py {' '.join(sys.argv[1:])}".rstrip()]
+    notes += [f"command: python -m experiments.attention_gpu {' '.join(sys.argv[1:])}".rstrip()]
     if device == "cuda":
         notes += [f"measured in the same run: {ceilings(clock)}"]
     print(*notes, sep="\n", flush=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from results import sentence
 from torch import Tensor, nn
 
+from experiments.results import sentence
 from vitlens import load_model
 from vitlens.evaluate.passage import Pictures
 
@@ -50,5 +50,5 @@ def note(script: str, options: argparse.Namespace, more: str = "") -> str:
     models = f" --models {' '.join(options.models)}" if tuple(options.models) != MODELS else ""
     control = f" --control {options.control}" if options.control != CONTROL else ""
     data = Path(options.data).name
-    command = f"python benchmarks/{script} --data {data} --images {options.images}{control}{models}"
+    command = f"python experiments/{script} --data {data} --images {options.images}{control}{models}"
     return sentence(f"{command} --out {options.out}{more}")

@@ -1,6 +1,6 @@
 """What a model made from much data has, and one trained from scratch on little has not, over many photographs.
 
-    python benchmarks/specimen.py --data tiny-imagenet --out data/results/specimen.csv
+    python -m experiments.specimen --data tiny-imagenet --out data/results/specimen.csv
 
 --data: what `vitlens.data.load` opens; --images of its validation images are drawn with seed 0, the same for every
 model. The table has one row for each head: its mean attention distance in pixels of the model's input, that as a share
@@ -16,9 +16,9 @@ import itertools
 from pathlib import Path
 
 import torch
-from results import rounded, sentence, write
 from tqdm import tqdm
 
+from experiments.results import rounded, sentence, write
 from vitlens import attention, capture, data, load_model
 from vitlens.evaluate import student
 from vitlens.reports import inspection
@@ -89,7 +89,7 @@ def main() -> None:
         above = {"model": f"{first} − {other}", "quantity": "rollout_contrast, {} × {}".format(*shape)}
         rows.append(above | mean("value", contrasts[first] - contrasts[other]))
     rows = [{"images": len(images)} | rounded(row, lambda value: f"{value:.4g}") for row in rows]
-    command = f"python benchmarks/specimen.py --data tiny-imagenet --images {len(images)} --out {options.out}"
+    command = f"python -m experiments.specimen --data tiny-imagenet --images {len(images)} --out {options.out}"
     write(options.out, rows, sentence(command))
     for row in rows:
         if row["quantity"] != "mean_distance":

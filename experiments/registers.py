@@ -1,6 +1,6 @@
 """A register at test time: do the outliers leave the patches, and what does it cost in accuracy?
 
-    python benchmarks/registers.py --data tiny-imagenet --out data/results/registers.csv
+    python -m experiments.registers --data tiny-imagenet --out data/results/registers.csv
 
 `vitlens.tokens.register_neurons` names --neurons neurons of the specimen on --finding validation images, and
 `with_register` moves what they give to a new token. On --images others: accuracy, and its change from the model itself
@@ -17,9 +17,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from results import rounded, sentence, write
 from tqdm import tqdm
 
+from experiments.results import rounded, sentence, write
 from vitlens import capture, load_model, tokens
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.passage import Pictures, generator
@@ -114,7 +114,7 @@ def main() -> None:
             more["register_ratio"] = "" if name.startswith("the model") else ratio
             rows.append(row | more)
     sizes = f"--data {Path(options.data).name} --images {options.images} --controls {options.controls}"
-    command = f"python benchmarks/registers.py {sizes} --out {options.out}"
+    command = f"python -m experiments.registers {sizes} --out {options.out}"
     write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in rows], sentence(command))
     for row in rows:
         print(*row.values())

@@ -1,7 +1,7 @@
 """A planted truth: how often each method points at the one patch that decides the class.
 
-    python benchmarks/planted.py --out data/results/planted.csv
-    python benchmarks/planted.py --weights data/checkpoints/planted     # the model of seed 1, for the tests
+    python -m experiments.planted --out data/results/planted.csv
+    python -m experiments.planted --weights data/checkpoints/planted     # the model of seed 1, for the tests
 
 For each seed a small ViT learns pictures of `vitlens.data.marks`, in which the color of one patch is the
 class. Then every method explains new pictures, and its highest patch is compared with the planted one: `one`, pictures
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import torch
-from results import about, kept, write
 
+from experiments.results import about, kept, write
 from vitlens.attribution import METHODS
 from vitlens.data.augment import normalized
 from vitlens.data.marks import planted
@@ -71,7 +71,7 @@ def main() -> None:
                 hits[name][case].append(statistics.mean(found))
             seconds[name] += time.perf_counter() - start
             print(name, {case: round(values[-1], 3) for case, values in hits[name].items()}, flush=True)
-    how |= about(f"python benchmarks/planted.py{' --only ' * bool(options.only)}{' '.join(options.only)}")
+    how |= about(f"python -m experiments.planted{' --only ' * bool(options.only)}{' '.join(options.only)}")
     for name in names:
         row = {"method": name}
         for case, values in hits[name].items():
