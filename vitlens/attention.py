@@ -1,9 +1,8 @@
-"""What attention does, as numbers: distance, entropy, attention received, rollout.
+"""Statistics of attention: distance, entropy, attention received, rollout.
 
-A map costs T² per head, but all that is asked of it are sums over its rows. So rows are made a block at a time
+A map costs T² per head, but every statistic is a sum over its rows. So rows are computed a block at a time
 (`Layer.blocks`), every statistic takes what it needs from each block, and no map is ever held. Several statistics share
-one pass, from the last layer to the first (the order in which a rollout needs them). On a GPU, kernels of our own sum
-most layers without making rows (`recorder.kernels`).
+one pass, from the last layer to the first, the order in which a rollout needs them.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
 """
@@ -17,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder import kernels
-from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.recording import Attention, capture
 from vitlens.recorder.running import evaluating, float64, full_precision, require_images, run, taking
@@ -40,19 +37,17 @@ class Statistic:
         register(Peak())
         summary(attn, "peak").peak  # (B, L, H)
 
-    Every pass works on a copy. `grid` is the capture's, `sums` what one layer's blocks gave. `logits` and `columns`
-    ask for logits, and for sums over queries; `fusable` ones can also `take` the sums of fused kernels.
+    Every pass works on a copy. `grid` is the capture's, `sums` collects the values of one layer's blocks. With
+    `logits = True`, `add` receives the logits too.
     """
 
     name: str
     title: str
-    fusable = False
     logits = False
-    columns = False
-    row: Tensor | None = None  # (B, T) what is to be pulled back through the layer
+    row: Tensor | None = None  # (B, T) weights of the queries that a rollout needs next; None for all queries
 
     def applies(self, attn: Attention) -> bool:
-        """Whether the model has what the statistic is about; where it has not, a summary holds None."""
+        """True if the statistic is defined for the model; otherwise a summary holds None."""
         return True
 
     def begin(self, attn: Attention, images: slice) -> None:
@@ -72,7 +67,14 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class Summary:
+    """Statistics of a capture of B images, as attributes (`summary.entropy`) and in `values` by name.
+
+    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
+    None for models that read no weighted sum of tokens (max pooling). Of `mean_over`: means, without axis B.
+    images: how many.
+    """
+
     values: dict[str, Tensor | None]
     images: int
 
@@ -81,18 +83,6 @@ class _Numbers:
         if name not in values:
             raise AttributeError(f"There is no statistic {name!r} here, only {', '.join(values)}.")
         return values[name]
-
-
-class Summary(_Numbers):
-    """Statistics of a capture of B images, as attributes (`summary.entropy`) and in `values` by name.
-
-    mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
-    None for models that read no weighted sum of tokens (max pooling). images: B.
-    """
-
-
-class Means(_Numbers):
-    """Means over `images` images, as `mean_over` gives them: as in a `Summary`, without axis B."""
 
 
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
@@ -149,7 +139,7 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     return Summary({each.name: found.get(each.name) for each in asked}, attn[0].q.shape[0])
 
 
-def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Means:
+def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
     """Means of statistics over a data loader, in constant memory.
 
     loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
@@ -174,7 +164,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             count += found.images
     if count == 0:
         raise ValueError("The loader gave no images to take the mean of.")
-    return Means({name: None if value is None else value / count for name, value in total.items()}, count)
+    return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
 def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
@@ -194,8 +184,7 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
     statistics = [copy(statistic) for statistic in statistics]
     batch, heads, tokens, _ = attn[0].q.shape
     block = BLOCK.get(attn[0].q.device.type, BLOCK["cpu"])
-    no_rows = kernels.supported(attn[0], attn.grid) and all(statistic.fusable for statistic in statistics)
-    chunk = batch if no_rows else max(1, block // (heads * tokens * tokens))
+    chunk = max(1, block // (heads * tokens * tokens))
     parts = []
     with full_precision(attn[0].q.device):
         for start in range(0, batch, chunk):
@@ -204,33 +193,18 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
             for statistic in statistics:
                 statistic.begin(attn, images)
             for index in reversed(range(len(attn))):
-                _add_layer(attn[index].images(images), attn.grid, statistics, rows)
+                for queries, logits, weights in _blocks(attn[index].images(images), rows, statistics):
+                    for statistic in statistics:
+                        statistic.add(queries, logits, weights)
+                for statistic in statistics:
+                    statistic.end_layer()
             parts.append([statistic.result() for statistic in statistics])
     names = [statistic.name for statistic in statistics]
     return {name: torch.cat(results) for name, *results in zip(names, *parts, strict=True)}
 
 
-def _add_layer(layer: Layer, grid: TokenGrid, statistics: Sequence[Statistic], rows: int) -> None:
-    """Add one layer: from the sums of fused kernels where a statistic has them, else from blocks of rows."""
-    fusable = [statistic for statistic in statistics if statistic.fusable]
-    pulled = [statistic.row for statistic in fusable if statistic.row is not None]
-    sums, by_rows = None, statistics
-    if fusable and len(pulled) < 2:
-        columns = any(statistic.columns for statistic in fusable)
-        sums = kernels.sums(layer, grid, received=columns, row=pulled[0] if pulled else None)
-    if sums is not None:
-        by_rows = [statistic for statistic in statistics if not statistic.fusable]
-        for statistic in fusable:
-            statistic.take(sums)
-    for block in _blocks(layer, rows, by_rows) if by_rows else ():
-        for statistic in by_rows:
-            statistic.add(*block)
-    for statistic in statistics:
-        statistic.end_layer()
-
-
 def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
-    """(queries, logits, weights) a block at a time; without logits, where nobody asks for them, in larger blocks."""
+    """(queries, logits, weights) a block at a time. Without logits, in larger blocks."""
     if not any(statistic.logits for statistic in statistics):
         pulled = [statistic.row for statistic in statistics]
         # a row that is pulled back begins with few queries, often one
@@ -245,7 +219,7 @@ def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterato
 
 
 class _MeanDistance(Statistic):
-    name, title, fusable = "mean_distance", "mean attention distance in input pixels", True
+    name, title = "mean_distance", "mean attention distance in input pixels"
 
     def __init__(self, renormalize: bool = False):
         self.renormalize = self.logits = renormalize
@@ -261,12 +235,9 @@ class _MeanDistance(Statistic):
         distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
         self.sums.append(torch.einsum("bhqk,qk->bhq", among, distances))
 
-    def take(self, sums):
-        self.sums.append(sums.distance / sums.mass if self.renormalize else sums.distance)
-
 
 class _Entropy(Statistic):
-    name, title, fusable = "entropy", "entropy of a query's attention in nats", True
+    name, title = "entropy", "entropy of a query's attention in nats"
     logits = True
 
     def add(self, queries, logits, weights):
@@ -274,21 +245,15 @@ class _Entropy(Statistic):
         lse = logits.amax(-1) - weights.amax(-1).log()
         self.sums.append(lse - torch.einsum("bhqk,bhqk->bhq", weights, logits))
 
-    def take(self, sums):
-        self.sums.append(sums.entropy)
-
 
 class _Received(Statistic):
-    name, title, fusable, columns = "received", "attention each patch receives", True, True
+    name, title = "received", "attention each patch receives"
 
     def __init__(self, prefix: bool = False):
         self.prefix = prefix
 
     def add(self, queries, logits, weights):
         self.sums.append(weights.new_ones(weights.shape[-2]) @ weights)
-
-    def take(self, sums):
-        self.sums.append(sums.received)
 
     def end_layer(self):
         total, self.sums = sum(self.sums[1:], self.sums[0]), []
@@ -304,7 +269,6 @@ class _Rollout(Statistic):
         if not 0 <= discard < 1:
             raise ValueError(f"discard is a share of each row, at least 0 and below 1, but got {discard!r}.")
         self.query, self.head_fusion, self.discard = query, head_fusion, discard
-        self.fusable = head_fusion == "mean" and not discard
 
     def applies(self, attn):
         return self.query is not None or attn.grid is None or attn.grid.readout is not None
@@ -336,9 +300,6 @@ class _Rollout(Statistic):
         row = row / (fused.sum(-1) + 1)
         self.pulled += torch.einsum("bq,bqk->bk", row, fused)
         self.pulled[:, queries] += row
-
-    def take(self, sums):
-        self.pulled = (self.row + sums.pulled) / 2
 
     def end_layer(self):
         self.row, self.pulled = self.pulled, torch.zeros_like(self.pulled)
