@@ -4,7 +4,10 @@ import json
 import math
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +16,13 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from timm.models import VisionTransformer
+from torch import nn
 
 from vitlens.data import ImageSet, load
 from vitlens.data.files import locked
-from vitlens.train import Recipe, Step, World, account, accuracy, hardware, loop, recipe, runs, timing
+from vitlens.models import load_model
+from vitlens.train import Recipe, Step, World, account, accuracy, fit, hardware, loop, recipe, runs, timing
 from vitlens.train.account import command_of, finish, seconds_before
 from vitlens.train.sources import Source
 from vitlens.train.watching import Board, Progress
@@ -417,3 +423,70 @@ def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_
     assert "Not in the snapshots: " in capsys.readouterr().err
     with np.load(tmp_path / "run/snapshots.npz") as found:
         assert {"filters", "distances", "top1_confidence"} <= set(found) and "positions" not in found
+
+
+class Colors(nn.Module):
+    """An objective with a weight of its own: the mean color of an image from the model's features."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, model, x):
+        features = model.forward_head(model.forward_features(x), pre_logits=True)
+        return (self.head(features) - x.mean((2, 3))).square().mean()
+
+
+class Rescaled(VisionTransformer):
+    """A model that timm does not know."""
+
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+def build_rescaled(plan, mlp_ratio=2.0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        return Rescaled(8, 2, embed_dim=plan.width, depth=2, num_heads=plan.heads, num_classes=10, mlp_ratio=mlp_ratio)
+
+
+def build_colors(plan):
+    model = plan.build()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model.objective = Colors(plan.width)
+    return model
+
+
+@pytest.mark.parametrize("build", [build_colors, partial(build_rescaled, mlp_ratio=3.0)])
+def test_run_with_own_model_resumes_exactly_and_only_by_its_builder(tmp_path, build):
+    whole = train(tmp_path / "a", build=build)
+    assert not train(tmp_path / "b", build=build, **CUT)["finished"]
+    with pytest.raises(ValueError, match="test_runs.build_"):
+        train(tmp_path / "b", resume=True)
+    rest = train(tmp_path / "b", build=build, resume=True)
+    assert rest["validation"] == whole["validation"] and same_file(tmp_path, "model/model.safetensors")
+    assert train(tmp_path / "b", build=build, resume=True)["steps"] == 16
+    with pytest.raises(ValueError, match="test_runs.build_"):
+        train(tmp_path / "b", resume=True)
+    if build is build_colors:  # its model is timm's without what only pre-training needs
+        assert whole["validation"]["valid_loss"] and load_model(tmp_path / "a/model").num_classes == 0
+    else:
+        with pytest.raises(ValueError, match=r"built by test_runs\.build_rescaled"):
+            load_model(tmp_path / "a/model")
+
+
+def test_fit_learns_an_objective_and_resumes_exactly(tmp_path):
+    plan = recipe("digits").tiny()
+    data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
+
+    def losses(folder, last=None, **options):
+        torch.manual_seed(1)
+        steps = fit(plan.build(), data, plan, objective=Colors(plan.width), device="cpu", out=folder, **options)
+        with closing(steps):
+            return [step.loss for step in islice(steps, last)]
+
+    whole = losses(tmp_path / "a")
+    assert losses(tmp_path / "b", 5) + losses(tmp_path / "b", resume=True) == whole and whole[-1] < whole[0] / 2
+    with pytest.raises(ValueError, match=r"started to learn test_runs.Colors and is to be resumed to learn labels"):
+        next(fit(plan.build(), data, plan, device="cpu", out=tmp_path / "b", resume=True))

@@ -164,6 +164,8 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
             f"{folder / 'config.json'} is not a model's configuration, which names at least an architecture "
             f"({type(error).__name__}: {error})."
         ) from error
+    if script := config.get("built_by"):
+        raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
     require_settings(settings, folder / "config.json")
     if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
         raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}; rename it.")

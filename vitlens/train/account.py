@@ -19,7 +19,7 @@ from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
 from vitlens.train.checkpoint import newest_first
 from vitlens.train.hub_layout import export
-from vitlens.train.journal import checksum
+from vitlens.train.journal import BUILT_BY, checksum
 from vitlens.train.processes import World
 from vitlens.train.recipes import RECIPES
 from vitlens.train.settings import FROM_MODEL, Recipe
@@ -44,11 +44,12 @@ def finish(
     exports = exports or finished
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
-    name, better = ("top1", operator.gt) if plan.objective == "labels" else ("valid_loss", operator.lt)
+    name, better = ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
     both = metrics.get(name), metrics.get(f"{name}_average")
     averaged = both[1] is not None and (plan.init != "" or better(both[1], both[0]))
     account = {
         "command": command,
+        "built_by": getattr(model, "built_by", BUILT_BY),
         "finished": finished,
         "validation": {
             name: both[0],
@@ -77,11 +78,12 @@ def finish(
     return account
 
 
-def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream) -> dict | None:
+def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
     """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
         same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
+        same = same and account.get("built_by", BUILT_BY) == built_by
         same = same and account.get("pictures", train.pictures) == train.pictures
         if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
             return account

@@ -46,7 +46,7 @@ def export(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
-    head = {name: state.pop(name) for name in list(state) if name.startswith(aside_of(recipe))}
+    head = {name: state.pop(name) for name in list(state) if name.startswith(aside_of(model, recipe))}
     if head:
         aside = folder / "pretraining_head"  # timm up to 1.0.28 opens no folder with two files of weights
         aside.mkdir(exist_ok=True)
@@ -58,9 +58,9 @@ def export(
     return folder
 
 
-def aside_of(recipe: Recipe) -> tuple[str, ...]:
+def aside_of(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     """Prefixes of the names of weights that only pre-training needs; none if the model keeps its head."""
-    if recipe.objective != "labels":
+    if hasattr(model, "objective"):
         return ("objective.",)
     return ("head.",) if recipe.head == "mlp" else ()
 
@@ -82,11 +82,15 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
-    source, args = model.pretrained_cfg, arguments(recipe)
-    if aside_of(recipe):
+    source, args = getattr(model, "pretrained_cfg", {}), arguments(recipe)
+    own = {}
+    if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class of whoever passed build=…
+        own = {"architecture": type(model).__name__, "built_by": getattr(model, "built_by", type(model).__module__)}
+    if aside_of(model, recipe):
         args, class_names = {**args, "num_classes": 0}, ()
     return {
         "architecture": architecture(recipe),
+        **own,
         "num_classes": args["num_classes"],
         "num_features": recipe.width,
         **({"global_pool": model.global_pool} if isinstance(getattr(model, "global_pool", None), str) else {}),

@@ -9,9 +9,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet
@@ -26,12 +28,15 @@ DIVERGED = (
 )
 # Settings that may differ between a run and its continuation: they change nothing that is computed.
 FREE = ("log_every", "save_every", "accumulate")
+BUILT_BY = "its recipe"
 # What else must be the same, and how it is told.
 FACTS = {
     "images": "on {} training images",
     "labels": "on images whose labels and class names have the checksum {}",
     "pictures": "on images whose files have the checksum {}",
     "held": "with images in an {}",
+    "built_by": "with a model built by {}",
+    "objective": "to learn {}",
 }
 # What may differ, but then the numbers are not to the bit those of a run that was never stopped.
 SAID = {
@@ -49,12 +54,23 @@ def checksum(images: ImageSet) -> str:
     return digest.hexdigest()[:12]
 
 
-def facts_of(train: ImageSet, recipe: Recipe, world: World) -> dict:
+def name_of(made: object) -> str:
+    """Name of a callable, with the arguments of a partial: "experiments.small_data.build(tokenizer='conv-stem')"."""
+    if isinstance(made, partial):
+        arguments = [*map(repr, made.args), *(f"{name}={value!r}" for name, value in made.keywords.items())]
+        return f"{name_of(made.func)}({', '.join(arguments)})"
+    kind = made if hasattr(made, "__qualname__") else type(made)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
     """What a run depends on besides its recipe: its images, how they are read and cut into parts, and the machine."""
     return {
         "images": len(train), "labels": checksum(train), "pictures": train.pictures, "held": type(train).__name__,
         "parts": world.size * recipe.accumulate, "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
+        "built_by": getattr(model, "built_by", BUILT_BY),
+        "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
     }  # fmt: skip
 
 

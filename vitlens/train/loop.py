@@ -66,6 +66,7 @@ def fit(
     resume: bool = False,
     device: torch.device | str | None = None,
     average: dict[str, Tensor] | None = None,
+    objective: Callable[[nn.Module, Tensor], Tensor] | None = None,
     criterion: Callable[[Tensor, Targets], Tensor] | None = None,
     world: World | None = None,
 ) -> Iterator[Step]:
@@ -73,8 +74,10 @@ def fit(
 
     out: folder for `log.jsonl` and `checkpoints/`; without it nothing is written. resume: continue from the newest good
     checkpoint there, bit for bit on a CPU. average: a dict that receives the moving average of the parameters and of
-    batch normalization's statistics. criterion: what `compiled` returned, to compile once for several calls. device: by
-    default CUDA where there is one. world: what `join` returned, where several processes share the run.
+    batch normalization's statistics. objective: (model, normalized images) → loss, learned in place of the labels; the
+    model keeps it as `model.objective`, and the parameters of a module are trained and saved with the model's.
+    criterion: what `compiled` returned, to compile once for several calls. device: by default CUDA where there is one.
+    world: what `join` returned, where several processes share the run.
 
     Closing the iterator saves once more, so a loop over it may `break` at any step; within `contextlib.closing` it also
     raises if that save fails.
@@ -84,7 +87,9 @@ def fit(
     """
     world = world or (World() if device is None else World(device=torch.device(device)))
     recipe = settled(recipe, world)
-    check(data, recipe, world)
+    if objective is not None:
+        model.objective = objective
+    check(model, data, recipe, world)
     if resume and out is None:
         raise ValueError("Resuming needs the folder of the run: pass out=….")
     train, valid = (split.to(world.device) for split in data)
@@ -93,7 +98,7 @@ def fit(
     return _steps(model, (train, valid), recipe, out, resume, {} if average is None else average, criterion, world)
 
 
-def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
+def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
     """Raise ValueError for data and recipes that do not fit together."""
     train, valid = data
     for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
@@ -121,7 +126,7 @@ def check(data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None
             f"A run of {recipe.length(len(train))} steps on {len(train)} images would end within its "
             f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
         )
-    if recipe.objective == "labels" and len(train.class_names) < 2:
+    if not hasattr(model, "objective") and len(train.class_names) < 2:
         raise ValueError(f"Training needs at least two classes, and the images have only {train.class_names[0]!r}.")
     if not len(valid):
         raise ValueError("The validation set is empty, so accuracy cannot be measured.")
@@ -144,7 +149,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         # Each process has statistics of its own images, so their mean is taken.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
-        journal = Journal(out, recipe, (model, average, optimizer), facts_of(train, recipe, world), world)
+        journal = Journal(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
         done = journal.resume() if resume else journal.begin()
         world.agree(done)
         clock = Clock(done)

@@ -70,7 +70,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
 
     def criterion(x: Tensor, y: Targets) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            if recipe.objective != "labels":
+            if hasattr(model, "objective"):
                 return model.objective(model, x)
             logits = model(x)
         return loss(logits.float(), y, smoothing)

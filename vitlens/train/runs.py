@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
 from tqdm.auto import tqdm
 
 from vitlens.data.files import locked, write
 from vitlens.train import checkpoint, snapshots
 from vitlens.train.account import command_of, finish, finished_before, hardware, seconds_before, versions
+from vitlens.train.journal import BUILT_BY, name_of
 from vitlens.train.loop import fit
 from vitlens.train.losses import compiled
 from vitlens.train.plan import planned, refuse, unlike
 from vitlens.train.precision import said_of, settled
 from vitlens.train.processes import join
-from vitlens.train.recipes import read_recipe
+from vitlens.train.recipes import Recipe, read_recipe
 from vitlens.train.sources import Source, note
 from vitlens.train.timing import cost_of_determinism, fitted
 from vitlens.train.watching import Album, Board, Progress, Stop
@@ -35,6 +37,7 @@ def run(
     out: str | os.PathLike,
     *,
     model: str = "",
+    build: Callable[[Recipe], nn.Module] | None = None,
     resume: bool = False,
     max_minutes: float | None = None,
     fit_minutes: float | None = None,
@@ -56,6 +59,8 @@ def run(
 
     recipe_name: a name, or a JSON file that `Recipe.to_json` wrote.
     model: a timm name or a folder to start from, instead of random weights.
+    build: recipe → a model in training mode, in place of `Recipe.build`; if it has an `objective`, as in `fit`, it
+    learns that. Only the same callable resumes such a run, by its name and the arguments of a partial.
     out: receives `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub
     layout. One process at a time trains into it.
     resume: continue the run in `out`.
@@ -75,7 +80,7 @@ def run(
     Raises ValueError for options that are wrong or do not fit together, and for a folder that another process trains
     into; and what `fit` raises.
     """
-    out, world = Path(out), join(device)
+    out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
     refuse(out, world.device, resume, max_minutes, fit_minutes, watch)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
@@ -101,7 +106,7 @@ def run(
     if wanted:
         raise ValueError(f"{data} has {len(train.class_names)} classes, but got --set {wanted[0]}. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
-    if resume and fresh and (done := finished_before(out, plan, train)):  # its checkpoints are not needed
+    if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # its checkpoints are not needed
         say(f"The run in {out} is finished.")
         return done | {"stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
@@ -110,7 +115,8 @@ def run(
     if plan.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
     # What a checkpoint will overwrite need not be read: the model that a run started from may be gone by then.
-    network = plan.build(weights=fresh)
+    network = build(plan) if build else plan.build(weights=fresh)
+    network.built_by = built_by
     criterion = compiled(network, plan, world.device)
     if fit_minutes is not None and not (resume and (out / "recipe.json").exists()):
         plan = fitted(network, (train, valid), plan, fit_minutes * 60, world, criterion, start)

@@ -97,7 +97,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
             logits.append(model(images))
         if class_count(model):
             arrays["top1_confidence"] = probabilities(logits[0]).amax(-1)
-        if hasattr(model, "objective"):
+        if hasattr(getattr(model, "objective", None), "pictured"):
             torch.manual_seed(0)  # the same patches are hidden in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])
     return {name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy() for name, a in arrays.items()}

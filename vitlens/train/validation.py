@@ -56,7 +56,7 @@ def validate(
 
     Without labels they are `valid_loss` and `valid_loss_average`, the loss of the model's objective.
     """
-    name, measure = ("top1", accuracy) if recipe.objective == "labels" else ("valid_loss", objective_loss)
+    name, measure = ("valid_loss", objective_loss) if hasattr(model, "objective") else ("top1", accuracy)
     metrics = {name: measure(model, valid, recipe, world=world)}
     return {**metrics, f"{name}_average": measure(model, valid, recipe, average, world)} if average else metrics
 

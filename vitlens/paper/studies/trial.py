@@ -85,7 +85,7 @@ class Trial:
         ) as training:
             for step in training:
                 yield cell, step.step, ""
-        aside = ("head.", *aside_of(before))
+        aside = ("head.", *aside_of(learner, before))
         state = {name: each for name, each in learner.state_dict().items() if not name.startswith(aside)}
         model = self.model(cell)
         model.load_state_dict({**model.state_dict(), **state})
