@@ -61,7 +61,7 @@ def export(
 def aside_of(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     """Prefixes of the names of weights that only pre-training needs; none if the model keeps its head."""
     if hasattr(model, "objective"):
-        return ("objective.",)
+        return ("objective.", "head.")
     return ("head.",) if recipe.head == "mlp" else ()
 
 
