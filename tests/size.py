@@ -17,8 +17,8 @@ def main() -> None:
     tracked = [ROOT / name for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()]
     tracked = [path for path in tracked if path.exists()]
     python = {
-        room: [path for path in tracked if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in names]
-        for room, names in (("vitlens", ["vitlens"]), ("experiments", ["experiments", "benchmarks"]), ("tests", ["tests"]))
+        room: [path for path in tracked if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == room]
+        for room in ("vitlens", "experiments", "tests")
     }
     raises = sum(
         isinstance(node, ast.Raise)
@@ -28,7 +28,8 @@ def main() -> None:
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
     collected = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True).stdout
     tests = re.search(r"(\d+) tests? collected", collected)
-    print(f"vitlens/       {lines(python['vitlens']):6,} lines of Python in {len(python['vitlens'])} files, {raises} raises")
+    package = python["vitlens"]
+    print(f"vitlens/       {lines(package):6,} lines of Python in {len(package)} files, {raises} raises")
     print(f"               {lines(front):6,} lines of JavaScript and CSS")
     print(f"experiments/   {lines(python['experiments']):6,} lines")
     print(f"tests/         {lines(python['tests']):6,} lines, {tests[1] if tests else '?'} tests")
