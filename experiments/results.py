@@ -1,17 +1,38 @@
-"""Tables of measurements, with the machine, the versions and the command in each."""
+"""What the scripts share: options, the command and the machine in each row, and CSV files."""
 
-import csv
+import argparse
 import datetime
-from collections.abc import Callable, Collection, Iterable, Mapping
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from vitlens.train.runs import hardware, versions
 
+SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
+
+
+def parser(doc: str, *, data: bool = False) -> argparse.ArgumentParser:
+    """A parser with --out, the CSV file to write, --tiny, the same path in seconds, and with `data` a data set."""
+    options = argparse.ArgumentParser(description=doc.split("\n")[0])
+    if data:
+        options.add_argument("--data", required=True, help="a data set with validation images")
+    options.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    options.add_argument("--tiny", action="store_true", help="run the same path in seconds")
+    return options
+
+
+def command(name: str, arguments: Sequence[str] | None = None) -> str:
+    """The command of a script's table; of absolute paths, which are this machine's own, the last part."""
+    words = sys.argv[1:] if arguments is None else map(str, arguments)
+    return " ".join(["python -m", name, *(os.path.basename(word) if os.path.isabs(word) else word for word in words)])
+
 
 def about(command: str, device: str | torch.device = "cpu") -> dict[str, str]:
-    """The columns of a row that say how it was measured: device, versions, date and command."""
+    """Columns of a measurement: device, versions, date and command."""
     return {"device": hardware(device), **versions(), "date": datetime.date.today().isoformat(), "command": command}
 
 
@@ -21,36 +42,32 @@ def sentence(command: str) -> str:
     return f"{command}, {how['date']}, {how['device']}, torch {how['torch']}, timm {how['timm']}"
 
 
-def rounded(row: Mapping, to: Callable[[float], object]) -> dict:
+def rounded(row: Mapping, to) -> dict:
     """A row whose floats are written shorter."""
     return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def kept(path: Path, only: Collection[str], same: Mapping[str, object]) -> list[dict]:
-    """The rows of a table that stay when single methods are measured: those of all others, or none without `only`.
+def write(path: Path | str, rows: Iterable[Mapping], note: str = "", digits: int | None = None) -> None:
+    """Write rows as a plain CSV file; a column that a row lacks stays empty. digits: significant digits of floats."""
+    table = pd.DataFrame(list(rows), dtype=object)  # whole numbers stay whole beside empty ones
+    if digits:
+        table = table.map(lambda value: f"{value:.{digits}g}" if isinstance(value, float) else value)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"# {line}\n" for line in note.splitlines()) + table.to_csv(index=False, lineterminator="\n")
+    Path(path).write_text(text, encoding="utf-8", newline="\n")
+    print(table.to_string(index=False))
 
-    same: columns in which new rows are like them. Raises ValueError if they are not.
+
+def kept(path: Path, only: Sequence[str], same: Mapping[str, object]) -> list[dict]:
+    """Rows of a table that stay when the methods `only` are measured again: all others, or none without `only`.
+
+    same: columns in which new rows equal them. Raises ValueError if they do not.
     """
     if not only or not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] not in only]
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    rows = rows[~rows["method"].isin(only)]
     for name, value in same.items():
-        if unlike := {row[name] for row in rows} - {str(value)}:
-            raise ValueError(f"{path} has {name} {unlike.pop()}, and new rows have {value}. Give another --out.")
-    return rows
-
-
-def write(path: Path, rows: Iterable[Mapping], note: str = "") -> None:
-    """A CSV file of rows, its columns in the order in which they first appear; what a row does not have stays empty.
-
-    note: lines above the table, each behind a #.
-    """
-    rows = list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.writelines(f"# {line}\n" for line in note.splitlines())
-        columns = dict.fromkeys(name for row in rows for name in row)
-        table = csv.DictWriter(file, list(columns), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+        if other := set(rows[name]) - {str(value)}:
+            raise ValueError(f"{path} has {name} {other.pop()}, and new rows have {value}. Give another --out.")
+    return rows.to_dict("records")

@@ -1,4 +1,4 @@
-"""How far to trust a map: scores from covering or showing the patches that it highlights, from boxes, and more.
+"""How far to trust a map: scores from covering or showing the patches that it highlights, and more.
 
     maps = {"relevance": relevance(model, images, target), "rollout": …}     # each (B, rows, cols)
     table(model, images, maps, target)                # all areas, ranks, and where they lie against random orders
@@ -12,7 +12,6 @@ autograd and is left as it was.
 
 * `curves`: insertion and deletion, with their areas. `random_maps`: the control. `table`: both, for many maps at once.
 * `confidence`: drop and increase in confidence when only what the map highlights is visible.
-* `pointing`, `energy_in_box`: for objects whose box is known.
 * `randomization`: whether the map changes when the model's weights are replaced by random ones.
 
 No score proves that a map is right: each measures one consequence that a right map would have, and covered patches make
@@ -22,11 +21,10 @@ pictures of a kind that the model never saw. Compare maps by the same score, the
 from vitlens.faithfulness._randomization import Randomization, randomization
 from vitlens.faithfulness._scores import Confidence, Curves, confidence, curves, usual_step
 from vitlens.faithfulness._table import table
-from vitlens.faithfulness.boxes import energy_in_box, pointing
 from vitlens.faithfulness.covering import BASELINES, blurred
 from vitlens.faithfulness.orders import random_maps
 
 __all__ = [
-    "BASELINES", "Confidence", "Curves", "Randomization", "blurred", "confidence", "curves", "energy_in_box",
-    "pointing", "random_maps", "randomization", "table", "usual_step",
+    "BASELINES", "Confidence", "Curves", "Randomization", "blurred", "confidence", "curves",
+    "random_maps", "randomization", "table", "usual_step",
 ]  # fmt: skip
