@@ -5,15 +5,21 @@ import pickle
 import re
 import shutil
 
+import numpy as np
 import pytest
 import timm
 import torch
+from data_support import saved
+from PIL import Image
 from safetensors.torch import save_file
+from test_images import GREEN, NOISE, RAMP, RED, assert_close, corners, flat
+from timm.data import create_transform, resolve_model_data_config
 from timm.models import save_for_hf
+from torch import nn
 
 from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
-from vitlens.models import architecture, class_count, label_names, preprocess, top_classes
+from vitlens.models import architecture, class_count, label_names, preprocess, restore, top_classes
 
 
 @pytest.fixture
@@ -239,3 +245,120 @@ def test_weights_that_are_fetched_are_said_with_their_place(monkeypatch, capsys)
     load_model("vit_tiny_patch16_224")
     load_model("vit_tiny_patch16_224", pretrained=False)
     assert not capsys.readouterr().err
+
+
+def model_with(**config):
+    """Stands for any timm model: only its `pretrained_cfg` and its number of channels are asked for."""
+    model = nn.Identity()
+    model.pretrained_cfg = {"input_size": (3, 64, 64), **config}
+    return model
+
+
+CONFIGS = {
+    "timm's vit": timm.get_pretrained_cfg("vit_tiny_patch16_224.augreg_in21k_ft_in1k").to_dict(),
+    "timm's deit": timm.get_pretrained_cfg("deit_tiny_patch16_224.fb_in1k").to_dict(),
+    "timm's resnet": timm.get_pretrained_cfg("resnet18.tv_in1k").to_dict(),
+    "squash": {"crop_mode": "squash", "crop_pct": 0.9},
+    "border": {"crop_mode": "border", "crop_pct": 1.0, "mean": (0.4, 0.5, 0.6)},
+    "not square": {"input_size": (3, 48, 96), "interpolation": "bilinear", "crop_pct": 0.8},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_preprocess_is_timms_own_transform(config):
+    model = model_with(**CONFIGS[config])
+    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+    photographs = [Image.fromarray(NOISE.integers(0, 256, (h, w, 3), np.uint8)) for h, w in ((70, 90), (300, 201))]
+    batch = preprocess(model, photographs)
+    assert batch.dtype == torch.float32
+    assert torch.equal(batch, torch.stack([transform(photograph) for photograph in photographs]))
+    assert torch.equal(preprocess(model, saved(photographs[1], "PNG")), batch[1:])
+
+
+def test_preprocess_feeds_a_model():
+    model = timm.create_model("test_vit").eval()
+    with torch.inference_mode():
+        assert model(preprocess(model, [RAMP, Image.fromarray(RAMP)])).shape == (2, 1000)
+
+
+def test_preprocess_of_the_whole_picture_squeezes_it_and_cuts_nothing_off():
+    model = timm.create_model("vit_tiny_patch16_224", embed_dim=48, depth=1)
+    picture = samples()["chelsea"]
+    squeezed = np.asarray(picture.resize((80, 48), Image.Resampling.BICUBIC)) / 127.5 - 1
+    batch = preprocess(model, picture, size=(48, 80), whole=True)
+    np.testing.assert_allclose(batch[0].permute(1, 2, 0), squeezed, atol=1e-5)
+
+
+def test_preprocess_without_a_configuration_takes_timms_defaults():
+    transform = create_transform((3, 224, 224), interpolation="bicubic", crop_pct=0.875)
+    assert torch.equal(preprocess(nn.Identity(), RAMP)[0], transform(Image.fromarray(RAMP)))
+
+
+def test_another_size_covers_and_crops():
+    """Linear ramps stay linear: output pixel i shows the source at (i + cut + ½) · scale − ½."""
+    y, x = np.mgrid[:160, :240]
+    ramps = np.dstack([x, y, x * 0]).astype(np.uint8)
+    seen = restore(model := model_with(crop_pct=0.8), preprocess(model, ramps, size=(40, 80)))[0].astype(float)
+    assert seen.shape == (40, 80, 3)
+    # covers 40/0.8 × 80/0.8 = 50 × 100 at scale 240/100, so 160/2.4 = 66.7 rows; 67 − 40 and 100 − 80 are cut off
+    assert_close(seen[..., 0], np.tile((np.arange(80) + 10 + 0.5) * 2.4 - 0.5, (40, 1)), 1)
+    assert_close(seen[..., 1], np.tile((np.arange(40) + 14 + 0.5)[:, None] * 160 / 67 - 0.5, (1, 80)), 1)
+
+
+def test_another_size_that_stands_upright():
+    halves = corners("ABAB", 200, 100)
+    model = model_with(crop_pct=1.0)
+    seen = restore(model, preprocess(model, halves, size=(56, 28)))[0]
+    assert (seen[:, :12] == RED).all() and (seen[:, 16:] == GREEN).all()
+
+
+def test_another_square_size_is_timms_as_well():
+    model = model_with(crop_pct=0.9)
+    transform = create_transform(**resolve_model_data_config(model) | {"input_size": (3, 96, 96)})
+    assert torch.equal(preprocess(model, RAMP, size=(96, 96))[0], transform(Image.fromarray(RAMP)))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3), ((0,) * 3, (1,) * 3)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_restore_inverts_preprocess(mean, std, dtype):
+    model = model_with(crop_pct=1.0, mean=mean, std=std)
+    levels = np.arange(64 * 64 * 3, dtype=np.int64).reshape(64, 64, 3).astype(np.uint8)
+    restored = restore(model, preprocess(model, levels).to(dtype).requires_grad_())
+    assert restored.shape == (1, 64, 64, 3) and restored.dtype == np.uint8
+    assert_close(restored[0].astype(int), levels, 1)
+    assert restore(model, torch.full((2, 3, 5, 7), 99.0)).min() == 255
+
+
+def test_models_of_one_channel_see_gray():
+    model = timm.create_model("test_vit", in_chans=1)
+    model.in_chans = 1  # timm writes this down since 1.0.25
+    config = resolve_model_data_config(model)
+    mean, std = np.mean(config["mean"]), np.mean(config["std"])
+    batch = preprocess(model, [np.full((200, 300), 99, np.uint8), flat((200, 100, 50), (200, 200))])
+    assert batch.shape == (2, 1, *config["input_size"][1:])
+    luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
+    for picture, level in zip(batch, (99, luma), strict=True):
+        assert_close(picture.numpy(), np.full(picture.shape, (level / 255 - mean) / std), 0.5 / 255 / std + 1e-6)
+    assert_close(restore(model, batch)[0].astype(int), np.full((*batch.shape[2:], 3), 99), 1)
+    mnist = model_with(input_size=(1, 28, 28), mean=(0.13,), std=(0.31,), crop_pct=1.0)
+    assert_close(preprocess(mnist, np.zeros((28, 28))).numpy(), np.full((1, 1, 28, 28), -0.13 / 0.31), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: preprocess(model_with(), []), "empty"),
+        (lambda: preprocess(model_with(), flat(RED, (1001, 10))), "1001 × 10"),
+        (lambda: preprocess(model_with(input_size=(4, 8, 8)), RAMP), "4"),
+        (lambda: preprocess(model_with(), RAMP, size=224), "224"),
+        (lambda: preprocess(model_with(), RAMP, size=(224, 0)), "(224, 0)"),
+        (lambda: preprocess(model_with(), RAMP, size=(3, 224, 224)), "(3, 224, 224)"),
+        (lambda: restore(model_with(), torch.zeros(3, 8, 8)), "(3, 8, 8)"),
+        (lambda: restore(model_with(), torch.zeros(1, 1, 8, 8)), "(1, 1, 8, 8)"),
+    ],
+)
+def test_preprocessing_refusals(call, words):
+    with pytest.raises(ImageError, match=re.escape(words)):
+        call()

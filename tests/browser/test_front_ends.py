@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from test_capture import unfused_maps
-from test_profiles import WIDE
+from test_images import WIDE
 
 from browser.fronts import MARKS, Front, assert_gone_and_back, chromium, move
 from vitlens import intervene, load_image, load_model, stream
@@ -431,13 +431,13 @@ def bad(tmp_path_factory):
         return file.getvalue()
 
     files = {
-        "text.png": (b"this is a text", "is a text file"),
+        "text.png": (b"this is a text", "no format"),
         "cut.png": (png(samples()["china"])[:50000], "incomplete or damaged"),
         "cut-large.png": (png(Image.fromarray(rng.integers(0, 255, (900, 900, 3), dtype=np.uint8)))[:2_000_000],
-                          "is incomplete"),
-        "empty.jpg": (b"", "is empty"),
-        "bomb.png": (png(Image.new("1", (30000, 30000))), "more pixels"),
-        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", "is an SVG drawing"),
+                          "incomplete or damaged"),
+        "empty.jpg": (b"", "no format"),
+        "bomb.png": (png(Image.new("1", (30000, 30000))), "exceeds limit"),
+        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", "no format"),
         "huge.jpg": (bytes(100 * 2**20), "(100.0 MB)"),
     }  # fmt: skip
     for name, (data, _) in files.items():
