@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import captured, checked, explaining, require_gradient, score
+from vitlens.attribution.forward import captured, checked, explaining, require_layers, score
 from vitlens.attribution.linear import held, held_fixed, leaf, product, refuse_apart, require_sum
 from vitlens.attribution.rows import attention_times_gradient
 from vitlens.attribution.target import Target, asked, bound, of_features
@@ -132,7 +132,7 @@ def apart(
 def _written(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Tensor, Attention]:
     """The contributions, (B, L, H, T) of each token through each head, and the capture."""
     found, attn, chosen = _read_directly(model, images, target, against, names)
-    require_gradient(model, chosen, [layer.gradient for layer in attn])
+    require_layers(model, chosen, attn)
     layers = []
     with torch.no_grad():
         for layer in attn:
@@ -169,6 +169,7 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
                 hooks.append((module.register_forward_hook, lambda _, args, out, at=where: leaf(out, leaves[at])))
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)
+        attn.cuts.clear()  # the hooks detach what layers read
         chosen = asked(model, output, target, against, names)
         also = [each for found in leaves.values() for each in found]
         *gradients, by_zeros = attn.differentiate(score(output, chosen, linear=True), also=[*also, zeros])
@@ -207,7 +208,7 @@ def lens(model: nn.Module, images: Tensor, layer: int = -1, *, tuned: TunedLens 
     """
     if not isinstance(tuned, TunedLens | None):
         raise ValueError(f"Expected a `TunedLens`, got {tuned!r}. `tune` makes one, and `TunedLens.load` opens one.")
-    model, images = checked(model, images, gradients=False)
+    model, images = checked(model, images)
     number = layer_number(len(family(transformer(model)).blocks), layer)
     with explaining(model, gradients=False):
         tokens = features(model, images)[0][number]

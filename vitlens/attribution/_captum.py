@@ -62,14 +62,13 @@ def per_image(
     *,
     against: object = None,
     names: Sequence[str] | None = None,
-    gradients: bool = False,
 ) -> Tensor:
-    """(B, rows, cols) from function(OneImage) → (1, P) of each image. gradients: whether it differentiates the model.
+    """(B, rows, cols) from function(OneImage) → (1, P) of each image.
 
     Images are taken one at a time: so a batch gives what its images give alone, and `internal_batch_size` alone bounds
     how many images are in one forward.
     """
-    model, images = checked(model, images, target, gradients=gradients)
+    model, images = checked(model, images, target)
     target, against = bound(model, target, against)
     features = of_features(target)
     captum()

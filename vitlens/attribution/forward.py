@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,20 @@ from torch.overrides import TorchFunctionMode
 from vitlens.attribution.target import Target, asked, bound, of_features
 from vitlens.models import require_classes
 from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.graph import Graph, require_gradients, tensors_of
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.interception import THREAD
-from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.interception import watching_graph
+from vitlens.recorder.recording import Attention, capture, cut_graph, no_gradient
 from vitlens.recorder.running import evaluating, require_images, run, switched_off, taking
-from vitlens.recorder.supported import attention_modules, family, found_in, known, model_name, transformer, unwrap
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    attention_modules,
+    family,
+    found_in,
+    known,
+    model_name,
+    transformer,
+    unwrap,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ def explained(
     """
     needs = set(needs)
     differentiable = needs & {"gradients", "readings", "inputs"}
-    model, images = checked(model, images, target, gradients=bool(differentiable))
+    model, images = checked(model, images, target)
     target, against = bound(model, target, against)
     features = of_features(target)
     inner = transformer(model)
@@ -91,7 +100,7 @@ def explained(
         if "gradients" in needs:
             captures["gradients"] = attn
             by_inputs = attn.differentiate(score(output, chosen), also=given)
-            require_gradient(model, chosen, [each.gradient for each in attn])
+            require_layers(model, chosen, attn)
         elif given:
             by_inputs = torch.autograd.grad(score(output, chosen), given)
         if given:
@@ -115,21 +124,17 @@ def _read(
             "logits than the one in it. Use another method, such as relevance or grad_cam."
         )
     readings.differentiate([score(each, chosen) for each in read], keep_graph=keep_graph)
-    require_gradient(model, chosen, [layer.gradient for layer in readings])
+    require_layers(model, chosen, readings)
     return readings
 
 
-def checked(
-    model: nn.Module, images: Tensor, target: object = None, *, gradients: bool = True
-) -> tuple[nn.Module, Tensor]:
+def checked(model: nn.Module, images: Tensor, target: object = None) -> tuple[nn.Module, Tensor]:
     """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
-    explained, or that has not what the target is about. gradients: also for a model that gradients do not pass."""
+    explained, or that has not what the target is about."""
     model = unwrap(model)
     attention_modules(transformer(model))
     require_said(model, target)
     require_images(images, model)
-    if gradients:
-        require_gradients(model)
     if next(model.parameters()).is_meta:
         raise ValueError(
             f"The weights of {model_name(model)} are on the meta device, where nothing is computed. Load it with its "
@@ -198,6 +203,8 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
             for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
                 modes.enter_context(mode)
             modes.enter_context(constants or Constants(model))
+            if constants is None:  # others may detach what they hold fixed
+                modes.enter_context(watching_graph(model, partial(_refuse_cut, model)))
         else:
             modes.enter_context(torch.no_grad())
         yield
@@ -217,6 +224,16 @@ def score(output: Tensor, chosen: Target, *, linear: bool = False) -> Tensor:
         return chosen.linear(output).sum()
     chosen.require_slope(output.detach())
     return chosen.score(output).sum()
+
+
+def _refuse_cut(model: nn.Module, where: str) -> None:
+    raise UnsupportedModelError(cut_graph(model_name(model), where))
+
+
+def require_layers(model: nn.Module, chosen: Target, attn: Attention) -> None:
+    """Raise ValueError if the gradient of an image is all zero in a layer: its map would look like a finding."""
+    for layer, image in (~attn.reached()).nonzero()[:1].tolist():
+        raise ValueError(no_gradient(model_name(model), chosen.called(image), layer))
 
 
 def require_gradient(model: nn.Module, chosen: Target, gradients: list[Tensor]) -> None:
@@ -272,14 +289,10 @@ class Constants(TorchFunctionMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.parameters = {id(p): p for p in model.parameters()}  # and no others': captum fits models of its own
-        self.graph = Graph(model, self.parameters, family(transformer(model)).enters)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = func(*map(self._constant, args), **{k: self._constant(value) for k, value in kwargs.items()})
-        if THREAD.watched is not self.graph.model:  # or a capture sees the same calls, and looks itself
-            self.graph.look(func, tensors_of(args, kwargs), result)
-        return result
+        return func(*map(self._constant, args), **{k: self._constant(value) for k, value in kwargs.items()})
 
     def _constant(self, value):
         if type(value) in (list, tuple):

@@ -116,8 +116,8 @@ class Method:
         if self.needs in ("pixels", "patches"):
             from vitlens.attribution._captum import per_image
 
-            function, gradients = partial(self.loaded, **options), self.needs == "pixels"
-            return per_image(function, model, images, target, against=against, names=names, gradients=gradients)
+            function = partial(self.loaded, **options)
+            return per_image(function, model, images, target, against=against, names=names)
         from vitlens.attribution.forward import explained
 
         layer = options.get("layer", -1) if self.needs == "inputs" else -1

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlens.recorder.graph import Graph, tensors_of
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.multihead import MULTIHEAD, opened, spelled_out
 from vitlens.recorder.supported import family, refuse
@@ -31,8 +30,6 @@ class _Thread(threading.local):
         """Those of `vitlens.intervene`, the outermost first."""
         self.alone: TorchFunctionMode | None = None
         """The interception that alone sees the forwards run at the moment."""
-        self.watched: nn.Module | None = None
-        """The model whose graph a capture looks at."""
 
 
 THREAD = _Thread()
@@ -48,14 +45,44 @@ def alone(interception: TorchFunctionMode) -> Iterator[None]:
         THREAD.alone = before
 
 
+def tensors_of(values: object) -> list[Tensor]:
+    """All tensors among values, including those in lists, tuples and dictionaries."""
+    if isinstance(values, Tensor):
+        return [values]
+    inside = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    return [tensor for value in inside for tensor in tensors_of(value)]
+
+
+@contextlib.contextmanager
+def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
+    """In this block, call `report` with the name of every module of the model, run by this thread, whose input requires
+    gradients while its output does not: by no_grad, detach or quantized weights. Autograd would return the gradients of
+    another function."""
+    names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
+
+    def look(module: nn.Module, args: tuple, output: object) -> None:
+        if threading.get_ident() != thread or module not in names:
+            return
+        with torch._C.DisableTorchFunction():
+            outputs = [t for t in tensors_of(output) if t.is_floating_point()]
+            lost = outputs and not any(t.requires_grad for t in outputs) or ".quantized" in type(module).__module__
+            given = [t for t in tensors_of(args) if not isinstance(t, nn.Parameter)]
+            if lost and any(t.requires_grad for t in given):
+                report(names[module] or type(module).__name__)
+
+    hook = nn.modules.module.register_module_forward_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class Interception(TorchFunctionMode):
     """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image.
 
     A subclass says in `attend` what becomes of a call of fused attention: (layer, call, name), the function and its
     arguments; what it returns goes on into the model. grid: known from before, for a model that is run from a block on.
     """
-
-    graph: Graph | None = None
 
     def __init__(self, model: nn.Module, modules: list, grid: TokenGrid | None = None):
         super().__init__()
@@ -84,7 +111,7 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention or func is spelled_out:
             return self._attention(func, *args, **kwargs)
-        tensors = tensors_of(args, kwargs)
+        tensors = tensors_of([*args, *kwargs.values()])
         for tensor in tensors:
             if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter):
                 self.layer = self.owner.get(id(tensor))  # one of another model, which runs in between, ends the layer
@@ -93,8 +120,6 @@ class Interception(TorchFunctionMode):
                 self._look_for_image(tensors, args[0] if args else None)
         within = func is MULTIHEAD and self.layer is not None
         result = opened(self._attention, *args, **kwargs) if within else func(*args, **kwargs)
-        if self.graph is not None:
-            self.graph.look(func, tensors, result)
         if func is F.pad and self.pads and not self.begun:
             self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
         return result

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.graph import Graph, require_gradients
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.interception import POOL, THREAD, Interception
+from vitlens.recorder.interception import POOL, THREAD, Interception, watching_graph
 from vitlens.recorder.layer import Layer, all_heads, joined
 from vitlens.recorder.running import uncompiled
 from vitlens.recorder.supported import (
@@ -38,7 +37,8 @@ from vitlens.recorder.supported import (
 class Attention(Sequence):
     """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
 
-    gated: attention outputs pass a learned gate afterwards, which the maps do not include.
+    gated: attention outputs pass a learned gate afterwards, which the maps do not include. cuts: modules and layers in
+    which the forward left autograd's graph, which `differentiate` refuses.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
@@ -47,6 +47,8 @@ class Attention(Sequence):
         self.grid: TokenGrid | None = None
         self.pool: Layer | None = None
         self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
+        self.cuts: list[str] = []
+        self._replaced: set[int] = set()
 
     @property
     def complete(self) -> bool:
@@ -74,8 +76,9 @@ class Attention(Sequence):
         score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
         as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients of the
         last number are returned. keep_graph: keep the graph for another score of a `twin`; by default it is freed, so
-        this can be done once. Raises ValueError for what is no such score, and RuntimeError for a score that autograd
-        cannot trace back to the attention.
+        this can be done once. Raises ValueError for what is no such score and for a layer whose gradient is missing or
+        all zero, UnsupportedModelError for a forward that left autograd's graph on the way, and RuntimeError for a
+        score that autograd cannot trace back to the attention.
         """
         each = isinstance(score, Sequence)
         scores = list(score) if each else [score]
@@ -92,6 +95,8 @@ class Attention(Sequence):
                 f"The score does not lead back to the attention of {self.model_name}. Run the model with autograd on, "
                 "inside `with capture(model, gradients=True) as attn:`, and differentiate what it returned, once."
             )
+        if self.cuts:
+            raise UnsupportedModelError(cut_graph(self.model_name, self.cuts[0]))
         for number, group in zip(scores, groups, strict=True):
             found = [call for calls in group for call in calls]
             pool = [self.pool] if self.pool is not None and len(groups) == 1 else []
@@ -106,7 +111,14 @@ class Attention(Sequence):
             for calls in group:
                 calls[:] = [next(done) for _ in calls]
             self.pool = next(done, self.pool)
+        for number in (~self.reached().any(1)).nonzero()[:1].flatten().tolist():
+            raise ValueError(no_gradient(self.model_name, "the score", number))
         return list(gradients[len(outputs) :])
+
+    def reached(self) -> Tensor:
+        """(L, B) False where a layer's gradient is all zero for an image. Layers with heads off count as reached."""
+        pairs = [(number in self._replaced, layer.gradient) for number, layer in enumerate(self)]
+        return torch.stack([gradient.flatten(1).any(1) | replaced for replaced, gradient in pairs])
 
     def twin(self) -> Attention:
         """The same layers once more, to be differentiated by another score."""
@@ -119,6 +131,23 @@ class Attention(Sequence):
         return f"Attention({self.model_name}, {len(self)} layers, {state})"
 
 
+def cut_graph(model: str, where: str) -> str:
+    """Message for a forward that left autograd's graph in a module or layer."""
+    return (
+        f"Autograd's graph of {model} is cut in {where} (no_grad, detach or quantized weights), so gradients would be "
+        "those of another function. Let the whole forward be part of the graph, or use a method without gradients."
+    )
+
+
+def no_gradient(model: str, score: str, layer: int) -> str:
+    """Message for a layer whose gradient is missing or all zero."""
+    return (
+        f"No gradient of {score} reaches the attention of layer {layer} of {model}, so its map would be blank. The "
+        "weights of the head or of the layer's projection are zero, as before training, or autograd's graph is cut on "
+        "the way (no_grad, detach). Use trained weights, or a method without gradients, such as occlusion."
+    )
+
+
 @contextlib.contextmanager
 def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
     """Record the attention of one forward of a Vision Transformer.
@@ -129,7 +158,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
 
     values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
     graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
-    first of the outputs, and a graph that is cut inside of the model is refused (`recorder.graph`). Raises
+    first of the outputs, and `differentiate` refuses a graph that is cut inside of the model. Raises
     UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (`recorder.supported`), and for a
     second forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads
     at once, each with its own block. Kept are q and k, so memory is linear in the tokens, except for models with dense
@@ -139,8 +168,6 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     modules = attention_modules(model)
     attn = Attention(model, modules)
     refuse_chance(model)
-    if gradients:
-        require_gradients(model)
     threads = set()
     with (
         modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
@@ -152,8 +179,8 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.callback(hook.remove)
         for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
             above.enter_context(intervention)
-        before, THREAD.watched = THREAD.watched, model if gradients else THREAD.watched
-        above.callback(setattr, THREAD, "watched", before)
+        if gradients:
+            above.enter_context(watching_graph(model, attn.cuts.append))
         yield attn
     if not attn.complete:
         elsewhere = "it was run in another thread; open the capture in the thread that runs the model"
@@ -170,7 +197,6 @@ class _Recorder(Interception):
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
-        self.graph = Graph(model, self.parameters, self.family.enters) if gradients else None
 
     def check(self, index: int, call: int, *arguments) -> None:
         seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
@@ -185,9 +211,12 @@ class _Recorder(Interception):
         index, call, name = where
         self.begun = True
         output = func(query, key, value, mask, **kwargs)
-        if self.graph is not None:
-            self.graph.look(func, [query, key, value], output, name)
-            output.requires_grad_()
+        if self.gradients and not output.requires_grad:
+            if index != 0:
+                self.attn.cuts.append(f"the attention of layer {index}")
+            output.requires_grad_()  # the graph of a frozen model begins at its first layer
+        if any(place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places):
+            self.attn._replaced.add(index)
         with torch._C.DisableTorchFunction():
             layer = self._layer(name, query, key, value, mask, kwargs.get("scale"), output)
         if index == POOL:
