@@ -40,25 +40,14 @@ def models(
 
 
 def table(
-    results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.")],
-    systems: Annotated[
-        list[str] | None,
-        typer.Option("--as", metavar="NAME=MODEL,MODEL", help="Put the results of several models into one column."),
-    ] = None,
+    results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.", exists=True)],
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     from vitlens import paper
     from vitlens.paper import records
 
     found = [record for path in results for record in records.read(path)]
-    named: dict[str, list[str]] = {}
-    for each in systems or ():
-        name, equals, models = (part.strip() for part in each.partition("="))
-        parts = [model.strip() for model in models.split(",") if model.strip()]
-        if not (name and equals and parts):
-            raise ValueError(f"Expected --as NAME=MODEL,MODEL, such as --as mine=small,small-384, got {each!r}.")
-        named.setdefault(name, []).extend(parts)
     tables = [paper.table_2, paper.table_5]
     if any((paper.row_of(record) or "").startswith("VTAB") for record in found):
         tables.append(paper.table_9)
-    print("\n\n".join(table(found, named) for table in tables))
+    print("\n\n".join(table(found) for table in tables))

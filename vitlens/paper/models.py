@@ -124,23 +124,14 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
 
 
 def matching(text: str) -> list[Model]:
-    """The models whose name has `text` in it: the paper's, timm's, or one that people write, whatever divides its parts
-    ("BiT-L", "ViT-Base", "vit_b_16", "ResNet50", "noisy student", "hybrid")."""
-    found = [
+    """The models with `text` in one of their names: the paper's, timm's, the kind or the source of the weights."""
+    return [
         model
         for model in MODELS.values()
-        if any(text.lower() in name.lower() for name in (model.name, model.timm, *(w.timm for w in model.weights)))
-    ]
-    wanted = _plain(text)
-    return found or [m for m in MODELS.values() if wanted and any(wanted in _plain(name) for name in _spoken(m))]
-
-
-def _spoken(model: Model) -> list[str]:
-    sizes = {"B/": "Base/", "L/": "Large/", "H/": "Huge/"}
-    long = next((model.name.replace(short, size) for short, size in sizes.items() if short in model.name), model.name)
-    names = [model.name, long, long.replace("R50+", "ResNet50 + "), model.name.replace("R50+", "R50x1+"), model.kind]
-    names += [f"ResNet{model.name[1:]}", f"BiT {model.name}", "BiT ResNet"] if model.kind == "ResNet" else []
-    return [*names, *CALLED.get(model.name, ()), *(weights.source for weights in model.weights)]
+        for names in [(model.name, model.timm, model.kind, *CALLED.get(model.name, ()),
+                       *(name for w in model.weights for name in (w.timm, w.source)))]
+        if any(_plain(text) in _plain(name) for name in names)
+    ]  # fmt: skip
 
 
 def _plain(text: str) -> str:

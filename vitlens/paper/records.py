@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import get_type_hints
 
 from vitlens.data import files
 
@@ -32,7 +31,7 @@ class Record:
     versions: dict[str, str]
     """Of the packages."""
     damaged: int = 0
-    """Images that were left out as they could not be decoded; for fine-tuning only those of the test split."""
+    """Images left out because they could not be decoded; for fine-tuning only those of the test split."""
     command: str = ""
     weights: str = ""
     """The first digits of the SHA-256 of the model's weights."""
@@ -46,13 +45,13 @@ class Record:
     recipe: str | None = None
     """Of fine-tuning: the recipe and the changes to it, unless it is the data's own, unchanged."""
     note: str | None = None
-    """Caveats of the number: how classes were matched, which classes are missing, what the interval covers."""
+    """Caveats: how classes were matched, which classes are missing, what the interval covers."""
 
     @property
     def key(self) -> tuple:
-        """What makes two records measurements of the same thing."""
-        what = self.model, self.weights, self.data, self.place, self.protocol, self.metric
-        return *what, self.shots, self.neighbors, self.recipe
+        """Fields that are equal in two measurements of the same thing."""
+        return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
+                self.neighbors, self.recipe)  # fmt: skip
 
     @property
     def manner(self) -> str:
@@ -68,20 +67,16 @@ class Record:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-TYPES = get_type_hints(Record) | dict.fromkeys(("value", "low", "high"), int | float) | {"versions": dict}
-"""What a file must have in each field: JSON writes 84.0 as 84."""
-
-
 def read(path: str | Path) -> list[Record]:
     """The results in a JSON file: an object with the fields of `Record`, or a list of such; more fields are ignored.
 
-    Raises ValueError for a file that is something else, or numbers that are no percentages, and OSError.
+    Raises ValueError for another file, or numbers that are not percentages, and OSError.
     """
     return [record for record, _ in _entries(path)]
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
-    """Put records into a JSON file, a list of objects; those in it that measure the same are replaced.
+    """Add records to a JSON file, a list of objects; those in it that measure the same are replaced.
 
     Raises ValueError if the file holds anything else.
     """
@@ -95,50 +90,32 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 def table(records: Sequence[Record]) -> str:
     """The records as a text table (data, protocol, metric, value with interval, images), followed by their notes."""
-    rows = [("data", "protocol", "metric", "value [95 %]", "images")]
-    for r in records:
-        count = f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else "")
-        rows.append((r.data, r.manner, r.metric, r.cell, count))
-    return "\n".join([*aligned(rows), *dict.fromkeys(r.note for r in records if r.note)])
+    from pandas import DataFrame
 
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, each column as wide as its longest cell; rows may be short."""
-    width = max(map(len, rows))
-    cells = [[*row, *[""] * (width - len(row))] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(width)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    rows = [
+        (r.data, r.manner, r.metric, r.cell, f"{r.images:,}" + (f", {r.damaged:,} damaged" if r.damaged else ""))
+        for r in records
+    ]
+    frame = DataFrame(rows, columns=["data", "protocol", "metric", "value [95 %]", "images"])
+    notes = dict.fromkeys(r.note for r in records if r.note)
+    return "\n".join([frame.to_string(index=False), *notes])
 
 
 def _entries(path: str | Path) -> list[tuple[Record, dict]]:
     """The records of a file, each with the object that it was read from."""
+    required = [field.name for field in fields(Record) if field.default is MISSING]
+    known = [field.name for field in fields(Record)]
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a file of results: it cannot be read as JSON ({error}).") from error
-    return [(_record(each, path), each) for each in (found if isinstance(found, list) else [found])]
-
-
-def _record(entry: object, path: str | Path) -> Record:
-    """The record in an object of a file. Raises ValueError where something is missing or of another type."""
-    required = [each.name for each in fields(Record) if each.default is MISSING]
-    missing = [name for name in required if not isinstance(entry, dict) or name not in entry]
-    if missing:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = entries if isinstance(entries, list) else [entries]
+        records = [Record(**{name: entry[name] for name in known if name in entry or name in required})
+                   for entry in entries]  # fmt: skip
+        for record in records:
+            if not 0 <= record.low <= record.value <= record.high <= 100 or record.images < 1:  # NaN fails too
+                raise ValueError(f"{record} is not a percentage within its interval")
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is not a file of results: a result has {', '.join(required)}, but {', '.join(missing)} is "
-            "missing. `vitlens evaluate --out` writes such files; name another, or remove this one."
-        )
-    record = Record(**{each.name: entry[each.name] for each in fields(Record) if each.name in entry})
-    for name, kind in TYPES.items():
-        value = getattr(record, name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            wanted = getattr(kind, "__name__", kind)
-            raise ValueError(f"{path} has a result on {record.data} with {name} = {value!r}; expected {wanted}.")
-    if record.images < 1:
-        raise ValueError(f"{path} has a result on {record.data} with images = {record.images}; expected 1 or more.")
-    if not 0 <= record.low <= record.value <= record.high <= 100:  # nor is NaN
-        raise ValueError(
-            f"A result has 0 ≤ low ≤ value ≤ high ≤ 100, in per cent, but {path} has {record.low}, {record.value} and "
-            f"{record.high} for {record.model} on {record.data}."
-        )
-    return record
+            f"{path} is not a file of results as `vitlens evaluate --out` writes it, a list of objects with "
+            f"{', '.join(required)} ({type(error).__name__}: {error})."
+        ) from error
+    return list(zip(records, entries, strict=True))
