@@ -4,12 +4,15 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import torch
+from torch import Tensor, nn
 
+from vitlens.evaluate.classes import class_numbers
+from vitlens.evaluate.reading import normalized_for, opened
 from vitlens.train.runs import hardware, versions
 
 SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
@@ -45,6 +48,19 @@ def sentence(command: str) -> str:
 def rounded(row: Mapping, to) -> dict:
     """A row whose floats are written shorter."""
     return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of validation images, as the model takes them, with the numbers of its classes.
+
+    The images from `start` to `stop` of an order that is shuffled by seed 0; damaged ones are left out.
+    """
+    images = opened(model, data, "whole")
+    numbers = class_numbers(model, images.class_names)
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[start:stop].split(batch)
+    for row, (pixels, labels) in zip(rows, images.batches(rows), strict=True):
+        sound = ~images.stand_ins()[row]
+        yield normalized_for(model, pixels[sound]), numbers[labels[sound]]
 
 
 def write(path: Path | str, rows: Iterable[Mapping], note: str = "", digits: int | None = None) -> None:

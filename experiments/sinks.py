@@ -2,79 +2,138 @@
 
     python -m experiments.sinks --data tiny-imagenet --out data/results/sinks.csv
 
-A row for each model and layer, means over --images validation images, each with the half width of its 95 % interval
-(Student's t over images): norm of the median patch and of the class token; the largest ratio of a patch's norm to that
-median; the share of patches above twice and above three times it (`vitlens.tokens.sinks`), in per cent; how many of
-those above twice lie at the border, beside the share of border patches that any grid has. Then the share of the layer's
-attention that goes to the class token, to all registers, to the patch that gets most, to the patches that were above
-twice the median before the layer, and what an even share would be for as many of them. Controls: the model from
-scratch, and the first one with random weights, which sees fewer images.
+Large models keep information on the whole image in a few patches of the background, whose norms are several times as
+large as the rest (Darcet et al. 2024, "Vision Transformers Need Registers"), and which receive much attention.
+
+A row for each model and layer: means over --images validation images, each with the half width of its 95 % interval
+(Student's t over images). Norm of the median patch and of the class token; the largest ratio of a patch's norm to that
+median; the share of patches above twice and above three times it, in per cent; the share of those above twice that lie
+at the border, beside the share of border patches of any grid. Then the share of the layer's attention that goes to the
+class token, to all registers, to the patch that receives most, to the patches that were above twice the median before
+the layer, and that of uniform attention for as many. Controls: the model trained from scratch, and the first one with
+random weights, on --control images.
+
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import rounded, write
-from experiments.specimens import arguments, note, specimens
-from vitlens import tokens
+from experiments.results import SPECIMEN, about, command, labeled, parser, write
+from vitlens import TokenGrid, attention, capture, load_model, tokens
 from vitlens.evaluate import student
-from vitlens.tokens.sinks import median
 
-LOW = 2.0
+TIMES = 3.0
+"""Norm of an outlier, as a multiple of the median norm of its image's patches."""
+MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
 
 
-def looked_at(model, batches) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Sinks:
+    """Norms of the tokens after every layer and the attention that they receive in it.
+
+    norms: (B, L, T). received: (B, L, P) share of a layer's attention that goes to each patch, the mean over heads and
+    all queries. prefix: (B, L, R) share that goes to each prefix token; all shares sum to 1. grid: of the patches.
+    """
+
+    norms: Tensor
+    received: Tensor
+    prefix: Tensor
+    grid: TokenGrid
+
+    @property
+    def ratios(self) -> Tensor:
+        """(B, L, P) norm of each patch over the median of the patches of its image and layer."""
+        return ratios(self.norms[..., self.grid.prefix :])
+
+    def outliers(self, times: float = TIMES) -> Tensor:
+        """(B, L, P) bool, `outliers` after every layer."""
+        return self.ratios > times
+
+
+@torch.no_grad()
+def sinks(model: nn.Module, images: Tensor) -> Sinks:
+    """The `Sinks` of images (B, C, height, width) from one forward. Raises what `capture` raises."""
+    with capture(model) as attn:
+        layers, _ = tokens.features(model, images)
+    prefix, patches = attention.received(attn, prefix=True).mean(2).split([attn.grid.prefix, attn.grid.patches], -1)
+    return Sinks(torch.stack([tokens.norms(layer) for layer in layers], 1), patches, prefix, attn.grid)
+
+
+def ratios(norms: Tensor) -> Tensor:
+    """(…, P) norms of patches over the median of each image."""
+    return norms / tokens.median(norms)[..., None].clamp_min(torch.finfo(norms.dtype).tiny)
+
+
+def outliers(norms: Tensor, times: float = TIMES) -> Tensor:
+    """(…, P) bool: patches whose norm is more than `times` the median of the norms (…, P) of their image.
+
+    Independent of the model's scale; Darcet et al. take a norm of 150 in DINOv2-g, where the others are around 50.
+    """
+    return ratios(norms) > times
+
+
+def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """(N, L) of each quantity."""
-    found = []
+    parts = []
     for images, _ in tqdm(batches, unit="batch", disable=None):
-        seen = tokens.sinks(model, images)
-        patches, twice, border = seen.norms[..., seen.grid.prefix :], seen.outliers(LOW), seen.grid.border()
+        seen = sinks(model, images)
+        patches, twice, border = seen.norms[..., seen.grid.prefix :], seen.outliers(2.0), seen.grid.border()
         count, entering = twice.sum(-1), torch.zeros_like(twice)
         entering[:, 1:] = twice[:, :-1]
-        found.append({
-            "median_norm": median(patches),
+        parts.append({
+            "median_norm": tokens.median(patches),
             "class_norm": seen.norms[..., 0],
             "largest_ratio": seen.ratios.amax(-1),
             "above_twice": 100 * twice.double().mean(-1),
             "above_three_times": 100 * seen.outliers().double().mean(-1),
-            "at_border": 100 * (twice & border).sum(-1) / count,
+            "at_border": 100 * (twice & border).sum(-1) / count,  # NaN for an image without an outlier
             "to_class": 100 * seen.prefix[..., 0],
             "to_registers": 100 * seen.prefix[..., 1:].sum(-1),
             "to_largest": 100 * seen.received.amax(-1),
             "to_above_twice": 100 * (seen.received * entering).sum(-1),
             "even_share": 100 * entering.sum(-1) / seen.grid.tokens,
         })  # fmt: skip
-    return {name: torch.cat([each[name] for each in found]).double() for name in found[0]}
+    return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
-def rows(title: str, model, batches) -> list[dict]:
-    found, result = looked_at(model, batches), []
-    border = 100 * model_border(model)
+def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[dict]:
+    """A row for each layer of a model."""
+    quantities, result = looked_at(model, batches), []
+    height, width = model.patch_embed.grid_size
     for layer in range(len(model.blocks)):
-        row = {"model": title, "layer": layer, "images": len(found["median_norm"])}
-        for name, values in found.items():
-            known = values[:, layer][values[:, layer].isfinite()]  # an image without an outlier has none at the border
-            row |= {
-                name: known.mean().item() if len(known) else "",
-                f"{name}_95": student(known.numpy()) if len(known) > 1 else "",
-            }
-        result.append(row | {"border_patches": border})
+        row = {"model": title, "layer": layer, "images": len(quantities["median_norm"])}
+        for name, values in quantities.items():
+            known = values[:, layer][values[:, layer].isfinite()]
+            row[name] = known.mean().item() if len(known) else ""
+            row[f"{name}_95"] = student(known.numpy()) if len(known) > 1 else ""
+        result.append(row | {"border_patches": 100 * (1 - (height - 2) * (width - 2) / (height * width))})
     return result
 
 
-def model_border(model) -> float:
-    """The share of patches that lie at the border."""
-    rows, cols = model.patch_embed.grid_size
-    return 1 - (rows - 2) * (cols - 2) / (rows * cols)
-
-
-def main() -> None:
-    options, table = arguments(__doc__).parse_args(), []
-    for title, model, batches, _ in specimens(options):
-        table += rows(title, model, batches)
-    write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in table], note("sinks.py", options))
-    for row in table:
-        print(*row.values())
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, data=True)
+    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+    options.add_argument("--images", type=int, default=2000)
+    options.add_argument("--control", type=int, default=500, help="images for the untrained model")
+    options = options.parse_args(arguments)
+    table, how = [], about(command("experiments.sinks", arguments))
+    for name in options.models:
+        path = Path(name)
+        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
+        variants = {title: (load_model(name), options.images)}
+        if name == options.models[0]:
+            torch.manual_seed(0)
+            variants[f"{title}, untrained"] = load_model(name, pretrained=False), options.control
+        for variant, (model, images) in variants.items():
+            batches = labeled(model, options.data, 0, 6 if options.tiny else images)
+            table += [row | how for row in rows(variant, model, batches)]
+    write(options.out, table, digits=4)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from vitlens.evaluate import change_under
 from vitlens.images import samples
 from vitlens.models import built_size, class_count, preprocess, restore
 from vitlens.recorder.running import run
-from vitlens.recorder.supported import UnsupportedModelError, family
+from vitlens.recorder.supported import family
 from vitlens.recorder.supported.opening import LIBRARIES
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
@@ -100,16 +100,12 @@ def test_the_stream_is_read(name):
 
 @each
 def test_the_rest_works_or_says_why_not(name):
-    """What the other tests do not call. Only timm's models get registers at test time."""
+    """What the other tests do not call."""
     model = small(name)
     images, about = sized(model, 32, 32), family(model)
     target = 2 if about.classes else attribution.like(sized(model, 32, 32, batch=1, seed=5))
     assert widgets.heads(model).frame["panels"] and widgets.compare(model).frame["panels"]
     assert widgets.positions(model).frame["panels"]
-    patches = about.grid(images.shape[-2:]).patches
-    assert vitlens.tokens.sinks(model, images).outliers(times=1.5).shape == (2, len(about.blocks), patches)
-    with pytest.raises(UnsupportedModelError, match="timm's plain"):
-        vitlens.tokens.register_neurons(model, images, count=2, times=1.1)
     maps = attribution.grad_cam(model, images, target)
     found = faithfulness.curves(model, images, maps, target)
     assert found.deletion[..., 0].isfinite().all() and not torch.equal(found.deletion, found.insertion)

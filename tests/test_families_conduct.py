@@ -285,7 +285,7 @@ BY_THE_MODEL = [positions.table, positions.similarity, filters.kernels, filters.
 BY_BATCHES = [stream.tune, attention.mean_over]
 BY_IMAGES = [
     *attribution.METHODS.values(), models.preprocess, models.restore, models.top_classes, stream.contributions,
-    stream.direct, stream.lens, tokens.features, tokens.sinks, tokens.register_neurons,
+    stream.direct, stream.lens, tokens.features,
 ]  # fmt: skip
 
 

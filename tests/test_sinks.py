@@ -5,8 +5,9 @@ import pytest
 import timm
 import torch
 
-from vitlens import UnsupportedModelError, attention, capture, tokens
-from vitlens.tokens.sinks import ratios
+from experiments.registers import register_neurons, roughness, with_register
+from experiments.sinks import outliers, ratios, sinks
+from vitlens import attention, capture, tokens
 
 NEURON = (1, 40)  # layer and hidden unit that makes the planted outliers
 
@@ -45,7 +46,7 @@ def pictures():
 @pytest.mark.parametrize("registers", [0, 4])
 def test_the_norms_and_what_is_received_are_those_of_the_blocks(registers):
     model, x = small(reg_tokens=registers), torch.randn(2, 3, 64, 64)
-    found = tokens.sinks(model, x)
+    found = sinks(model, x)
     seen = []
     for block in model.blocks:
         block.register_forward_hook(lambda _, __, output: seen.append(output))
@@ -60,13 +61,13 @@ def test_the_norms_and_what_is_received_are_those_of_the_blocks(registers):
 
 def test_an_outlier_is_several_times_the_median():
     lengths = torch.tensor([[1.0, 1, 1, 2.9, 3.1], [10, 10, 10, 10, 10]])
-    assert tokens.outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
-    assert tokens.outliers(lengths, 2).sum() == 2
+    assert outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
+    assert outliers(lengths, 2).sum() == 2
     even = torch.rand(4, 3, 16, generator=torch.Generator().manual_seed(0))
     expected = even.numpy() / np.median(even.numpy(), -1, keepdims=True)
     np.testing.assert_allclose(ratios(even), expected, rtol=1e-6)
-    assert tokens.outliers(torch.tensor([1.0, 1, 2, 5])).tolist() == [False, False, False, True]  # the median is 1.5
-    assert not tokens.outliers(torch.tensor([1.0, 1, 2, 4.4])).any()
+    assert outliers(torch.tensor([1.0, 1, 2, 5])).tolist() == [False, False, False, True]  # the median is 1.5
+    assert not outliers(torch.tensor([1.0, 1, 2, 4.4])).any()
 
 
 def test_a_map_is_rough_where_neighbors_differ():
@@ -77,29 +78,27 @@ def test_a_map_is_rough_where_neighbors_differ():
     maps = torch.stack([board, rows.expand(10, 10), spike])
     # a step of 1 beside a variance of n/(n − 1)/4; half of the steps 1, (10² − 1)/12; 4 of 180 steps, (1 − 1/n)/n
     expected = torch.tensor([0.5 / (100 / 99 / 4), 0.25 / (99 / 12 * 100 / 99), 4 / 180 / 2 * 100])
-    torch.testing.assert_close(tokens.roughness(maps), expected)
-    torch.testing.assert_close(tokens.roughness(5 - 3 * maps), expected)
+    torch.testing.assert_close(roughness(maps), expected)
+    torch.testing.assert_close(roughness(5 - 3 * maps), expected)
     noise = torch.randn(400, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert abs(tokens.roughness(noise).mean() - 1) < 0.03 and tokens.roughness(torch.ones(2, 2)).isnan()
-    with pytest.raises(ValueError, match=r"maps \(…, rows, cols\) .*got \(7,\)"):
-        tokens.roughness(torch.ones(7))
+    assert abs(roughness(noise).mean() - 1) < 0.03 and roughness(torch.ones(2, 2)).isnan()
 
 
 def test_the_planted_neuron_is_found_and_its_patches():
     model, x = planted(), pictures()
-    seen = tokens.sinks(model, x)
+    seen = sinks(model, x)
     expected = torch.zeros(3, 16, dtype=torch.bool)
     expected[:, [0, 5]] = True
     assert not seen.outliers()[:, 0].any()
     assert torch.equal(seen.outliers()[:, 1], expected)
-    assert tokens.register_neurons(model, x, 1) == {NEURON[0]: [NEURON[1]]}
+    assert register_neurons(model, x, 1) == {NEURON[0]: [NEURON[1]]}
 
 
 @pytest.mark.parametrize("more", [{}, {"no_embed_class": True}, {"reg_tokens": 2}, {"global_pool": "avg"}])
 def test_a_register_takes_over_as_by_hand(more):
     model, x = planted(**more), pictures()
     layer, neuron = NEURON
-    other = tokens.with_register(model, {layer: [neuron]})
+    other = with_register(model, {layer: [neuron]})
     prefix = model.num_prefix_tokens
 
     with torch.no_grad():  # the blocks by hand, with a token of zeros behind the prefix
@@ -121,7 +120,7 @@ def test_a_register_takes_over_as_by_hand(more):
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.stack(found), torch.stack(layers), rtol=1e-9, atol=1e-9)
 
-    before, after = tokens.sinks(model, x), tokens.sinks(other, x)
+    before, after = sinks(model, x), sinks(other, x)
     bulk = before.norms[..., prefix:][~before.outliers()].max()
     assert before.outliers()[:, layer:].any(-1).all() and not after.outliers().any()
     assert after.norms[:, layer, prefix + 1 :].max() < 1.2 * bulk < after.norms[:, layer, prefix].min()
@@ -132,26 +131,13 @@ def test_the_model_itself_stays_as_it_was():
     model, x = planted(), pictures()
     before = model(x)
     names = list(model.state_dict())
-    tokens.with_register(model, {1: [40], 2: [0, 3]})
+    with_register(model, {1: [40], 2: [0, 3]})
     assert torch.equal(model(x), before) and list(model.state_dict()) == names and model.num_prefix_tokens == 1
 
 
-def test_wrong_use_is_said_in_a_sentence():
-    model, x = small(), torch.randn(2, 3, 64, 64)
+def test_no_outlier_and_pooled_prefix_raise():
     with pytest.raises(ValueError, match=r"above 3 times the median .*: 1\.\d\d times.* nothing to take over"):
-        tokens.register_neurons(model, x)
-    with pytest.raises(IndexError, match="no neuron 999 in layer 1 of .* has 192"):
-        tokens.with_register(model, {1: [3, 999]})
-    with pytest.raises(IndexError, match="no layer 4: .* has 4 of them"):
-        tokens.with_register(model, {4: [3]})
-    with pytest.raises(UnsupportedModelError, match="plain Vision Transformers only"):
-        tokens.with_register(small("beit_base_patch16_224"), {})
-    with pytest.raises(UnsupportedModelError, match="head reads all prefix tokens"):
-        tokens.with_register(small(global_pool="avg", pool_include_prefix=True), {})
-    with pytest.raises(ValueError, match="count"):
-        tokens.register_neurons(model, x, 0)
-    with pytest.raises(IndexError, match="4 layers.* layer 9"):
-        tokens.register_neurons(model, x, layer=9)
-    with pytest.raises(ValueError, match="whole number.*got 1.5"):
-        tokens.register_neurons(model, x, layer=1.5)
-    assert tokens.register_neurons(planted(), pictures(), 1, layer=-3) == {NEURON[0]: [NEURON[1]]}
+        register_neurons(small(), torch.randn(2, 3, 64, 64))
+    with pytest.raises(ValueError, match="head reads all prefix tokens"):
+        with_register(small(global_pool="avg", pool_include_prefix=True), {})
+    assert register_neurons(planted(), pictures(), 1, layer=1) == {NEURON[0]: [NEURON[1]]}

@@ -49,3 +49,8 @@ def norms(tokens: Tensor) -> Tensor:
     Some large models store global information in a few background patches, whose norms are several times as large
     (Darcet et al. 2024, "Vision Transformers Need Registers")."""
     return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+
+
+def median(values: Tensor) -> Tensor:
+    """(…) medians of values (…, P); for an even P the mean of the two in the middle, where PyTorch takes the lower."""
+    return (values.median(-1).values - (-values).median(-1).values) / 2
