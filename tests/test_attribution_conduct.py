@@ -1,41 +1,132 @@
-"""How class-specific maps are asked for, what they refuse, and that they leave everything as they found it."""
+"""Targets and the registry of methods, what maps refuse, and that they leave everything as they found it."""
 
 import copy
+import inspect
+import subprocess
+import sys
 import threading
-from collections import Counter
 
 import numpy as np
-import pytest
 import timm
 import torch
 from maps_support import left_as_found, refuses
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlens import UnsupportedModelError, attribution, capture
 from vitlens.attribution import (
+    METHODS,
+    Method,
     attention_gradient,
     balanced_gradients,
     direct,
+    explained,
     feature_ablation,
     grad_cam,
     gradient_rollout,
     gradient_shap,
+    input_x_gradient,
     integrated_gradients,
     kernel_shap,
     legrad,
+    methods,
     occlusion,
+    register,
     relevance,
+    rollout,
 )
-from vitlens.attribution.forward import explaining
-from vitlens.faithfulness import curves
+from vitlens.attribution.maps import explaining
+from vitlens.images import samples
 from vitlens.recorder.running import evaluating
+from vitlens.reports import explanation
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, balanced_gradients, direct)
+PIXELS = (integrated_gradients, gradient_shap, input_x_gradient)
 SIZE, TARGET = (64, 96), [3, 7]
 
 
 def images(batch=2, size=SIZE, seed=0):
     return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+class Attentions(TorchDispatchMode):
+    """Counts the forward and backward passes of fused attention."""
+
+    forward = backward = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "scaled_dot_product" in func.__name__:
+            passed = "backward" if "backward" in func.__name__ else "forward"
+            setattr(self, passed, getattr(self, passed) + 1)
+        return func(*args, **(kwargs or {}))
+
+
+def test_quick_methods_share_one_forward_and_one_backward(vit):
+    model, calls = vit(img_size=SIZE), []
+    x = images()
+    alone = {name: method(model, x, TARGET, against=5) for name, method in methods().items() if method.knows_class}
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with Attentions() as seen:
+        run = explained(model, x, TARGET, against=5, needs={m.needs for m in methods().values()})
+        together = {name: METHODS[name](run) for name in alone}
+    assert len(calls) == 1 and seen.forward == len(model.blocks)
+    assert seen.backward == len(model.blocks) - 1  # the first layer's queries and keys need no gradient
+    for name, values in alone.items():
+        torch.testing.assert_close(together[name], values, rtol=1e-6, atol=0)
+
+
+def test_explain_runs_as_few_forwards(vit):
+    model, calls = vit(), []
+    model.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
+    (found,) = explanation.explain(model, [("cat", samples()["chelsea"])], step=4, orders=2)
+    assert list(found.maps) == list(methods())
+    count = 2 + (6 + 2) * 2 * 3  # whole and empty, then 3 steps of two curves for each map and order
+    assert calls == [1, 32, count - 32]
+
+
+def test_a_capture_of_ones_own_serves(vit):
+    model, x = vit(img_size=SIZE), images()
+    with capture(model, gradients=True) as attn:
+        logits = model(x)
+    torch.testing.assert_close(rollout(attn), rollout(model, x))
+    attn.differentiate(logits[0, 3] + logits[1, 7])
+    for method in (relevance, gradient_rollout, attention_gradient):
+        torch.testing.assert_close(method(attn), method(model, x, TARGET))
+
+
+def test_rows_of_the_registry(vit, monkeypatch):
+    for name, method in METHODS.items():
+        function = getattr(attribution, name)
+        assert method.function is function and function.__doc__.startswith("(B, rows, cols)")
+        assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
+        assert name in dir(attribution) and name in attribution.__all__
+    assert [name for name, method in METHODS.items() if not method.knows_class] == ["rollout"]
+    assert list(METHODS["relevance"].options) == ["query"]
+    refuses("no method 'relevanz'; there are relevance, gradient_rollout", methods, ["relevanz"])
+
+    def length(model, images=None, target=None, *, against=None, names=None, power=1.0):
+        attn = explained(model, images, target, against=against, names=names).attn
+        return attn.grid.image_map(attn[-1].gradient.norm(dim=-1).mean(1) ** power)
+
+    monkeypatch.setitem(METHODS, "length", None)  # so that it is removed again
+    register(Method("length", "my method", "gradients", "one forward and one backward", length))
+    assert attribution.length is length and list(METHODS["length"].options) == ["power"]
+    (found,) = explanation.explain(vit(), [("cat", samples()["chelsea"])], names=["length", "relevance"], orders=2)
+    assert list(found.maps) == ["length", "relevance"]
+
+
+def test_help_lists_a_method_from_outside_without_importing_torch():
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'timm', 'matplotlib'): sys.modules[name] = None\n"
+        "from vitlens.attribution import Method, register\n"
+        "register(Method('mine', 'my method', 'gradients', 'one forward', 'my_package.my_module'))\n"
+        "from vitlens.commands import main\n"
+        "sys.argv = ['vitlens', 'explain', '--help']\n"
+        "main()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "kernel_shap, mine" in " ".join(found.stdout.replace("│", " ").split())
 
 
 def test_leaves_everything_as_found(vit):
@@ -51,7 +142,7 @@ def test_leaves_everything_as_found(vit):
                 assert torch.equal(method(model, x.clone(), TARGET), here)
             got = method(model, x, TARGET)
             assert torch.equal(got, here) and not got.requires_grad
-            refuses("class 10", method, model, x, 10)
+            refuses("classes 0 to 9, got 10", method, model, x, 10)
 
 
 def test_frozen_checkpointed_and_compiled_models_give_the_same(vit):
@@ -65,8 +156,7 @@ def test_frozen_checkpointed_and_compiled_models_give_the_same(vit):
     assert checkpointing.grad_checkpointing
 
 
-def test_what_is_explained_is_what_the_model_does(vit):
-    """Inside, parameters are constants and the logits are those of the model, to the bit."""
+def test_parameters_are_constants_and_logits_those_of_the_model(vit):
     model, x = vit(img_size=SIZE), images()
     with torch.no_grad():
         plain = model(x)
@@ -82,8 +172,8 @@ def test_half_precision(vit):
         exact = method(model, x, TARGET)
         low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
         assert low.dtype == torch.float32
-        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.name
-        assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.name
+        assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
+        assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.__name__
 
 
 def test_threads_that_overlap_leave_the_modes_as_found(vit):
@@ -125,119 +215,79 @@ def test_several_threads_at_once(vit):
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", [relevance, direct], ids=lambda method: method.title)
-def test_who_watches_a_forward_reads_attributes_past_other_modes(vit, method):
-    """Each would be a call of all modes outside: there were more of these than of the model's own functions."""
-    seen = Counter()
-
-    class Outer(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen[func] += 1
-            return func(*args, **(kwargs or {}))
-
-    with Outer():
-        method(vit(img_size=SIZE), images(), TARGET)
-    reads = seen[torch.Tensor.requires_grad.__get__] + seen[torch.Tensor.is_floating_point]
-    assert 0 < reads < sum(seen.values()) / 4, "there were twice as many as other calls"
-
-
-def test_targets(vit):
+def test_classes(vit):
     model, x = vit(img_size=SIZE), images()
     names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
     three = relevance(model, x, 3)
-    for target in (3, np.int64(3), torch.tensor(3), [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
+    for target in (3, np.int64(3), torch.tensor(3), "3", [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
         assert torch.equal(relevance(model, x, target), three)
-    refuses("names of vit_tiny.* are unknown, so 'class 3'.* from 0 to 9", relevance, model, x, "class 3")
-    assert torch.equal(relevance(model, x, "Class 3", names=names), three)
-    assert torch.equal(relevance(model, x, ["class 3", 3], names=names), three)
+    assert torch.equal(relevance(model, x, ["Class 3", 3], names=names), three)
     assert torch.equal(relevance(model, x, "crane, machine", names=names), relevance(model, x, 9))
     assert torch.equal(relevance(model, x, "crane", names=names), relevance(model, x, 8))  # a whole name comes first
+    refuses("no class called 'class 3'. Its classes have no names", relevance, model, x, "class 3")
     model.label_names = names
     assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
-    for method in attribution.METHODS.values():
-        refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
-    refuses("no class called 'zebra'. .* from 0 to 9", relevance, model, x, "zebra")
-    refuses("from 0 to 9, but class -1 was", relevance, model, x, "-1")
-    for target, told in ((10, "0 to 9, but class 10"), (-1, "class -1"), (True, "class True"), ([1, 2, 3], "2 .* 3")):
-        refuses(told, relevance, model, x, target)
-    refuses(r"got 1.5 \(float\)", relevance, model, x, 1.5, error=TypeError)
-    refuses("10 classes, got 3 names", relevance, model, x, "a", names=["a", "b", "c"])
+    for method in METHODS.values():
+        if method.knows_class:
+            refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
+    for target, words in (
+        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"),
+        ("-1", "classes 0 to 9, got -1"),
+        (10, "classes 0 to 9, got 10"),
+        ([1, 2, 3], "one for each of 2 images, got 3"),
+    ):
+        refuses(words, relevance, model, x, target)
     model.label_names = names[:8] + ["crane", "crane"]
-    refuses(r"2 classes .* are called 'crane': 8 \(crane\), 9", relevance, model, x, "crane")
+    refuses(r"Several classes are called 'crane': \[8, 9\]", relevance, model, x, "crane")
+
+
+def test_a_function_of_the_output_is_a_target(vit):
+    model, x = vit(img_size=SIZE, dtype=torch.float64), images().double()
+    for name, method in METHODS.items():
+        if method.knows_class:
+            options = {"kernel_shap": dict(n_samples=72), "integrated_gradients": dict(n_steps=4)}.get(name, {})
+            expected = method(model, x, 3, against=7, **options)
+            contrast = dict(against=lambda logits: logits[:, 7], **options)
+            got = method(model, x, lambda logits: logits[:, 3], **contrast)
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_refusals(vit):
     model, x = vit(img_size=SIZE), images()
     headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
     torch.nn.init.zeros_(untrained.head.weight)
-    for method in GRADIENT:
-        refuses("none .num_classes=0.: its output is features", method, headless, images(1, (64, 64)))
-        refuses("No gradient of (class 3|the score) reaches", method, untrained, x, 3)
-        for wrong in (x[0], x[:0], (255 * x).byte(), "cat.jpg"):
-            refuses("images as a floating-point tensor", method, model, wrong)
-        refuses("vitlens cannot show the attention of resnet18", method, timm.create_model("resnet18"), x)
+    damaged, padded = images(2), images(1, (80, 80))
+    damaged[1, 0, 3, 4] = float("nan")
+    broken = vit(img_size=SIZE)
+    with torch.no_grad():
+        broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
+    for method in (*GRADIENT, *PIXELS, occlusion):
+        for words, arguments in (
+            ("none .num_classes=0.: its output is features", (headless, images(1, (64, 64)))),
+            ("images as a floating-point tensor", (model, x[0])),
+            ("vitlens cannot show the attention of resnet18", (timm.create_model("resnet18"), x)),
+            (r"does not take this size: Input height \(80\)", (model, padded, 3)),
+            (r"3 channels.* \(1, 1, 64, 96\)", (model, torch.zeros(1, 1, *SIZE), 3)),
+            ("finite.* 1 .*image 1", (model, damaged, 3)),
+            ("outputs of .* are not finite", (broken, x, 3)),
+        ):
+            refuses(words, method, *arguments)
+        if method is not occlusion:
+            refuses("No gradient of class 3 reaches layer", method, untrained, x, 3)
     for method in (gradient_rollout, relevance, attention_gradient):
         refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))
         refuses("outside the 4 × 6 grid", method, model, x, query=(4, 0), error=IndexError)
-    refuses(r"\(1, 2\) in layer 2 .*earlier layer", attention_gradient, model, x, 3, query=(1, 2))
+    refuses(r"\(1, 2\) in blocks.2.* earlier layer", attention_gradient, model, x, 3, query=(1, 2))
     assert attention_gradient(model, x, 3, query=(1, 2), layer=1).any()
     assert attention_gradient(vit(img_size=SIZE, global_pool="avg"), x, 3, query=(1, 2)).any()
     assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
     for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
-        for layer in (3, -4):
-            refuses(f"3 layers.* layer {layer}", method, model, x, error=IndexError, **{option: layer})
-
-
-def test_numpys_numbers_are_taken(vit):
-    model, x = vit(img_size=SIZE), images(1)
-    assert torch.equal(occlusion(model, x, 3, baseline=np.float32(0.25)), occlusion(model, x, 3, baseline=0.25))
-    for query in (torch.tensor([1, 2]), np.array([1, 2]), [np.int64(1), 2]):
-        assert torch.equal(relevance(model, x, 3, query=query), relevance(model, x, 3, query=(1, 2)))
-
-
-@pytest.mark.parametrize("method, option, value, told", [
-    (relevance, "query", 5, r"patch, \(row, column\).*5"),
-    (relevance, "query", (1, 2, 3), r"patch \(row, column\).*\(1, 2, 3\)"),
-    (relevance, "query", (1, 2.5), r"patch \(row, column\).*\(1, 2.5\)"),
-    (gradient_rollout, "head_fusion", "max", '"mean" or "positive".*max'),
-    (grad_cam, "layer", 1.5, "whole number.* 1.5"),
-    (integrated_gradients, "n_steps", 0, "n_steps.* 0"),
-    (integrated_gradients, "internal_batch_size", 0, "internal_batch_size.* 0"),
-    (gradient_shap, "n_samples", 0, "n_samples.* 0"),
-    (gradient_shap, "stdevs", -1, "stdevs.* -1"),
-    (occlusion, "window", 1.5, "window.* 1.5"),
-    (occlusion, "baseline", "mean", "finite number or tensor.* 'mean'"),
-    (occlusion, "baseline", float("nan"), "finite number or tensor.* not finite"),
-    (feature_ablation, "internal_batch_size", True, "whole number.* True"),
-    (kernel_shap, "n_samples", 400.5, "n_samples.* 400.5"),
-])  # fmt: skip
-def test_bad_options_are_sentences(vit, method, option, value, told):
-    refuses(told, method, vit(img_size=SIZE), images(1), 3, **{option: value})
-
-
-def test_images_that_a_model_does_not_take(vit):
-    model = vit(img_size=SIZE)
-    naflex = timm.create_model("naflexvit_base_patch16_gap", embed_dim=96, depth=2, num_heads=3)
-    damaged = images(2)
-    damaged[1, 0, 3, 4] = float("nan")
-    for method in attribution.METHODS.values():
-        refuses(r"does not take this size: Input height \(80\)", method, model, torch.zeros(1, 3, 80, 80), 3)
-        refuses("16 × 16 pixels do not divide .* 40 × 48", method, naflex, torch.zeros(1, 3, 40, 48), 3)
-        refuses(r"3 channels.* \(1, 1, 64, 96\)", method, model, torch.zeros(1, 1, *SIZE), 3)
-        refuses("finite.* 1 .*image 1", method, model, damaged, 3)
-
-
-def test_outputs_that_are_no_numbers(vit):
-    model = vit(img_size=SIZE)
+        refuses("3 layers.* layer 3", method, model, x, error=IndexError, **{option: 3})
+    refuses("588 covers or more, got n_samples=587", kernel_shap, vit(img_size=224), images(1, (224, 224)), 3,
+            n_samples=587)  # fmt: skip
+    refuses("inputs of layer 1 were recorded", grad_cam, explained(model, x, needs=["inputs"], layer=1))
     with torch.no_grad():
-        model.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
-    maps = torch.zeros(1, 4, 6)
-    for method in (*attribution.METHODS.values(), lambda m, x, target: curves(m, x, maps, target)):
-        for target in (None, 3):
-            refuses("outputs of .* are not finite numbers", method, model, images(1), target)
-    with torch.no_grad():
-        model.blocks[1].mlp.fc1.weight[0, 0] = 0.0
-        model.head.bias[5] = -float("inf")  # a class that cannot be is no damage
+        model.head.bias[5] = -float("inf")  # a class that is excluded
     assert relevance(model, images(1), 3).isfinite().all()
 
 
@@ -270,6 +320,10 @@ def test_a_normalization_before_a_transformer_is_explained_as_the_transformer_is
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
     headless = torch.nn.Sequential(Normalized(), vit(img_size=SIZE, num_classes=0))
     refuses("its output is features", relevance, headless, x)
+    resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), inner)
+    for method in (relevance, occlusion):
+        refuses("Sequential resizes images of", method, resized, images(size=(32, 48)))
+    refuses("2 Vision Transformers", relevance, torch.nn.Sequential(vit(), vit()), x, error=UnsupportedModelError)
 
 
 def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
@@ -288,41 +342,3 @@ def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
             for method in (relevance, gradient_rollout, attention_gradient):
                 torch.testing.assert_close(method(wrapped, x, 3), method(whole, x, 3))
         refuses("LeGrad reads .* own head, but Headed", legrad, wrapped, x, 3)
-
-
-def test_wrappers_whose_map_would_lie_elsewhere_or_that_hold_two_are_refused(vit):
-    resized = torch.nn.Sequential(torch.nn.Upsample(SIZE), vit(img_size=SIZE))
-    for method in (relevance, occlusion):
-        refuses("Sequential makes images of 64 × 96 pixels out of 32 × 48", method, resized, images(size=(32, 48)))
-    both, named = torch.nn.Sequential(vit(), vit()), r"2 Vision Transformers \(`model\[0\]`, `model\[1\]`\)"
-    refuses(named, relevance, both, images(), error=UnsupportedModelError)
-
-
-@pytest.mark.parametrize("form", [lambda logits: (logits, logits), lambda logits: {"classes": logits}])
-def test_wrappers_whose_output_is_no_tensor_are_refused(vit, form):
-    wrapped = torch.nn.Sequential(vit(img_size=SIZE))
-    wrapped.register_forward_hook(lambda _, args, output: form(output))
-    for method in attribution.METHODS.values():
-        refuses(r"logits .*\(B, classes\), but Sequential gives (tuple|dict)", method, wrapped, images(2), 3)
-
-
-def test_weights_that_are_nowhere_explain_nothing():
-    with torch.device("meta"):
-        model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()
-    for method in (relevance, occlusion):
-        refuses("weights of vit_tiny_patch16_224 .* are on the meta device", method, model, torch.zeros(1, 3, 224, 224))
-
-
-@pytest.mark.parametrize("method", [*GRADIENT, integrated_gradients, gradient_shap])
-def test_a_graph_that_is_cut_gives_no_map(vit, method):
-    model, x = vit(img_size=SIZE), images(1)
-    mlp = model.blocks[2].mlp
-    whole = mlp.forward
-    mlp.forward = torch.no_grad()(whole)
-    if method is not direct:  # which sends no gradient into an MLP
-        refuses(r"cut in blocks\.2\.mlp|parts miss the logit", method, model, x, error=UnsupportedModelError)
-    assert occlusion(model, x).isfinite().all()
-    mlp.forward = whole
-    assert method(model, x).isfinite().all()
-    model.head.forward = lambda x: torch.nn.functional.linear(x.detach(), model.head.weight, model.head.bias)
-    refuses("cut in head|logits have no gradients|parts miss the logit", method, model, x)

@@ -1,4 +1,4 @@
-"""What is explained need not be a class: scores of features, against autograd and closed forms."""
+"""Targets other than one class: contrasts, and similarity of features, against autograd and closed forms."""
 
 import copy
 
@@ -9,12 +9,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from families_support import small
+from maps_support import refuses
 from test_attribution import materialized, relevance_of, starts
 from typer.testing import CliRunner
 
-from vitlens import capture, faithfulness, widgets
-from vitlens.attribution import METHODS, centroid, direction, explained, like, norm, relevance, text
-from vitlens.attribution.target import NothingToAsk, bound
+from vitlens import UnsupportedModelError, capture, faithfulness, widgets
+from vitlens.attribution import METHODS, explained, like, relevance, text
+from vitlens.attribution.target import NothingToExplain, bound
 from vitlens.images import ImageError, load_image, samples
 from vitlens.models import load_model, preprocess, top_classes
 from vitlens.recorder.supported import family
@@ -55,23 +56,19 @@ def cosine_by_hand(model, x, others):
     return here @ mean / np.linalg.norm(here, axis=1) / np.linalg.norm(mean)
 
 
-def score(model, x, question, against=None):
-    """(B,) the score that a question means."""
-    target, _ = bound(model, question, against)
+def score(model, x, target, against=None):
+    """(B,) scores of a target that is a function of features."""
+    target, _ = bound(model, target, against)
     with torch.no_grad():
         return target.score(family(model).pooled(x))
 
 
 def test_scores_by_hand(model):
     x, others = images(), images(3, seed=1)
-    np.testing.assert_allclose(score(model, x, centroid(others)), cosine_by_hand(model, x, others), rtol=1e-12)
+    np.testing.assert_allclose(score(model, x, like(others)), cosine_by_hand(model, x, others), rtol=1e-12)
+    np.testing.assert_allclose(score(model, x, like(list(others.split(1)))), cosine_by_hand(model, x, others))
     np.testing.assert_allclose(score(model, x, like(others[:1])), cosine_by_hand(model, x, others[:1]), rtol=1e-12)
-    assert torch.equal(score(model, x, centroid(others[:1])), score(model, x, like(others[:1])))
     torch.testing.assert_close(score(model, x[:1], like(x[:1])), torch.ones(1, dtype=torch.float64))
-    features = pooled(model, x).detach()
-    vector = torch.arange(features.shape[1], dtype=torch.float64)
-    torch.testing.assert_close(score(model, x, direction(vector)), features @ vector)
-    torch.testing.assert_close(score(model, x, norm()), features.norm(dim=1))
 
 
 def test_a_contrast_is_antisymmetric(model):
@@ -87,7 +84,7 @@ def test_gradients_equal_autograd_through_materialized_attention(model):
     x, other = images(), images(1, seed=1)
     with torch.no_grad():
         goal = F.normalize(pooled(model, other), dim=-1)
-    found = explained(model, x, like(other)).captures["gradients"]
+    found = explained(model, x, like(other)).attn
     plain = copy.deepcopy(model)
     plain.head = torch.nn.Identity()
 
@@ -107,18 +104,22 @@ def test_gradients_equal_autograd_through_materialized_attention(model):
 
 
 @pytest.mark.parametrize("name", CLASSY)
-def test_a_row_of_the_classifier_is_a_direction(model, name):
+def test_a_row_of_the_classifier_is_a_direction_of_features(model, name):
     """The logit of a class is the product with its row, and a bias: every method must give both the same map."""
     x, method, kwargs = images(1), METHODS[name], KWARGS.get(name, {})
     regressed = name == "kernel_shap"  # by captum, with weights of a million beside those of one
     close = dict(rtol=1e-4, atol=1e-5) if regressed else dict(rtol=1e-8, atol=1e-12)
-    rows = [direction(model.head.weight[k]) for k in (3, 7)]
-    for target, against, pair in ((3, None, (rows[0], None)), (3, 7, rows)):
-        expected = method(model, x, target, against=against, **kwargs)
-        torch.testing.assert_close(method(model, x, pair[0], against=pair[1], **kwargs), expected, **close)
+
+    def direction(number):
+        along = lambda features: features @ model.head.weight[number].detach()  # noqa: E731
+        along.of_features = True
+        return along
+
+    expected = method(model, x, 3, against=7, **kwargs)
+    torch.testing.assert_close(method(model, x, direction(3), against=direction(7), **kwargs), expected, **close)
     curves = [
         faithfulness.curves(model, x, expected, target, score=measure, step=6)
-        for target, measure in ((3, "logit"), (rows[0], None))
+        for target, measure in ((3, "logit"), (direction(3), None))
     ]
     torch.testing.assert_close(curves[0].deletion - model.head.bias[3], curves[1].deletion)
 
@@ -139,8 +140,6 @@ def test_methods_that_take_apart_add_up_to_the_cosine(model):
     x, other = images(), like(images(1, seed=1))
     found = contributions(model, x, other)
     torch.testing.assert_close(found.parts.sum(1), score(model, x, other), rtol=1e-9, atol=1e-12)
-    length = contributions(model, x, norm())
-    torch.testing.assert_close(length.parts.sum(1), score(model, x, norm()), rtol=1e-9, atol=1e-12)
 
 
 def test_integrated_gradients_are_complete(model):
@@ -186,7 +185,7 @@ def test_text_of_a_clip_by_autograd():
     torch.testing.assert_close(score(clip, x, a), cosines[:, 0].detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(score(clip, x, a, b), (cosines[:, 0] - cosines[:, 1]).detach(), rtol=1e-9, atol=1e-12)
     attn.differentiate((cosines[:, 0] - cosines[:, 1]).sum())
-    found = explained(clip, x, a, against=b).captures["gradients"]
+    found = explained(clip, x, a, against=b).attn
     for mine, theirs in zip(found, attn, strict=True):
         torch.testing.assert_close(mine.gradient, theirs.gradient, rtol=1e-9, atol=1e-12)
 
@@ -255,7 +254,7 @@ def test_text_by_the_tokenizer_of_open_clip():
         expected = F.cosine_similarity(clip.encode_image(x), clip.encode_text(ids))
     torch.testing.assert_close(score(clip, x, text("a photo of a cat")), expected)
     assert METHODS["relevance"](clip, x, text("a photo of a cat")).shape == (2, 4, 4)
-    sentence(lambda: score(small("open_clip"), x, text("a cat")), "99 tokens", "tokenizer")
+    refuses("99 tokens.*tokenizer", score, small("open_clip"), x, text("a cat"))
 
 
 @pytest.mark.parametrize("name", ["Dinov2Model", "SiglipModel", "open_clip, pool", "open_clip, timm", "torchvision"])
@@ -270,42 +269,25 @@ def test_likeness_by_models_of_other_libraries(name):
         assert values.shape[0] == 2 and values.isfinite().all()
 
 
-def sentence(call, *parts, kind=ValueError):
-    with pytest.raises(kind) as caught:
-        call()
-    assert all(part in str(caught.value) for part in parts), caught.value
-    assert "\n" not in str(caught.value)
-
-
 def test_refusals(model, vit, tmp_path):
     x = images()
-    sentence(lambda: relevance(model, x, text("a cat")), "text tower", "vit_tiny_patch16_224")
-    sentence(lambda: relevance(model, x, like(tmp_path / "none.jpg")), "none.jpg", kind=ImageError)
-    sentence(lambda: relevance(model, x, direction(torch.ones(5))), "48", "5")
-    sentence(lambda: direction(torch.zeros(96)), "zero")
-    sentence(lambda: direction(torch.ones(2, 96)), "(2, 96)")
-    sentence(lambda: text(" "), "a photo of a cat")
-    sentence(lambda: centroid([]), "at least one")
-    for several in (like(x), centroid([x[:1], x]), like([np.zeros((64, 96, 3), np.uint8)] * 2)):
-        sentence(lambda several=several: relevance(model, x, several), "one picture", "got 2", "`centroid`")
-    sentence(lambda: relevance(model, x, like(x[:1]), against=3), "contrast")
-    sentence(lambda: relevance(model, x, like(x[:1]), against=norm()), "cannot be contrasted")
-    sentence(lambda: relevance(model, x, like(x[:1]), against=like(x[:1])), "itself", kind=NothingToAsk)
-    sentence(lambda: faithfulness.confidence(model, x, torch.ones(2, 4, 6), norm()), "probability", "curves")
-    sentence(lambda: faithfulness.curves(model, x, torch.ones(2, 4, 6), norm(), score="probability"), "length")
+    refuses("vit_tiny_patch16_224.* has no text tower", relevance, model, x, text("a cat"))
+    refuses("none.jpg", relevance, model, x, like(tmp_path / "none.jpg"), error=ImageError)
+    refuses("A contrast is between two classes or", relevance, model, x, like(x[:1]), against=3)
+    refuses("with itself", relevance, model, x, like(x[:1]), against=like(x[:1]), error=NothingToExplain)
+    refuses("Class 3 .* with itself", relevance, model, x, [0, 3], against=3, error=NothingToExplain)
+    refuses("must be one of similarity", faithfulness.curves, model, x, torch.ones(2, 4, 6), like(x[:1]), score="logit")
     for name in (*GRADIENT, "input_x_gradient"):  # a maximum has no gradient, and rounding errors are no map
-        sentence(lambda name=name: METHODS[name](model, x, like(x[:1])), "greater", kind=NothingToAsk)
+        refuses("at its maximum", METHODS[name], model, x, like(x[:1]), error=NothingToExplain)
     assert METHODS["occlusion"](model, x, like(x[:1])).any()
-    dead = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in dead.norm.parameters():
-            p.zero_()
-    sentence(lambda: relevance(dead, x, like(x[:1])), "zero")
-    sentence(lambda: relevance(dead, x, norm()), "zero")
     tokens = vit(dtype=torch.float64, img_size=(64, 96), num_classes=0, global_pool="")
-    sentence(lambda: relevance(tokens, x, norm()), "(2, 25, 96)")
+    refuses(r"\(2, 25, 96\)", relevance, tokens, x, lambda output: output.sum(1))
     wrapped = torch.nn.Sequential(vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double())
-    sentence(lambda: relevance(wrapped, x, norm()), "model[0]")
+    refuses("Sequential", relevance, wrapped, x, like(x[:1]), error=UnsupportedModelError)
+    with torch.no_grad():
+        for p in model.norm.parameters():
+            p.zero_()
+    refuses("zero or not finite", relevance, model, x, like(x[:1]))
 
 
 def test_weights_at_random_keep_the_question(model):
@@ -369,3 +351,41 @@ def test_a_report_says_what_the_score_is(vit, tmp_path):
     assert "cosine" in found.under and "probability" not in found.under
     whole = found.scores.set_index("method").loc["relevance"]
     assert whole.score == "similarity"
+
+
+# Contrasts of two classes
+
+
+@pytest.fixture(params=["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224"])
+def heads(request, vit):
+    """A model, and a function that gives a copy of it with other rows in its heads."""
+    model = vit(name=request.param, dtype=torch.float64, img_size=(64, 96), patch_size=16)
+    names = [name for name in ("head", "head_dist") if hasattr(model, name)]
+
+    def changed(rows):
+        other = copy.deepcopy(model)
+        for head in (getattr(other, name) for name in names):
+            head.weight, head.bias = (torch.nn.Parameter(rows(p.detach().clone())) for p in (head.weight, head.bias))
+            other.num_classes = head.out_features = len(head.weight)
+        return other
+
+    return changed(lambda p: torch.randn(p.shape, generator=torch.Generator().manual_seed(p.dim())).double()), changed
+
+
+def less(p):
+    """The third row less the seventh in its place."""
+    p[3] -= p[7]
+    return p
+
+
+@pytest.mark.parametrize("name", CLASSY)
+def test_a_map_of_the_difference(heads, name):
+    (model, _), method, kwargs = heads, METHODS[name], KWARGS.get(name, {})
+    difference = copy.deepcopy(model)
+    with torch.no_grad():
+        for head in (getattr(difference, name) for name in ("head", "head_dist") if hasattr(model, name)):
+            less(head.weight), less(head.bias)
+    found = method(model, images(), 3, against=7, **kwargs)
+    torch.testing.assert_close(found, method(difference, images(), 3, **kwargs), rtol=1e-9, atol=0)
+    for other in (method(model, images(), 3, **kwargs), method(model, images(), 7, against=3, **kwargs)):
+        assert (found - other).abs().max() > 0.1 * found.abs().max()

@@ -12,7 +12,7 @@ from test_reasons import given, until_scored
 
 from vitlens import capture, widgets
 from vitlens.attribution import METHODS
-from vitlens.attribution.forward import explaining
+from vitlens.attribution.maps import explaining
 from vitlens.widgets import reasons, worker
 from vitlens.widgets.worker import RUNNING
 

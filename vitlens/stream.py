@@ -35,14 +35,13 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import captured, checked, explaining, require_layers, score
-from vitlens.attribution.linear import held, held_fixed, leaf, product, refuse_apart, require_sum
-from vitlens.attribution.rows import attention_times_gradient
-from vitlens.attribution.target import Target, asked, bound, of_features
+from vitlens.attribution.balanced import held, held_fixed, leaf, product, require_sum
+from vitlens.attribution.maps import attention_times_gradient, captured, checked, explaining, require_layers, score
+from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.data.files import write
 from vitlens.recorder.arguments import layer_number
 from vitlens.recorder.recording import Attention
-from vitlens.recorder.supported import family, model_name, transformer
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 from vitlens.tokens import features
 
 LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
@@ -132,7 +131,7 @@ def apart(
 def _written(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Tensor, Attention]:
     """The contributions, (B, L, H, T) of each token through each head, and the capture."""
     found, attn, chosen = _read_directly(model, images, target, against, names)
-    require_layers(model, chosen, attn)
+    require_layers(model, chosen, attn.reached())
     layers = []
     with torch.no_grad():
         for layer in attn:
@@ -170,7 +169,7 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)
         attn.cuts.clear()  # the hooks detach what layers read
-        chosen = asked(model, output, target, against, names)
+        chosen = resolved(model, output, target, against, names)
         also = [each for found in leaves.values() for each in found]
         *gradients, by_zeros = attn.differentiate(score(output, chosen, linear=True), also=[*also, zeros])
     with torch.no_grad():
@@ -192,7 +191,7 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
 def require_pre_norm(model: nn.Module) -> None:
     """Raise UnsupportedModelError unless every block adds what attention and MLP make of the normalized tokens."""
     if reason := family(model).apart:
-        raise refuse_apart(model, reason)
+        raise UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
 
 
 def lens(model: nn.Module, images: Tensor, layer: int = -1, *, tuned: TunedLens | None = None) -> tuple[Tensor, Tensor]:

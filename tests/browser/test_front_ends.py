@@ -281,7 +281,7 @@ def test_why_a_class(page, model):
     page.act(lambda: page.page.keyboard.press("Enter"))
     assert f"for “{order[0]}”" in page.text("figcaption")
     typed = page.page.get_by_label("Any class", exact=True)
-    for asked, answer in (("eleven", "names of"), ("10", "numbered from 0 to 9"), (str(order[-1]), "")):
+    for asked, answer in (("eleven", "no class called"), ("10", "classes 0 to 9"), (str(order[-1]), "")):
         typed.fill(asked)
         page.act(lambda: page.page.keyboard.press("Enter"))
         assert answer in page.text(".alert") and typed.input_value() == asked

@@ -1,78 +1,36 @@
-"""Targets: the score of each image that a map explains. Here are their base class and targets for classes.
+"""Targets: the score of each image that a map explains.
 
-Targets made of features (similarity to a picture or text, a direction, the length) are in
-`vitlens.attribution.features`.
+A target is a class or a function. A class is a number, a name, a sequence with one for each image, or None for the
+predicted class; its score is its logit. A function takes the model's output, (B, outputs), and returns (B,) scores. A
+function with a true attribute `of_features`, as `like` and `text` return, takes the features instead: the input of the
+classifier (in timm `forward_head(…, pre_logits=True)`), or the output of a model without one.
+
+Shapes: B batch, D width of the features.
 """
 
 from __future__ import annotations
 
 import difflib
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.models import label_names, probabilities
-from vitlens.recorder.supported import model_name
+from vitlens.models import built_size, label_names, preprocess, probabilities
+from vitlens.recorder.running import evaluating
+from vitlens.recorder.supported import family, model_name
 
 
-class NothingToAsk(ValueError):
-    """This image cannot be asked: a class was to be contrasted with itself, or a picture compared with itself."""
-
-
-class Target(ABC):
-    """What is explained: one score per image, (B,), computed from the model's output or features.
-
-    of_features: whether that is its features, (B, D), or its logits, (B, classes). measures: what insertion and
-    deletion may measure, by name, and in words; the first is the usual one.
-    """
-
-    of_features: bool
-    measures: Mapping[str, str]
-
-    @abstractmethod
-    def score(self, said: Tensor) -> Tensor:
-        """(B,) the score that is explained and differentiated."""
-
-    @abstractmethod
-    def linear(self, said: Tensor) -> Tensor:
-        """(B,) the same values, as a linear function of `said` in autograd's eyes."""
-
-    @abstractmethod
-    def measured(self, said: Tensor, measure: str) -> Tensor:
-        """(B,) values of one of the `measures`."""
-
-    @abstractmethod
-    def of(self, images: Tensor) -> Target:
-        """The target for some of the images. images: (N,) int64 indices."""
-
-    @abstractmethod
-    def called(self, image: int) -> str:
-        """The name of what is explained in one image, such as "class 3"."""
-
-    def require_slope(self, said: Tensor) -> None:  # noqa: B027  most scores have no maximum
-        """Raise NothingToAsk if the score of an image is at its maximum, where every gradient is rounding error."""
-
-    @property
-    def arguments(self) -> tuple[object, object]:
-        """target and against, as any method takes them."""
-        return self, None
-
-
-class Question(ABC):
-    """What to explain, before the model is known that gives it a meaning: what `like`, `text` and others return."""
-
-    @abstractmethod
-    def bound(self, model: nn.Module, against: Question | None = None) -> Target:
-        """The `Target` of this question for a model, or of its contrast with another question."""
+class NothingToExplain(ValueError):
+    """The target has no slope: a class contrasted with itself, or an image compared with itself."""
 
 
 @dataclass(frozen=True)
-class ClassTarget(Target):
-    """The class of each image, (B,) numbers, and the class that it is contrasted with, (B,) against or None."""
+class ClassTarget:
+    """(B,) class numbers, and (B,) numbers of the classes that they are contrasted with, or None."""
 
     numbers: Tensor
     against: Tensor | None = None
@@ -81,174 +39,277 @@ class ClassTarget(Target):
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """With two classes, the probability is of one among these two."""
-        if self.against is None:
-            return {"probability": "the probability of the class", "logit": "the logit of the class"}
-        return {
-            "probability": "the probability of the class among the two",
-            "logit": "the logit of the class less that of the other",
-        }
+        """Scores that insertion and deletion may measure, with descriptions. The first is the default."""
+        among, less = ("", "") if self.against is None else (" among the two", " less that of the other")
+        return {"probability": f"the probability of the class{among}", "logit": f"the logit of the class{less}"}
 
-    def score(self, said: Tensor) -> Tensor:
-        """(B,) logit of the class; with `against`, minus the logit of that class."""
-        found = said.gather(-1, self.numbers[:, None])[:, 0]
-        return found if self.against is None else found - said.gather(-1, self.against[:, None])[:, 0]
+    def score(self, logits: Tensor) -> Tensor:
+        """(B,) logits of the classes, less those of the contrast."""
+        score = logits.gather(-1, self.numbers[:, None])[:, 0]
+        return score if self.against is None else score - logits.gather(-1, self.against[:, None])[:, 0]
 
-    def linear(self, said: Tensor) -> Tensor:
-        return self.score(said)
+    linear = score
 
-    def measured(self, said: Tensor, measure: str) -> Tensor:
-        """(B,) the score, or the probability of the class among all classes, or among the two of a contrast."""
+    def measured(self, logits: Tensor, measure: str) -> Tensor:
+        """(B,) the score, or the probability among all classes, or among the two of a contrast."""
         if measure == "logit":
-            return self.score(said)
+            return self.score(logits)
         if self.against is not None:
-            return self.score(said).sigmoid()
-        return probabilities(said).gather(-1, self.numbers[:, None])[:, 0]
+            return self.score(logits).sigmoid()
+        return probabilities(logits).gather(-1, self.numbers[:, None])[:, 0]
 
     def of(self, images: Tensor) -> ClassTarget:
+        """The target of some images, by their (N,) numbers."""
         return ClassTarget(self.numbers[images], None if self.against is None else self.against[images])
 
     def called(self, image: int) -> str:
         return f"class {self.numbers[image].item()}"
 
+    def require_slope(self, logits: Tensor) -> None:
+        """A logit has no maximum."""
+
+
+@dataclass(frozen=True)
+class FunctionTarget:
+    """The score of a function, the same for all images. See `ClassTarget` for the methods."""
+
+    function: Callable[[Tensor], Tensor]
+
     @property
-    def arguments(self) -> tuple[Tensor, Tensor | None]:
-        return self.numbers, self.against
+    def of_features(self) -> bool:
+        return getattr(self.function, "of_features", False)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "name", None) or getattr(self.function, "__name__", "the score")
+
+    @property
+    def measures(self) -> Mapping[str, str]:
+        if isinstance(self.function, Similarity):
+            return {"similarity": f"{self.name} ({self.function.unit})"}
+        return {"score": self.name}
+
+    def score(self, output: Tensor) -> Tensor:
+        return self.function(output)
+
+    def linear(self, output: Tensor) -> Tensor:
+        """(B,) the same scores, as a linear function of the output for autograd."""
+        return getattr(self.function, "linear", self.function)(output)
+
+    def measured(self, output: Tensor, measure: str) -> Tensor:
+        return self.function(output)
+
+    def of(self, images: Tensor) -> FunctionTarget:
+        return self
+
+    def called(self, image: int) -> str:
+        return self.name
+
+    def require_slope(self, output: Tensor) -> None:
+        if isinstance(self.function, Similarity):
+            self.function.require_slope(output)
+
+
+Target = ClassTarget | FunctionTarget
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A target: the cosine of the features of an image with those of another image or of a text.
+
+    to: what is compared, in words. embed: model → unit vector, (D,). vector: that vector, once the model is known, or
+    the difference of two such vectors. unit: the unit of the score.
+    """
+
+    to: str
+    embed: Callable[[nn.Module], Tensor] | None = None
+    vector: Tensor | None = None
+    unit: str = "a cosine, at most 1"
+
+    of_features = True
+
+    @property
+    def name(self) -> str:
+        return f"the similarity to {self.to}"
+
+    def bound(self, model: nn.Module) -> Similarity:
+        """The same target, with its vector in the space of this model's features."""
+        return self if self.vector is not None else replace(self, vector=self.embed(model))
+
+    def __sub__(self, other: Similarity) -> Similarity:
+        if not (vector := self.vector - other.vector).any():
+            raise NothingToExplain(f"{self.to} cannot be contrasted with itself. Give another image or text.")
+        return Similarity(f"{self.to} less that to {other.to}", None, vector, "a difference of two cosines")
+
+    def __call__(self, features: Tensor) -> Tensor:
+        features = _wide(features)
+        return features @ self.vector.to(features) / features.norm(dim=-1)
+
+    def linear(self, features: Tensor) -> Tensor:
+        features = _wide(features)
+        with torch._C.DisableTorchFunction():
+            length = features.detach().norm(dim=-1)
+        return features @ self.vector.to(features) / length
+
+    def require_slope(self, features: Tensor) -> None:
+        """Raise NothingToExplain at a cosine of ±1: its gradient is nothing but rounding errors."""
+        unit = _wide(features) / _wide(features).norm(dim=-1, keepdim=True)
+        vector = self.vector.to(unit)
+        across = vector - (unit @ vector)[:, None] * unit
+        if (across.norm(dim=-1) <= torch.finfo(features.dtype).eps ** 0.5 * vector.norm()).any():
+            raise NothingToExplain(
+                f"{self.name} is at its maximum, so every gradient is zero: the image is compared with itself. Give "
+                "another image, or use a method without gradients, such as occlusion."
+            )
+
+
+def like(images: object, *, name: str = "") -> Similarity:
+    """Similarity to an image: the cosine of the two images' features in the same model.
+
+    images: what `load_image` takes, shown to the model as `preprocess` does, or a prepared batch (1, C, H, W). Of
+    several, a list or a batch (N, C, H, W), it is the cosine with the mean of their unit features. name: what to call
+    them, by default the name of the file. Raises ImageError, once the model is known, for a file that is not an image.
+    """
+    several = isinstance(images, list | tuple) or (isinstance(images, Tensor) and len(images) > 1)
+    sources = list(images) if isinstance(images, list | tuple) else [images]
+    if len(sources) == 1:
+        named = Path(sources[0]).name if isinstance(sources[0], str | Path) else "the given image"
+    count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
+    name = name or (f"the mean of {count} images" if several and count > 1 else named)
+
+    def embed(model: nn.Module) -> Tensor:
+        units = []
+        for source in sources:
+            batch = source if isinstance(source, Tensor) else preprocess(model, source, size=built_size(model))
+            with evaluating(model), torch.inference_mode(False), torch.no_grad():
+                units.append(_unit(family(model).pooled(batch.detach().to(next(model.parameters()))), name))
+        return _unit(torch.cat(units).mean(0), name)
+
+    return Similarity(name, embed)
+
+
+def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
+    """Similarity to a text: the cosine of the image embedding and the text embedding.
+
+    For models with a text tower: CLIP and SigLIP of open_clip and transformers. tokenizer: a function from a list of
+    prompts to the input of the text tower, by default the model's own. Raises ValueError for a model without a text
+    tower, and OSError without a tokenizer.
+    """
+
+    def embed(model: nn.Module) -> Tensor:
+        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+            return _unit(family(model).texts([prompt], tokenizer), prompt)[0]
+
+    return Similarity(f"“{prompt}”", embed)
+
+
+def _wide(features: Tensor) -> Tensor:
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+def _unit(features: Tensor, name: str) -> Tensor:
+    """Features (…, D) divided by their lengths. Raises ValueError for features that are zero or not finite."""
+    unit = _wide(features) / _wide(features).norm(dim=-1, keepdim=True)
+    if not unit.isfinite().all():
+        raise ValueError(f"The features of {name} are zero or not finite, so no image is similar to it.")
+    return unit
 
 
 def of_features(target: object) -> bool:
-    """Whether a target, or what is to become one, is about features, so that it needs no classes."""
-    return isinstance(target, Question) or (isinstance(target, Target) and target.of_features)
+    """True for a target that is computed from features, so that the model needs no classes."""
+    return getattr(target, "of_features", False)
 
 
-def bound(model: nn.Module, target: object = None, against: object = None) -> tuple[object, object]:
-    """target and against, in which a `Question` has become the `Target` that it means for the model.
+def of_classes(target: object) -> bool:
+    """True for a target that is a class, so that the model needs classes."""
+    return not (callable(target) or isinstance(target, FunctionTarget))
 
-    Raises ValueError for a question that is contrasted with something else, and what asking the model raises.
+
+def bound(model: nn.Module, target: object, against: object = None) -> tuple[object, object]:
+    """target and against, with a function (and its contrast) as one `FunctionTarget`. Classes are returned as given."""
+    if not callable(target):
+        return target, against
+    if against is not None and not (callable(against) and of_features(target) == of_features(against)):
+        raise ValueError("A contrast is between two classes or between two functions of the same input.")
+    target, against = (f.bound(model) if isinstance(f, Similarity) else f for f in (target, against))
+    if against is None:
+        return FunctionTarget(target), None
+    if isinstance(target, Similarity) and isinstance(against, Similarity):
+        return FunctionTarget(target - against), None
+
+    def difference(output: Tensor) -> Tensor:
+        return target(output) - against(output)
+
+    difference.of_features = of_features(target)
+    return FunctionTarget(difference), None
+
+
+def resolved(
+    model: nn.Module, output: Tensor, target: object, against: object = None, names: Sequence[str] | None = None
+) -> Target:
+    """The `Target` for the output (or features) of a model. target, against: `bound`, or a `Target`.
+
+    Raises ValueError for an output that is not finite, so that no map of it is shown, and NothingToExplain for a class
+    contrasted with itself.
     """
-    if against is not None and of_features(target) != of_features(against):
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            "A contrast is between two classes or between two questions about features, such as "
-            f'`text("a cat")` against `text("a dog")`, got {target!r:.60} against {against!r:.60}.'
+            f"{model_name(model)} must give one row of outputs for each image, got {shape}. Give a model that pools "
+            'its tokens (in timm: `global_pool="token"` or "avg").'
         )
-    if isinstance(against, Target) or (against is not None and isinstance(target, Target)):
-        raise ValueError("A `Target` has its contrast inside. Give the two questions, or the target alone.")
-    return (target.bound(model, against), None) if isinstance(target, Question) else (target, against)
-
-
-def asked(model: nn.Module, said: Tensor, target=None, against=None, names: Sequence[str] | None = None) -> Target:
-    """The `Target` that target and against, both `bound`, mean for what a model said; a `Target` is returned as it is.
-
-    Classes are read as in `classes`, but against=None is no class. Raises NothingToAsk, a ValueError, for a class that
-    is contrasted with itself, and ValueError for features that are none.
-    """
+    if not (output < torch.inf).all():  # −∞ is the logit of a class that is excluded
+        raise ValueError(
+            f"The outputs of {model_name(model)} are not finite. Its weights may be damaged, its precision too low, or "
+            "the images not normalized."
+        )
     if isinstance(target, Target):
-        if target.of_features:
-            target.require(model, said)
         return target
-    numbers = classes(model, said, target, names)
+    numbers = classes(model, output, target, names)
     if against is None:
         return ClassTarget(numbers)
-    others = classes(model, said, against, names)
+    others = classes(model, output, against, names)
     if (same := numbers == others).any():
-        raise NothingToAsk(
-            f"A contrast is between two classes, but class {numbers[same][0].item()} was to be explained rather than "
-            "itself. Give another class to `against`."
-        )
+        raise NothingToExplain(f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class.")
     return ClassTarget(numbers, others)
 
 
-def class_logits(model: nn.Module, output: object) -> Tensor:
-    """The model's output, if it is (B, classes) logits. Raises ValueError if not, or if a value is nan or +∞."""
-    if isinstance(output, Tensor) and output.dim() == 2:
-        if not (output < torch.inf).all():  # −∞ is a class that cannot be
-            raise ValueError(
-                f"The outputs of {model_name(model)} are not finite numbers, so there is no class to explain. Its "
-                "weights may be damaged, its precision too low, or the images not normalized as it wants them."
-            )
-        return output
-    came = f"outputs of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-    raise ValueError(
-        f"Expected logits of shape (B, classes), but {model_name(model)} gives {came}. "
-        'Give a model that ends in a classifier and pools its tokens (in timm: `global_pool="token"` or "avg").'
-    )
-
-
-def classes(model: nn.Module, logits: Tensor, target=None, names: Sequence[str] | None = None) -> Tensor:
+def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequence[str] | None = None) -> Tensor:
     """(B,) class numbers for (B, classes) logits.
 
     target: None for the predicted class, one class for all images, or a sequence or 1-D tensor with one for each. A
-    class is a number or a name; digits that are no name are a number. names: the names of all classes in order, by
-    default the model's own (`vitlens.models.label_names`). Where a name lists synonyms, separated by commas as in
-    ImageNet, one of them is enough; case does not matter. Raises ValueError for what is no class of the model, and
-    TypeError for other types.
+    class is a number or a name. names: of all classes in order, by default the model's own. Of a name with synonyms,
+    separated by commas as in ImageNet, one is enough; case is ignored. Raises ValueError for a class that the model
+    does not have.
     """
-    count, total = class_logits(model, logits).shape
+    count, total = logits.shape
     if target is None:
         return logits.argmax(-1)
-    if hasattr(target, "tolist"):  # tensors, NumPy's arrays and its numbers
-        target = target.tolist()
+    target = target.tolist() if hasattr(target, "tolist") else target  # tensors, NumPy's arrays and numbers
     each = list(target) if isinstance(target, list | tuple) else [target] * count
     if len(each) != count:
-        raise ValueError(
-            f"Expected one class, or one for each of the {count} images, got {len(each)}. Give one or {count}."
-        )
-    numbers = [_by_name(model, t, names, total) if isinstance(t, str) else _by_number(model, t, total) for t in each]
+        raise ValueError(f"Expected one class, or one for each of {count} images, got {len(each)}.")
+    if any(isinstance(t, str) for t in each) and names is None:
+        names = label_names(model, total)
+    numbers = [_by_name(model, t, names, total) if isinstance(t, str) else operator.index(t) for t in each]
+    if wrong := [number for number in numbers if not 0 <= number < total]:
+        raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {wrong[0]}.")
     return torch.tensor(numbers, device=logits.device)
 
 
-def _by_number(model: nn.Module, target, total: int) -> int:
-    try:
-        number = operator.index(target)
-    except TypeError:
-        raise TypeError(
-            "A target is a class number, a class name, a sequence with one for each image, None for the predicted "
-            "class, or a question such as `vitlens.attribution.like(picture)`, got "
-            f"{target!r:.80} ({type(target).__name__})."
-        ) from None
-    if isinstance(target, bool) or not 0 <= number < total:
-        raise ValueError(
-            f"{model_name(model)} has {total} classes, numbered from 0 to {total - 1}, but class {target} was asked "
-            "for. Give one of these."
-        )
-    return number
-
-
-def _is_number(name: str) -> bool:
-    return name.strip().removeprefix("-").isdecimal()
-
-
 def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
-    names = label_names(model, total) if names is None else names
-    if names is None and _is_number(target):
-        return _by_number(model, int(target), total)
-    if names is None:
-        raise ValueError(
-            f"The names of {model_name(model)}'s classes are unknown, so {target!r} cannot be found among them. Give "
-            f"the class as a number from 0 to {total - 1}, or all names in order (`names=[…]`)."
-        )
-    if len(names) != total:
-        raise ValueError(f"{model_name(model)} has {total} classes, got {len(names)} names. Give one for each class.")
     wanted = target.strip().lower()
-    synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names]
-    found = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]
-    found = found or [i for i, parts in enumerate(synonyms) if wanted in parts]
-    if len(found) > 1:
-        raise ValueError(
-            f"{len(found)} classes of {model_name(model)} are called {target!r}: "
-            f"{', '.join(f'{i} ({names[i]})' for i in found)}. Give the number of one."
-        )
-    if not found and _is_number(wanted):
-        return _by_number(model, int(wanted), total)
-    if not found:
-        known: dict[str, list[str]] = {}
-        for part in (part for parts in synonyms for part in parts[1:]):
-            for key in {part, *part.split()}:
-                known.setdefault(key, []).append(part)
-        keys = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
-        close = {part for key in keys for part in known[key]}
-        nearest = sorted(close, key=lambda part: (-difflib.SequenceMatcher(None, wanted, part).ratio(), part))
-        numbers = f"Give another name, or a number from 0 to {total - 1}."
-        hint = f"Did you mean {', '.join(nearest[:3])}?" if close else numbers
-        raise ValueError(f"{model_name(model)} has no class called {target!r}. {hint}")
-    return found[0]
+    synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names or ()]
+    numbers = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]
+    numbers = numbers or [i for i, parts in enumerate(synonyms) if wanted in parts]
+    if len(numbers) > 1:
+        raise ValueError(f"Several classes are called {target!r}: {numbers}. Give the number of one.")
+    if numbers:
+        return numbers[0]
+    if wanted.removeprefix("-").isdecimal():
+        return int(wanted)
+    known = {word: part for parts in synonyms for part in parts[1:] for word in (*part.split(), part)}
+    close = {known[word]: None for word in difflib.get_close_matches(wanted, known, n=3)}
+    hint = f"Did you mean {', '.join(close)}?" if close else f"Give a number from 0 to {total - 1}."
+    unnamed = "" if names else " Its classes have no names."
+    raise ValueError(f"{model_name(model)} has no class called {target!r}.{unnamed} {hint}")

@@ -146,7 +146,7 @@ def explain(
 
 def _question(target: str, against: str, like: list[Path], text: list[str]) -> tuple[object, object]:
     """target and against as `vitlens.reports.explanation` takes them."""
-    from vitlens.attribution import features
+    from vitlens.attribution import target as targets
 
     if bool(target) + bool(like) + bool(text) > 1:
         raise ValueError("One thing is explained at a time. Give one of --target, --like and --text.")
@@ -154,9 +154,9 @@ def _question(target: str, against: str, like: list[Path], text: list[str]) -> t
         raise ValueError("A contrast is between two texts, but more were given. Give --text twice.")
     if text:
         texts = [*text, *([against] if against else [])]
-        return (*map(features.text, texts), None)[:2]
+        return (*map(targets.text, texts), None)[:2]
     if like:
-        return features.centroid(like), features.like(Path(against)) if against else None
+        return targets.like(like), targets.like(Path(against)) if against else None
     return target or None, against or None
 
 

@@ -14,9 +14,8 @@ from pandas import DataFrame, Series, concat
 from torch import Tensor, nn
 
 from vitlens import faithfulness
-from vitlens.attribution import explained, methods
-from vitlens.attribution.forward import require_said
-from vitlens.attribution.target import ClassTarget, NothingToAsk, Question, Target, bound
+from vitlens.attribution import SHARED, explained, methods
+from vitlens.attribution.target import ClassTarget, NothingToExplain, Similarity, Target
 from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import architecture, label_names, probabilities, restore
@@ -69,9 +68,9 @@ def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
 def explanations(
     model: nn.Module,
     images: Iterable[tuple[str, object]],
-    target: int | str | Question | None = None,
+    target: int | str | Similarity | None = None,
     *,
-    against: int | str | Question | None = None,
+    against: int | str | Similarity | None = None,
     names: Sequence[str] | None = None,
     baseline: str = "mean",
     step: int | None = None,
@@ -84,7 +83,7 @@ def explanations(
     """Explain picture after picture why a model gives it a class, by several methods, each scored.
 
     images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, None for
-    what is predicted, or a question such as `vitlens.attribution.like(picture)`. against: another class or question, to
+    what is predicted, or a function such as `vitlens.attribution.like(picture)`. against: another class or function, to
     ask why the target rather than that one. names: the methods, by default the quick ones (without legrad for a wrapped
     model, and for a model that reads no single row of attention without those that start from it). on_error: called
     with a sentence for a picture that cannot be read, whose predicted class is `against`, or that is compared with
@@ -98,9 +97,8 @@ def explanations(
     if no picture is left.
     """
     model, found = unwrap(model), 0
-    if isinstance(target, Question):
-        require_said(model, target)
-    target, against = bound(model, target, against)
+    if isinstance(target, Similarity):  # what it is compared with is the same for all images
+        target, against = target.bound(model), against.bound(model) if against else None
     chosen = methods(names)
     if names is None and transformer(model) is not model:  # whose head is not that of the model inside
         chosen = {name: method for name, method in chosen.items() if method.needs != "readings"}
@@ -109,21 +107,19 @@ def explanations(
         try:
             with _as_given(model, x):
                 forward = explained(model, x, target, against=against, needs=needs)
-        except NothingToAsk as error:
-            if on_error is None or not (target is None or isinstance(target, Target)):
+        except NothingToExplain as error:
+            if on_error is None or not (target is None or isinstance(target, Similarity)):
                 raise
             on_error(f"{name} is left out. {error}")
             continue
-        asked, grid, maps = forward.target, forward.grid, {}
+        asked, grid, maps = forward.target, forward.attn.grid, {}
         for label, method in chosen.items():
             if names is None and grid.readout is None and "query" in method.options:
                 continue  # it starts from the row of attention that is read, and there is none
-            if method.needs in forward.captures:
-                maps[label] = method.of(forward.captures[method.needs])
-            else:
-                maps[label] = method(model, x, asked.arguments[0], against=asked.arguments[1])
+            maps[label] = method(forward) if method.needs in SHARED else method(model, x, asked)
             on_part(f"{name}, {label}")
-        forward.captures.clear()  # or they would lie in memory beside the batches of the scores
+        output = forward.output
+        del forward  # or its capture would lie in memory beside the batches of the scores
         score, step = score or next(iter(asked.measures)), step or faithfulness.usual_step(grid.patches)
         scored = {"score": score, "baseline": baseline, "step": step}
         scores = faithfulness.table(model, x, maps, asked, grid=grid, **scored, **options)
@@ -133,7 +129,7 @@ def explanations(
         maps = {label: values[0].float().cpu() for label, values in maps.items()}
         yield Explanation(
             name, restore(model, x)[0], grid, maps=maps, scores=scores, under=asked.measures[scored["score"]],
-            **_question(model, asked, forward.said),
+            **_question(model, asked, output),
         )  # fmt: skip
     if not found:
         raise ImageError("None of the images is left, so there is nothing to explain.")

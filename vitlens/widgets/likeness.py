@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlens.attribution import features
-from vitlens.attribution.target import Question
+from vitlens.attribution.target import Similarity, like, text
 from vitlens.models import built_size, preprocess
 from vitlens.recorder.running import evaluating
 from vitlens.recorder.supported import family
@@ -32,19 +31,17 @@ class Likeness:
     image: Image.Image | None = field(default=None, compare=False, repr=False)
     size: tuple[int, int] | None = None
 
-    def question(self, shown: object) -> Question:
-        """The same as a `Question`. shown: the picture, as it is or as the model's input."""
-        return features.text(self.name) if self.image is None else features.like(shown, name=f"“{self.name}”")
+    def target(self, shown: object = None) -> Similarity:
+        """The same as a target of any method. shown: the picture, as it is or as the model's input."""
+        return text(self.name) if self.image is None else like(shown, name=f"“{self.name}”")
 
 
 def goal(subject: Subject, choice: Choice, wanted: Callable[[], bool]) -> tuple[object, object]:
     """target and against, as every method takes them."""
-    target, against = asked(subject, choice)
-    if not isinstance(target, Likeness):
-        return target, against
-    others = [each for each in (target, against) if each is not None]
-    (question, vector), *other = [(each.question(each.image), _vector(subject, each, wanted)) for each in others]
-    return question.along(vector, *(other[0] if other else ())), None
+    return tuple(
+        replace(each.target(each.image), vector=_vector(subject, each, wanted)) if isinstance(each, Likeness) else each
+        for each in asked(subject, choice)
+    )
 
 
 def called(subject: Subject, asked_for: int | Likeness, wanted: Callable[[], bool]) -> str:
@@ -72,9 +69,9 @@ def _vector(subject: Subject, liked: Likeness, wanted: Callable[[], bool]) -> Te
     def made() -> Tensor:
         model = subject.model
         if liked.image is None:
-            return liked.question(None).vector(model)
+            return liked.target().bound(model).vector
         batch = preprocess(model, liked.image, size=liked.size or built_size(model)).to(subject.batch)
         with until(model, wanted), switched(model, subject.off, batch, subject.weights):
-            return liked.question(batch).vector(model)
+            return liked.target(batch).bound(model).vector
 
     return subject.once(("direction", liked), made).clone()  # made in inference mode, where autograd takes none

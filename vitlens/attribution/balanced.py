@@ -1,8 +1,8 @@
-"""A forward in which what multiplies is held fixed, so that a logit is a sum of gradient × input, exactly.
+"""Balanced gradients, and a forward in which every multiplier is held fixed, so that a logit is an exact sum.
 
-The weights of attention, the deviations by which norms divide and, where wanted, the gates of activations are constants
-in autograd's graph. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's
-functions, and hooks say where the graph is cut or begins.
+The weights of attention, the deviations by which norms divide and, for balanced gradients, the gates of activations are
+constants for autograd. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's
+functions, and hooks cut the graph or begin it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.attribution.forward import Constants, explaining
+from vitlens.attribution.maps import Constants, captured, checked, explaining, require_layers, score
+from vitlens.attribution.target import bound, of_features, resolved
 from vitlens.recorder.multihead import spelled_out
 from vitlens.recorder.running import full_precision
-from vitlens.recorder.supported import UnsupportedModelError, model_name
+from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
+
+
+def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
+    """(B, rows, cols) gradient × input, summed over the inputs of all layers, with all multipliers held fixed.
+
+    LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the deviations by which norms
+    divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants. So the
+    model is a linear function of each layer's tokens, and gradient × input, summed over all tokens, is the logit minus
+    what the biases add. That is checked for the first layer. The gradients are those of CP-LRP in LXT (Ali et al.
+    2022). Arguments as in `vitlens.attribution`.
+    """
+    model, images = checked(model, images, target)
+    target, against = bound(model, target, against)
+    first, *others = family(transformer(model)).blocks
+    tokens = []
+    hooks = [(first.register_forward_pre_hook, lambda _, args: (leaf(args[0], tokens), *args[1:]))]
+    hooks += [(block.register_forward_pre_hook, lambda _, args: tokens.append(args[0])) for block in others]
+    for mlp in model.modules():
+        if "glu" in type(mlp).__name__.lower() and hasattr(mlp, "act"):  # one half is a gate of the other
+            hooks.append((mlp.act.register_forward_hook, lambda _, args, out: held(out)))
+    with held_fixed(model, images, hooks, activations=True) as zeros:
+        attn, output = captured(model, images, of_features(target))
+        target = resolved(model, output, target, against, names)
+        *by_tokens, by_zeros = torch.autograd.grad(
+            score(output, target, linear=True), [*tokens, zeros], allow_unused=True, materialize_grads=True
+        )
+    require_layers(model, target, torch.stack([by.flatten(1).any(1) for by in by_tokens]))
+    written = [product(each, by) for each, by in zip(tokens, by_tokens, strict=True)]
+    require_sum(model, torch.cat([written[0], by_zeros[:, None]], 1), target.score(output.detach()))
+    return attn.grid.image_map(torch.stack(written).sum(0))
 
 
 @contextlib.contextmanager
 def held_fixed(model: nn.Module, images: Tensor, hooks: list, *, activations: bool = False) -> Iterator[Tensor]:
-    """In this block, a forward is linear in autograd's eyes. Yields the (B,) zeros that stand for biases.
+    """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
-    hooks: pairs of a module's method that registers a hook, and the hook; they see this thread alone.
+    hooks: pairs of a module's method that registers a hook, and the hook; they see this thread alone. activations: hold
+    the gates of activations fixed too.
     """
     thread = threading.get_ident()
 
@@ -47,18 +79,13 @@ def product(values: Tensor, gradient: Tensor) -> Tensor:
     return (values.detach().to(wide) * gradient.to(wide)).sum(-1)
 
 
-def refuse_apart(model: nn.Module, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
-
-
 def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
     """Raise UnsupportedModelError unless the parts, (B, parts), sum to the logits, (B,), up to rounding."""
     off = (parts.sum(1) - logits).abs() / parts.abs().sum(1).clamp_min(torch.finfo(parts.dtype).tiny)
     if not (off <= torch.finfo(logits.dtype).eps ** 0.5).all():
-        raise refuse_apart(
-            model,
-            f"its parts miss the logit by {off.max():.2g} of their size, so something in it is neither linear nor a "
-            "known norm, attention or MLP",
+        raise UnsupportedModelError(
+            f"vitlens cannot take the logits of {model_name(model)} apart: its parts miss the logit by {off.max():.2g} "
+            "of their size, so a part is neither linear nor a known norm, attention or MLP."
         )
 
 
@@ -69,18 +96,17 @@ def held(tensor: Tensor) -> Tensor:
 
 
 def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
-    """The tensor, detached and made a new leaf of autograd's graph, which is appended to `leaves`."""
+    """The tensor as a new leaf of autograd's graph, which is appended to `leaves`."""
     with torch._C.DisableTorchFunction():
         leaves.append(tensor.detach().requires_grad_())
     return leaves[-1]
 
 
 class _Fixed(Constants):
-    """Make autograd treat attention weights and the deviations in norms as constants, too, so that its graph is linear.
+    """Make attention weights and the deviations in norms constants for autograd, too, so that its graph is linear.
 
     All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
-    by 1 + zeros, so the gradient by the zeros is what all of them add, image by image. activations: the gates of
-    activations are constants, too.
+    by 1 + zeros, so the gradient by the zeros is what all of them add, image by image.
     """
 
     def __init__(self, model: nn.Module, zeros: Tensor, activations: bool):
@@ -96,7 +122,7 @@ class _Fixed(Constants):
                 kwargs = {**kwargs, "attn_mask": held(kwargs["attn_mask"])}
             return super().__torch_function__(func, types, (query, key, value, *rest), kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
-        with torch._C.DisableTorchFunction():  # what stands in for it is no call of the model, for outer modes to see
+        with torch._C.DisableTorchFunction():  # outer modes must not see what replaces the call
             return self._linear(func, result, *args, **kwargs)
 
     def _linear(self, func: Callable, result: object, *args, **kwargs):

@@ -1,0 +1,447 @@
+"""Maps of a target from one forward and one backward, and what all methods share: `explained`, `explaining`.
+
+Parameters enter every torch function detached, so autograd keeps nothing for their sake, frozen models work like any
+other, no `.grad` and no `requires_grad` is touched, and threads do not interfere.
+
+Shapes: B batch, L layers, H heads, T tokens, Q queries of one block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitlens import attention
+from vitlens.attribution.target import Target, bound, of_classes, of_features, resolved
+from vitlens.models import require_classes
+from vitlens.recorder.arguments import layer_number
+from vitlens.recorder.interception import watching_graph
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.recording import Attention, capture, cut_graph, no_gradient
+from vitlens.recorder.running import evaluating, full_precision, require_images, run, switched_off, taking
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, model_name, transformer, unwrap
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One forward and one backward, from which the quick methods make their maps: `relevance(explained(…))`.
+
+    output: (B, classes) logits, or (B, D) features. attn: the capture, whose layers know the gradient of the score.
+    readings: the same capture, whose layers know the gradient of the score that is read right after each of them.
+    inputs: what the attention of each wanted layer is given, (B, T, C), and the gradient of the score by it.
+    """
+
+    attn: Attention
+    output: Tensor | None = None
+    target: Target | None = None
+    readings: Attention | None = None
+    inputs: tuple[int, Tensor, Tensor] | None = None
+
+
+def explained(
+    model: nn.Module | Attention | Explained,
+    images: Tensor | None = None,
+    target: object = None,
+    *,
+    against: object = None,
+    names: Sequence[str] | None = None,
+    needs: Collection[str] = ("gradients",),
+    layer: int = -1,
+) -> Explained:
+    """Run the model once, and differentiate it once.
+
+    model, images, target, against, names: as in `vitlens.attribution`. In place of the model it takes a capture that
+    was differentiated, or an `Explained`, which is returned. needs: any of "capture", "gradients", "readings" and
+    "inputs", those of `layer`; see `Explained`.
+    """
+    if isinstance(model, Explained):
+        return model
+    if isinstance(model, Attention):
+        return Explained(model)
+    needs = set(needs)
+    backward = bool(needs & {"gradients", "readings", "inputs"})
+    model, images = checked(model, images, target)
+    target, against = bound(model, target, against)
+    inner = transformer(model)
+    modules = attention_modules(inner)
+    layer = layer_number(len(modules), layer)
+    given, keep_given = _keeper()
+    tokens, keep_tokens = _keeper()
+    readings = inputs = None
+    with explaining(model, gradients=backward):
+        with contextlib.ExitStack() as hooks:
+            if "inputs" in needs:
+                hooks.enter_context(_inputs(family(inner).blocks[layer], modules[layer], keep_given))
+            for block in family(inner).blocks if "readings" in needs else []:
+                hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep_tokens(output)))
+            attn, output = captured(model, images, of_features(target), gradients=backward)
+        target = resolved(model, output, target, against, names)
+        if "readings" in needs:
+            readings = _read(model, attn, tokens, output, target, keep_graph=needs != {"readings"})
+        if needs & {"gradients", "inputs"}:
+            by_given = attn.differentiate(score(output, target), also=given)
+            require_layers(model, target, attn.reached())
+            if given:
+                inputs = layer, torch.cat([each.detach() for each in given], -1), torch.cat(by_given, -1)
+    return Explained(attn, output.detach(), target, readings, inputs)
+
+
+def _read(
+    model: nn.Module, attn: Attention, tokens: list[Tensor], output: Tensor, target: Target, *, keep_graph: bool
+) -> Attention:
+    """A twin of the capture whose layers know the gradient of the score read right after each of them, by the model's
+    own final norm, pooling and head."""
+    inner, readings = transformer(model), attn.twin()
+    about = family(inner)
+    outputs = [about.pooling(each) if target.of_features else about.head(each) for each in tokens]
+    if inner is not model and not torch.equal(outputs[-1], output):
+        raise ValueError(
+            f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} has another "
+            "one. Use another method, such as relevance or grad_cam."
+        )
+    readings.differentiate([score(each, target) for each in outputs], keep_graph=keep_graph)
+    require_layers(model, target, readings.reached())
+    return readings
+
+
+def checked(model: nn.Module, images: Tensor, target: object = None) -> tuple[nn.Module, Tensor]:
+    """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
+    explained."""
+    model = unwrap(model)
+    attention_modules(model if of_features(target) else transformer(model))
+    if of_classes(target):
+        require_classes(model)
+    require_images(images, model)
+    with torch.inference_mode(False):
+        images = images.clone() if images.is_inference() else images.detach()
+        return model, images.to(next(model.parameters()))
+
+
+def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
+    """(B, classes) logits, or (B, D) features: the input of the classifier, or the output of a model without one."""
+    return family(unwrap(model)).pooled(images) if features else run(model, images)
+
+
+def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
+    """A capture of the Vision Transformer that `model` is or wraps, and the outputs of `model`.
+
+    options: those of `capture`. Where a wrapper pools the tokens itself, the grid has no read-out. Raises ValueError
+    where a wrapper resizes the images, because the map would not lie on them.
+    """
+    inner, (returned, keep) = transformer(model), _keeper()
+    with inner.register_forward_hook(lambda _, args, output: keep(output)), capture(inner, **options) as attn:
+        output = outputs_of(model, images, features)
+    if inner is model:
+        return attn, output
+    of_inner = returned[-1] if returned else None
+    if getattr(of_inner, "logits", of_inner) is output:
+        require_classes(inner)
+    elif not isinstance(of_inner, Tensor):
+        attn.grid = replace(attn.grid, readout=None)
+    if attn.grid.image != tuple(images.shape[-2:]):
+        raise ValueError(
+            f"{model_name(model)} resizes images of {tuple(images.shape[-2:])} to {attn.grid.image} pixels, so the map "
+            "would not lie on them. Resize the images first."
+        )
+    return attn, output
+
+
+@contextlib.contextmanager
+def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants | None = None) -> Iterator[None]:
+    """In this block the model can be run in eval mode, and differentiated; afterwards it is as it was.
+
+    constants: the mode that makes its parameters constants, by default `Constants(model)`.
+    """
+    with taking(model), evaluating(model), contextlib.ExitStack() as modes:
+        if gradients:
+            # Checkpointing would run the blocks again, in the threads of the backward pass.
+            modules = family(transformer(model)).recomputing
+            for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
+                modes.enter_context(mode)
+            modes.enter_context(constants or Constants(model))
+            if constants is None:  # others detach what they hold fixed
+                modes.enter_context(watching_graph(model, partial(_refuse_cut, model)))
+        else:
+            modes.enter_context(torch.no_grad())
+        yield
+
+
+def score(output: Tensor, target: Target, *, linear: bool = False) -> Tensor:
+    """The sum of the images' scores: its gradient by an image is that of the image's score.
+
+    linear: as a linear function of the output.
+    """
+    if linear:
+        return target.linear(output).sum()
+    target.require_slope(output.detach())
+    return target.score(output).sum()
+
+
+def _refuse_cut(model: nn.Module, where: str) -> None:
+    raise UnsupportedModelError(cut_graph(model_name(model), where))
+
+
+def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
+    """Raise ValueError if the gradient of an image is all zero in a layer: its map would look like a finding.
+
+    reached: (L, B), as `attn.reached()`.
+    """
+    for layer, image in (~reached).nonzero()[:1].tolist():
+        raise ValueError(no_gradient(model_name(model), target.called(image), layer))
+
+
+@contextlib.contextmanager
+def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callable[[Tensor], None]) -> Iterator[None]:
+    """In this block, keep what the attention is given. Autograd's graph begins with the model's block at the latest."""
+    thread = threading.get_ident()
+
+    def begin(_, args: tuple) -> tuple:
+        if threading.get_ident() != thread or args[0].requires_grad:
+            return args
+        return (args[0].detach().requires_grad_(), *args[1:])
+
+    def given(_, args: tuple, named: dict) -> None:  # some pass it by name
+        keep(args[0] if args else named["hidden_states"])
+
+    with contextlib.ExitStack() as hooks:
+        hooks.enter_context(block.register_forward_pre_hook(begin))
+        for _, module in modules:
+            if hasattr(module, "in_norm"):
+                # A ParallelScalingBlock is its own attention, which does not read what the block is given.
+                hook = module.in_norm.register_forward_hook(lambda _, args, output: keep(output))
+            else:
+                hook = module.register_forward_pre_hook(given, with_kwargs=True)
+            hooks.enter_context(hook)
+        yield
+
+
+def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
+    """A list, and a function that appends to it what this thread gives."""
+    kept, thread = [], threading.get_ident()
+
+    def keep(tensor: Tensor) -> None:
+        if threading.get_ident() == thread:
+            kept.append(tensor)
+
+    return kept, keep
+
+
+class Constants(TorchFunctionMode):
+    """Detach the parameters in this block. Enter it before a capture, which names layers by the parameters."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.parameters = {id(p): p for p in model.parameters()}  # and no others': captum fits models of its own
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = {name: self._constant(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._constant, args), **kwargs)
+
+    def _constant(self, value):
+        if type(value) in (list, tuple):
+            return type(value)(map(self._constant, value))
+        return value.detach() if id(value) in self.parameters else value
+
+
+def rollout(
+    model, images=None, target=None, *, query: tuple[int, int] | None = None, head_fusion: str = "mean", discard=0.0
+) -> Tensor:
+    """(B, rows, cols) attention rollout (Abnar and Zuidema 2020), the same for every target.
+
+    See `vitlens.attention.rollout`, also for query, head_fusion and discard.
+    """
+    attn = explained(model, images, target, needs=("capture",)).attn
+    return attention.rollout(attn, query, head_fusion, discard)
+
+
+def relevance(
+    model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None
+) -> Tensor:
+    """(B, rows, cols) relevance of each patch to what the head reads, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
+
+    R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
+    of the target's logit. The map is the read-out's row of R − I, R = (I + Ā_L) ⋯ (I + Ā_1), without its prefix tokens
+    and not rescaled. It is pulled back from the top, r ← r + r·Ā, so R is never formed. I is left out because a mean
+    over patches reads the patches themselves; for a class token this changes nothing. An attention pool is one more
+    layer.
+
+    model, images, target, against, names: as in `vitlens.attribution`. query: (row, column) of a patch, to start from
+    instead of the read-out.
+    """
+    attn = explained(model, images, target, against=against, names=names).attn
+    read, moved = _readout(attn, query)
+    for layer in reversed(attn):
+        moved = moved + _pulled(layer, read + moved)
+    return attn.grid.image_map(moved)
+
+
+def gradient_rollout(
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    query: tuple[int, int] | None = None,
+    head_fusion: str = "mean",
+) -> Tensor:
+    """(B, rows, cols) rollout of attention × gradient, from the read-out to the patches.
+
+    Abnar and Zuidema's rollout (2020), the read-out's row of Â_L ⋯ Â_1 with Â = (G + I) / row sum, in which G takes the
+    place of the attention A. With ∇A the gradient of the target's logit,
+
+    * head_fusion="mean": G = (mean over heads of A ⊙ ∇A)⁺, as in Gildenblat's vit-explain (2020), but each layer is
+      paired with its own gradient;
+    * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
+
+    The row is pulled back through the layers from the top, so no T × T matrix is formed. Prefix tokens are dropped and
+    nothing is rescaled. What reaches a patch through identities alone is left out: a mean over patches reads the
+    patches themselves, and the identities would carry that into the map. An attention pool is one more layer, without
+    identity. Arguments as in `relevance`.
+    """
+    if head_fusion not in ("mean", "positive"):
+        raise ValueError(f'head_fusion must be "mean" or "positive", got {head_fusion!r}.')
+    attn = explained(model, images, target, against=against, names=names).attn
+    still, moved = _readout(attn, query)  # `still` has passed identities only
+    moved /= moved.sum(-1, keepdim=True).clamp_min_(torch.finfo(moved.dtype).tiny)
+    for layer in reversed(attn):
+        row, pulled = still + moved, torch.zeros_like(moved)
+        for queries, product in attention_times_gradient(layer, row):
+            fused = product.mean(1).clamp_(min=0) if head_fusion == "mean" else product.clamp_(min=0).mean(1)
+            total = fused.sum(-1) + 1
+            with full_precision(row.device):
+                pulled += torch.einsum("bq,bqk->bk", row[:, queries] / total, fused)
+            pulled[:, queries] += moved[:, queries] / total
+            still[:, queries] /= total
+        moved = pulled
+    return attn.grid.image_map(moved)
+
+
+def attention_gradient(
+    model,
+    images=None,
+    target=None,
+    *,
+    against=None,
+    names=None,
+    layer: int | None = None,
+    query: tuple[int, int] | None = None,
+) -> Tensor:
+    """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
+
+    The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
+
+    layer: its number, −1 for the last block; by default the last attention before the head, which is the pool's in a
+    model with an attention pool. Other arguments as in `relevance`. Raises ValueError for a query that no gradient
+    reaches there: in a model that reads its class token, every patch in the last layer.
+    """
+    attn = explained(model, images, target, against=against, names=names).attn
+    read, pooled = _readout(attn, query)
+    if layer is None and query is None and attn.pool is not None:
+        return attn.grid.image_map(pooled)
+    chosen = attn[-1 if layer is None else layer]
+    if query is not None and not chosen.gradient[:, :, attn.grid.position(query)].any():
+        raise ValueError(f"No gradient reaches patch {query} in {chosen.name}. Give an earlier layer, or no query.")
+    return attn.grid.image_map(_pulled(chosen, read + pooled))
+
+
+def legrad(model, images=None, target=None, *, against=None, names=None, first: int = 0) -> Tensor:
+    """(B, rows, cols) LeGrad (Bousselham et al., ICCV 2025, arXiv 2404.03214).
+
+    The tokens Z_l that leave layer l are read as if it were the last, by the model's own final norm, pooling and head:
+    s_l = head(pool(norm(Z_l))), the logit of the target. The map is the mean over layers of (∂s_l/∂A_l)⁺, averaged over
+    heads and over all T queries; it is not multiplied by A_l. Prefix tokens are dropped. The authors sum over layers
+    and stretch to 0…1 at the end, which is left to whoever draws the map; for models with an attention pool they take
+    the gradient of the pool's map, while here every model is read through its layers.
+
+    first: the first layer of the mean (the authors' code takes the last two: −2). Other arguments as in `relevance`.
+    """
+    attn = explained(model, images, target, against=against, names=names, needs=("readings",)).readings
+    total = [_received(attn[number]) for number in range(layer_number(len(attn), first), len(attn))]
+    return attn.grid.image_map(torch.stack(total).mean(0))
+
+
+def grad_cam(model, images=None, target=None, *, against=None, names=None, layer: int = -1) -> Tensor:
+    """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
+
+    The activation a_pc of patch p is what the attention reads: the output of the block's `norm1`, where
+    pytorch-grad-cam puts its hook on a ViT, or the block's input where the block normalizes afterwards. The map is
+    (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit; prefix tokens are dropped,
+    nothing is rescaled. It is not taken after the last attention, because the class token reads no patch there, so
+    every patch's gradient is zero. Blocks with two attentions side by side have the channels of both. Where attention
+    and MLP share one norm, its output is the activation, read by both; where the block normalizes afterwards, its input
+    also goes on past the attention. ∂y/∂a_pc counts both ways.
+
+    layer: its number, −1 for the last. Other arguments as in `relevance`.
+    """
+    run = explained(model, images, target, against=against, names=names, needs=("inputs",), layer=layer)
+    number, *parts = run.inputs
+    if layer_number(len(run.attn), layer) != number:
+        raise ValueError(f"The inputs of layer {number} were recorded, not those of layer {layer}.")
+    grid, wide = run.attn.grid, torch.promote_types(parts[0].dtype, torch.float32)
+    activation, gradient = (part[:, grid.prefix :].to(wide) for part in parts)
+    values = (activation * gradient.mean(1, keepdim=True)).sum(-1).clamp_(min=0)
+    return values.unflatten(-1, (grid.rows, grid.cols))
+
+
+def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """The row from which a map starts, as two (B, T) parts: what is read from the tokens, and what a pool gives them.
+
+    What is read is the patch `query`, (row, column), or the grid's read-out. An attention pool is one more layer, whose
+    only queries are its latents: its part is (A ⊙ ∂score/∂A)⁺, mean over heads, so it depends on the target too. Raises
+    ValueError for a model that reads no weighted sum of its tokens.
+    """
+    grid, like = attn.grid, attn[0].q
+    read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
+    if query is not None:
+        row, column = query
+        read[:, grid.position((row, column))] = 1.0
+    elif grid.readout is None:
+        raise ValueError(
+            f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all tokens, "
+            "or is done by a wrapper), so this map has no row to start from. Give a patch, `query=(row, column)`, or "
+            "use another method, such as legrad or grad_cam."
+        )
+    elif attn.pool is None:
+        read += grid.readout.to(read)
+    else:  # of several latents, those that are not read have no gradient
+        product = attn.pool.weights() * attn.pool.weights_gradient()
+        pooled[:, grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
+    return read, pooled
+
+
+def _blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:
+    """Yield the positions of the wanted queries, as many at a time as one block of rows holds. wanted: (T,) bool."""
+    batch, heads, tokens, _ = layer.k.shape
+    size = max(8, attention.BLOCK.get(wanted.device.type, attention.BLOCK["cpu"]) // (batch * heads * tokens))
+    yield from wanted.nonzero().flatten().split(size)
+
+
+def attention_times_gradient(layer: Layer, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (queries (Q,), A ⊙ ∂score/∂A (B, H, Q, T)) for all queries with a weight in row, (B, T)."""
+    for queries in _blocks(layer, row.ne(0).any(0)):
+        yield queries, layer.logits(queries).softmax(-1).mul_(layer.weights_gradient(queries))
+
+
+def _pulled(layer: Layer, row: Tensor) -> Tensor:
+    """(B, T) row · mean over heads of (A ⊙ ∇A)⁺."""
+    pulled = torch.zeros_like(row)
+    for queries, product in attention_times_gradient(layer, row):
+        with full_precision(row.device):
+            pulled += torch.einsum("bq,bqk->bk", row[:, queries], product.clamp_(min=0).mean(1))
+    return pulled
+
+
+def _received(layer: Layer) -> Tensor:
+    """(B, T) positive gradient of the attention to each token, mean over heads and queries."""
+    total = torch.zeros_like(layer.k[:, 0, :, 0], dtype=layer.wide)
+    for queries in _blocks(layer, layer.gradient.any(-1).any(1).any(0)):  # the others' gradient is zero
+        total += layer.weights_gradient(queries).clamp_(min=0).mean(1).sum(1)
+    return total / layer.q.shape[-2]
