@@ -10,7 +10,7 @@ import torch
 from capture_support import captured
 
 from vitlens import TokenGrid, attention, capture
-from vitlens.recorder.recording import Layer
+from vitlens.recorder.record import Layer
 from vitlens.reports.inspection import contrast
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
 from vitlens.attribution import METHODS
+from vitlens.recorder.record import MULTIHEAD, multihead_attention
 from vitlens.recorder.running import full_precision
 
 
@@ -749,3 +750,32 @@ def test_quantized_layers_have_no_gradients(vit):
     with pytest.raises(UnsupportedModelError, match=r"cut in blocks\.1\.mlp\.fc1"):
         attn.differentiate(logits.sum())
     refuses_maps(model, x, r"cut in blocks\.1\.mlp\.fc1|parts miss the logit")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"need_weights": True}, {"attn_mask": True}, {"pool": True, "bias": False}, {"kdim": 48 + 16}]
+)
+def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
+    torch.manual_seed(0)
+    kdim = options.get("kdim", 48)
+    module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)
+    x, mask = torch.randn(2, 17, 48), torch.rand(17, 17) > 0.9 if options.get("attn_mask") else None
+    keys = x if kdim == 48 else torch.randn(2, 17, kdim)
+    given = (x[:, :2] if options.get("pool") else x, keys, keys)
+    asked = dict(need_weights=options.get("need_weights", False), attn_mask=mask)
+    expected = module(*given, **asked)  # in training mode, whose path is the function's
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is not MULTIHEAD:
+                return func(*args, **(kwargs or {}))
+            seen.append(func)
+            return multihead_attention(lambda func, *args, **named: func(*args[:4], **named), *args, **kwargs)
+
+    with Mode():
+        found = module(*given, **asked)
+    assert seen and torch.equal(found[0], expected[0])
+    assert found[1] is expected[1] is None or torch.equal(found[1], expected[1])
+    with Mode(), pytest.raises(NotImplementedError, match="padding mask"):
+        module(*given, key_padding_mask=torch.zeros(2, 17, dtype=torch.bool))

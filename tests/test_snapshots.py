@@ -9,7 +9,7 @@ import torch
 
 from vitlens import attention, filters, positions
 from vitlens.data import load
-from vitlens.recorder.recording import capture
+from vitlens.recorder.record import capture
 from vitlens.train import fit, snapshots
 from vitlens.train.recipes import recipe
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "vitlens"
 NEVER = {
     "recorder": {"attention", "attribution", "data", "evaluate", "faithfulness", "filters", "paper", "plot", "tokens",
                  "reports", "train"},
-    "plot": {"attribution", "data", "models", "reports", "train", "recorder.recording"},
+    "plot": {"attribution", "data", "models", "reports", "train", "recorder.record"},
     "data": {"attention", "attribution", "evaluate", "faithfulness", "models", "plot", "recorder", "reports", "train"},
     "train": {"attribution", "evaluate", "faithfulness", "plot", "reports"},
     "faithfulness": {"plot", "reports"}, "attribution": {"plot", "reports", "faithfulness"},

@@ -9,7 +9,7 @@ import torch
 from timm_support import read_table, shrunk, survey
 
 from vitlens import attention
-from vitlens.recorder.recording import capture
+from vitlens.recorder.record import capture
 
 VERSION, TABLE = read_table()
 

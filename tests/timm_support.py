@@ -12,7 +12,7 @@ from pathlib import Path
 import timm
 import torch
 
-from vitlens.recorder.recording import capture
+from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules
 from vitlens.stream import require_pre_norm
 

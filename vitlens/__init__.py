@@ -18,7 +18,7 @@ MODULES = {
 MODULES["ablation"] = "evaluate.ablation"
 NAMES = {
     "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.supported",
-    "capture": "recorder.recording", "intervene": "recorder.intervention", "load_image": "images",
+    "capture": "recorder.record", "intervene": "recorder.intervention", "load_image": "images",
     "load_model": "models",
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.running import evaluating, float64, full_precision, require_images, run, taking
 from vitlens.recorder.supported import unwrap
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.arguments import require_count
-from vitlens.recorder.running import float64
+from vitlens.recorder.running import float64, require_count
 from vitlens.recorder.supported import family, unwrap
 
 

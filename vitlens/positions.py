@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.arguments import whole
-from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.grid import TokenGrid, whole
 from vitlens.recorder.running import float64
 from vitlens.recorder.supported import family, unwrap
 

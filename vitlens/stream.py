@@ -39,8 +39,8 @@ from vitlens.attribution.balanced import held, held_fixed, leaf, product, requir
 from vitlens.attribution.maps import attention_times_gradient, captured, checked, explaining, require_layers, score
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.data.files import write
-from vitlens.recorder.arguments import layer_number
-from vitlens.recorder.recording import Attention
+from vitlens.recorder.layer import layer_number
+from vitlens.recorder.record import Attention
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 from vitlens.tokens import features
 

@@ -29,9 +29,9 @@ from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
 from vitlens.evaluate.passage import Passage, Pictures, generator
 from vitlens.evaluate.scores import half_width, paired, proportion
-from vitlens.recorder.arguments import require_count
-from vitlens.recorder.interception import POOL
 from vitlens.recorder.intervention import WORDS, Place
+from vitlens.recorder.record import POOL
+from vitlens.recorder.running import require_count
 
 if TYPE_CHECKING:
     from pandas import DataFrame

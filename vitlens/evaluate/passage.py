@@ -21,10 +21,9 @@ from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.question import Question
 from vitlens.evaluate.reading import normalized_for
 from vitlens.models import class_count, require_classes
-from vitlens.recorder.arguments import require_count
-from vitlens.recorder.interception import POOL, alone
 from vitlens.recorder.intervention import Intervention, Place, head_places, outputs
-from vitlens.recorder.running import evaluating, float64, run, uncompiled
+from vitlens.recorder.record import POOL, alone
+from vitlens.recorder.running import evaluating, float64, require_count, run, uncompiled
 from vitlens.recorder.supported import attention_modules, family, refuse
 
 

@@ -3,7 +3,7 @@
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.recording import capture
+from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError
 
 __all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]

@@ -6,12 +6,19 @@ Everything comes from the model's metadata and the size of its input, never from
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from vitlens.recorder.arguments import whole
+
+def whole(value: object) -> int | None:
+    """A whole number of Python, NumPy or torch as an int, or None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True)

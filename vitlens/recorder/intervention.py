@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.arguments import whole
-from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.interception import POOL, THREAD, Interception, alone, hides_all
+from vitlens.recorder.grid import TokenGrid, whole
+from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.running import evaluating, float64, require_images, run, switched_off, taking, uncompiled
 from vitlens.recorder.supported import attention_modules, family, model_name, refuse, refuse_chance, unwrap
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vitlens.recorder.grid import whole
 from vitlens.recorder.running import full_precision
 from vitlens.recorder.supported import UnsupportedModelError
 
@@ -182,3 +183,13 @@ def joined(calls: list[Layer]) -> Layer:
     cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
     name = " + ".join(c.name for c in calls)
     return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient")))
+
+
+def layer_number(count: int, layer: int) -> int:
+    """The number, from 0, of a layer among `count`; negative ones count from the end. Raises IndexError for a layer
+    that does not exist, and ValueError for what is no whole number."""
+    if whole(layer) is None:
+        raise ValueError(f"A layer is a whole number, −1 the last, got {layer!r}.")
+    if not -count <= layer < count:
+        raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
+    return layer % count

@@ -7,9 +7,11 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
+from vitlens.recorder.grid import whole
 from vitlens.recorder.supported import family, known, model_name
 
 
@@ -174,3 +176,29 @@ def float64(tensor: torch.Tensor) -> torch.Tensor:
 def out_of_memory(error: Exception) -> bool:
     """Whether PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def require_count(**each: object) -> None:
+    """Raise ValueError unless every keyword is a whole number from 1 up."""
+    for name, value in each.items():
+        if (number := whole(value)) is None or number < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) a baseline for all images, or one for each, on their device and in their dtype.
+
+    Raises ValueError unless it is a finite number, or a finite tensor that fits the images.
+    """
+    kinds = int | float | np.number | np.ndarray | torch.Tensor
+    blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None
+    if blank is None or not blank.isfinite().all():
+        came = repr(baseline) if blank is None else "one that is not finite"
+        raise ValueError(f"Expected a finite number or tensor in normalized units as the baseline, got {came}.")
+    try:
+        return blank.to(images).expand_as(images)
+    except RuntimeError:
+        raise ValueError(
+            f"Expected a baseline that fits images of shape {tuple(images.shape)}, got a tensor of shape "
+            f"{tuple(blank.shape)}."
+        ) from None

@@ -66,7 +66,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     """
     from vitlens import attention, filters, positions
     from vitlens.models import class_count, probabilities
-    from vitlens.recorder.recording import capture
+    from vitlens.recorder.record import capture
 
     def principal() -> dict[str, Tensor]:
         components, variance = filters.components(model, COMPONENTS)

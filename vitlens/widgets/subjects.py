@@ -19,7 +19,7 @@ from vitlens import attention, tokens
 from vitlens.images import load_image
 from vitlens.models import architecture, built_size, class_count, label_names, preprocess, probabilities, restore
 from vitlens.recorder.layer import Layer
-from vitlens.recorder.recording import Attention, capture
+from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.running import evaluating, taking
 from vitlens.recorder.supported import family, unwrap
 from vitlens.widgets.paint import enlarged

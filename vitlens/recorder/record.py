@@ -1,0 +1,497 @@
+"""Record the queries and keys that a model passes to fused attention, while it runs, changing nothing.
+
+`torch.nn.functional.scaled_dot_product_attention` is watched for the length of a `with` block by a
+`torch.overrides.TorchFunctionMode`, in one thread. No module is patched and attention stays fused. Rotary embeddings,
+query-key norms, grouped queries, attention biases and masks are right for free, because they are already in q, k and
+mask.
+
+Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
+from vitlens.recorder.running import uncompiled
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    attention_modules,
+    family,
+    gated,
+    model_name,
+    refuse,
+    refuse_chance,
+    unwrap,
+)
+
+POOL = -1  # where the layers are numbered, the number of the attention pool
+
+
+class _Thread(threading.local):
+    """What is at work in this thread."""
+
+    def __init__(self):
+        self.interventions: list[TorchFunctionMode] = []
+        """Those of `vitlens.intervene`, the outermost first."""
+        self.alone: TorchFunctionMode | None = None
+        """The interception that alone sees the forwards run at the moment."""
+
+
+THREAD = _Thread()
+
+
+@contextlib.contextmanager
+def alone(interception: TorchFunctionMode) -> Iterator[None]:
+    """In this block no other interception of this thread sees, or changes, what runs."""
+    before, THREAD.alone = THREAD.alone, interception
+    try:
+        yield
+    finally:
+        THREAD.alone = before
+
+
+MULTIHEAD = F.multi_head_attention_forward
+
+
+def explicit_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_, scale: float = 1.0
+) -> Tensor:
+    """(B, H, Q, K) attention as `MULTIHEAD` computes it with need_weights=True: by products, of scaled queries."""
+    if has_torch_function((query, key, value)):
+        return handle_torch_function(explicit_attention, (query, key, value), query, key, value, mask, scale=scale)
+    return torch.bmm(_weights(query, key, mask), value.flatten(0, 1)).unflatten(0, query.shape[:2])
+
+
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """(B·H, Q, T) softmax of the logits of scaled queries."""
+    q, k = query.flatten(0, 1), key.flatten(0, 1).transpose(-2, -1)
+    if mask is None:
+        return torch.bmm(q, k).softmax(-1)
+    return torch.baddbmm(mask.expand(*query.shape[:-1], key.shape[-2]).flatten(0, 1), q, k).softmax(-1)
+
+
+def multihead_attention(
+    attend: Callable, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int,
+    in_weight: Tensor, in_bias: Tensor | None, bias_k, bias_v, add_zero_attn: bool, dropout: float,
+    out_weight: Tensor, out_bias: Tensor | None, training: bool = True, key_padding_mask=None,
+    need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+    is_causal: bool = False, use_separate_proj_weight: bool = False, **separate,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """PyTorch's `multi_head_attention_forward` with attention run by `attend`.
+
+    The operations and their order are PyTorch's, so outputs are equal bit for bit. In eval mode without gradients,
+    torch.nn.MultiheadAttention has a fast path too. It is off while a mode watches, and its outputs differ from these
+    by rounding. `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good. Raises NotImplementedError for
+    other uses of the module.
+    """
+    extra_keys = add_zero_attn or bias_k is not None or bias_v is not None
+    if extra_keys or key_padding_mask is not None or query.dim() != 3 or key is not value:
+        raise NotImplementedError(
+            "torch.nn.MultiheadAttention is called with a padding mask, extra keys or without a batch, "
+            "which vitlens does not know"
+        )
+    length, batch, _ = query.shape
+    if use_separate_proj_weight:
+        biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
+        matrices = (separate[f"{name}_proj_weight"] for name in "qkv")
+        q, k, v = (F.linear(*each) for each in zip((query, key, value), matrices, biases, strict=True))
+    elif query is key:
+        q, k, v = _unpacked(F.linear(query, in_weight, in_bias), 3, width)
+    else:
+        (w_q, w_kv), (b_q, b_kv) = in_weight.split([width, 2 * width]), (None, None)
+        if in_bias is not None:
+            b_q, b_kv = in_bias.split([width, 2 * width])
+        q = F.linear(query, w_q, b_q)
+        k, v = _unpacked(F.linear(key, w_kv, b_kv), 2, width)
+    mask = None if is_causal and not need_weights else attn_mask
+    if mask is not None and mask.dtype == torch.bool:  # True hides, here
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+    if mask is not None:
+        mask = mask[None, None] if mask.dim() == 2 else mask.view(batch, heads, -1, key.shape[0])
+    q, k, v = (t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads)) for t in (q, k, v))
+    weights, dropout = None, dropout if training else 0.0
+    if need_weights:
+        q = q * math.sqrt(1.0 / float(q.shape[-1]))
+        output = attend(explicit_attention, q, k, v, mask, dropout, is_causal, scale=1.0)
+        weights = _weights(q, k, mask).unflatten(0, (batch, heads))
+        weights = weights.mean(1) if average_attn_weights else weights
+    else:
+        output = attend(F.scaled_dot_product_attention, q, k, v, mask, dropout, is_causal)
+    output = output.permute(2, 0, 1, 3).reshape(batch * length, width)
+    return F.linear(output, out_weight, out_bias).view(length, batch, -1), weights
+
+
+def _unpacked(packed: Tensor, parts: int, width: int) -> Tensor:
+    """(parts, T, B, D) projections from (T, B, parts·D)."""
+    return packed.unflatten(-1, (parts, width)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+
+
+def tensors_of(values: object) -> list[Tensor]:
+    """All tensors among values, including those in lists, tuples and dictionaries."""
+    if isinstance(values, Tensor):
+        return [values]
+    inside = values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    return [tensor for value in inside for tensor in tensors_of(value)]
+
+
+@contextlib.contextmanager
+def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
+    """In this block, call `report` with the name of every module of the model, run by this thread, whose input requires
+    gradients while its output does not: by no_grad, detach or quantized weights. Autograd would return the gradients of
+    another function."""
+    names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
+
+    def look(module: nn.Module, args: tuple, output: object) -> None:
+        if threading.get_ident() != thread or module not in names:
+            return
+        with torch._C.DisableTorchFunction():
+            outputs = [t for t in tensors_of(output) if t.is_floating_point()]
+            lost = outputs and not any(t.requires_grad for t in outputs) or ".quantized" in type(module).__module__
+            given = [t for t in tensors_of(args) if not isinstance(t, nn.Parameter)]
+            if lost and any(t.requires_grad for t in given):
+                report(names[module] or type(module).__name__)
+
+    hook = nn.modules.module.register_module_forward_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Interception(TorchFunctionMode):
+    """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image.
+
+    A subclass says in `attend` what becomes of a call of fused attention: (layer, call, name), the function and its
+    arguments; what it returns goes on into the model. grid: known from before, for a model that is run from a block on.
+    """
+
+    def __init__(self, model: nn.Module, modules: list, grid: TokenGrid | None = None):
+        super().__init__()
+        self.model, self.grid, self.family = model, grid, family(model)
+        self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
+        self.parameters = {id(p): p for p in model.parameters()}  # held, or the ids of freed ones would be others' soon
+        self.owner = dict.fromkeys(self.parameters)  # None: not an attention's
+        self.owner |= {
+            id(p): (i, j, name)
+            for i, layer in enumerate(modules)
+            for j, (name, module) in enumerate(layer)
+            for p in module.parameters()
+        }
+        if (pool := self.family.pool) is not None:
+            for module in (*self.family.before_pool, pool):
+                self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
+        self.embed = {id(p) for p in self.family.embedding.parameters()}
+        self.pads, self.channels = self.family.pads, self.family.channels
+        self.image: Tensor | None = None
+        self.padded: dict[int, tuple[Tensor, Tensor]] = {}
+        self.begun = False  # the first layer was seen: from now on the grid stays
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if THREAD.alone not in (None, self):
+            return func(*args, **kwargs)
+        if func in (F.scaled_dot_product_attention, explicit_attention):
+            return self._attention(func, *args, **kwargs)
+        tensors = tensors_of([*args, *kwargs.values()])
+        for tensor in tensors:
+            if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter):
+                self.layer = self.owner.get(id(tensor))  # one of another model, which runs in between, ends the layer
+        if not self.begun:
+            with torch._C.DisableTorchFunction():
+                self._look_for_image(tensors, args[0] if args else None)
+        if func is MULTIHEAD and self.layer is not None:
+            try:
+                return multihead_attention(self._attention, *args, **kwargs)
+            except NotImplementedError as error:
+                raise refuse(self.model, str(error)) from None
+        result = func(*args, **kwargs)
+        if func is F.pad and self.pads and not self.begun:
+            self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
+        return result
+
+    def _look_for_image(self, tensors: list[Tensor], subject) -> None:
+        """The image is the last (B, C, H, W) activation acted upon, before the embedding's own padding, when the
+        embedding's parameters meet activations."""
+        subject, _ = self.padded.get(id(subject), (subject, None))
+        activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
+        if activation and subject.dim() == 4 and subject.shape[1] == self.channels:
+            self.image = subject
+        parameters = {id(t) for t in tensors} & self.embed
+        if self.image is not None and parameters and len(parameters) < len(tensors):
+            self.grid = self.family.grid(tuple(self.image.shape[-2:]))
+
+    def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
+        where, self.layer = self.layer, None
+        if where is None:  # somebody else's attention, or one that this interception, entered twice, handles above
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+        with torch._C.DisableTorchFunction():  # what is looked at here is no call of the model, for outer modes to see
+            self.check(*where[:2], query, key, attn_mask, dropout_p, is_causal)
+        self.image = None
+        self.padded.clear()
+        return self.attend(where, func, query, key, value, attn_mask, **kwargs)
+
+    def check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
+        """Raise UnsupportedModelError if a call is not one whose map can be shown."""
+        grid, where = self.grid, "attention pool" if index == POOL else f"layer {index}"
+        if grid is not None:
+            expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
+            keys = key.shape[-2]
+            fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
+        if len(query) == 0:
+            reason = "the batch holds no images"
+        elif torch._C._functorch.is_functorch_wrapped_tensor(query):
+            reason = "it runs inside of a transform of torch.func (vmap, grad, jacrev); give it all images as one batch"
+        elif dropout_p > 0:
+            reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
+        elif is_causal:
+            reason = f"{where} was called with a causal mask, so later patches are hidden"
+        elif mask is not None and not mask.is_meta and hides_all(mask):
+            reason = (
+                f"the mask of {where} hides all tokens from one of them, whose attention is then no distribution; let "
+                "every token attend to one at least, itself for example"
+            )
+        elif grid is None:
+            reason = (
+                f"its input was not an image of shape (B, {self.channels}, height, width), so the grid of its "
+                "patches is unknown; pass images, not patches or tokens"
+            )
+        elif not fits:
+            reason = (
+                f"{where} attends from {query.shape[-2]} to {keys} tokens, but an input of {grid.image[0]} × "
+                f"{grid.image[1]} pixels has {grid.prefix} prefix tokens and {grid.rows} × {grid.cols} patches"
+            )
+        else:
+            return
+        raise refuse(self.model, reason)
+
+
+def hides_all(mask: Tensor) -> bool:
+    """Whether the attention mask hides every key from some query."""
+    seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
+    return not seen.all()
+
+
+class Attention(Sequence):
+    """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
+
+    gated: attention outputs pass a learned gate afterwards, which the maps do not include. cuts: modules and layers in
+    which the forward left autograd's graph, which `differentiate` refuses.
+    """
+
+    def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
+        self.model_name = model_name(model)
+        self.gated = gated(modules)
+        self.grid: TokenGrid | None = None
+        self.pool: Layer | None = None
+        self._calls: list[list[Layer | None]] = [[None] * len(layer) for layer in modules]
+        self.cuts: list[str] = []
+        self._replaced: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """True once every block's attention has been seen."""
+        return all(call is not None for calls in self._calls for call in calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, index):
+        if not self.complete:
+            raise RuntimeError(
+                f"Nothing to show yet: no forward of {self.model_name} was completed inside the `with` block. "
+                "Write `with capture(model) as attn: model(images)`, then use `attn`."
+            )
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return joined(self._calls[layer_number(len(self), index)])
+
+    def differentiate(
+        self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
+    ) -> list[Tensor]:
+        """Set the `gradient`, ∂score/∂output, of every layer and of an attention pool. No `.grad` is touched.
+
+        score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
+        as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients of the
+        last number are returned. keep_graph: keep the graph for another score of a `twin`; by default it is freed, so
+        this can be done once. Raises ValueError for what is no such score and for a layer whose gradient is missing or
+        all zero, UnsupportedModelError for a forward that left autograd's graph on the way, and RuntimeError for a
+        score that autograd cannot trace back to the attention.
+        """
+        each = isinstance(score, Sequence)
+        scores = list(score) if each else [score]
+        groups = [[calls] for calls in self._calls] if each else [self._calls]
+        if len(scores) != len(groups) or not all(isinstance(s, Tensor) and s.numel() == 1 for s in scores):
+            came = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"{score!r:.80}"
+            raise ValueError(
+                f"A score is a tensor of one number, such as `logits[:, 3].sum()`, or a list of {len(self)}, one for "
+                f"each layer, got {came}."
+            )
+        attached = self.complete and getattr(self[-1].output, "requires_grad", False)
+        if not attached or not all(s.requires_grad for s in scores):
+            raise RuntimeError(
+                f"The score does not lead back to the attention of {self.model_name}. Run the model with autograd on, "
+                "inside `with capture(model, gradients=True) as attn:`, and differentiate what it returned, once."
+            )
+        if self.cuts:
+            raise UnsupportedModelError(cut_graph(self.model_name, self.cuts[0]))
+        for number, group in zip(scores, groups, strict=True):
+            found = [call for calls in group for call in calls]
+            pool = [self.pool] if self.pool is not None and len(groups) == 1 else []
+            outputs = [call.output for call in found + pool]
+            gradients = torch.autograd.grad(
+                number, [*outputs, *also], retain_graph=keep_graph, allow_unused=True, materialize_grads=True
+            )
+            done = iter(
+                replace(call, output=call.output.detach(), gradient=gradient)
+                for call, gradient in zip(found + pool, gradients, strict=False)
+            )
+            for calls in group:
+                calls[:] = [next(done) for _ in calls]
+            self.pool = next(done, self.pool)
+        for number in (~self.reached().any(1)).nonzero()[:1].flatten().tolist():
+            raise ValueError(no_gradient(self.model_name, "the score", number))
+        return list(gradients[len(outputs) :])
+
+    def reached(self) -> Tensor:
+        """(L, B) False where a layer's gradient is all zero for an image. Layers with heads off count as reached."""
+        pairs = [(number in self._replaced, layer.gradient) for number, layer in enumerate(self)]
+        return torch.stack([gradient.flatten(1).any(1) | replaced for replaced, gradient in pairs])
+
+    def twin(self) -> Attention:
+        """The same layers once more, to be differentiated by another score."""
+        other = copy.copy(self)
+        other._calls = [list(calls) for calls in self._calls]
+        return other
+
+    def __repr__(self) -> str:
+        state = f"{self.grid}" if self.complete else "no forward yet"
+        return f"Attention({self.model_name}, {len(self)} layers, {state})"
+
+
+def cut_graph(model: str, where: str) -> str:
+    """Message for a forward that left autograd's graph in a module or layer."""
+    return (
+        f"Autograd's graph of {model} is cut in {where} (no_grad, detach or quantized weights), so gradients would be "
+        "those of another function. Let the whole forward be part of the graph, or use a method without gradients."
+    )
+
+
+def no_gradient(model: str, score: str, layer: int) -> str:
+    """Message for a layer whose gradient is missing or all zero."""
+    return (
+        f"No gradient of {score} reaches the attention of layer {layer} of {model}, so its map would be blank. The "
+        "weights of the head or of the layer's projection are zero, as before training, or autograd's graph is cut on "
+        "the way (no_grad, detach). Use trained weights, or a method without gradients, such as occlusion."
+    )
+
+
+@contextlib.contextmanager
+def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
+    """Record the attention of one forward of a Vision Transformer.
+
+        with capture(model) as attn:
+            logits = model(images)          # bit for bit what it is without
+        attn[0].weights()                   # (B, H, T, T)
+
+    values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
+    graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
+    first of the outputs, and `differentiate` refuses a graph that is cut inside of the model. Raises
+    UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (`recorder.supported`), and for a
+    second forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads
+    at once, each with its own block. Kept are q and k, so memory is linear in the tokens, except for models with dense
+    attention biases (BEiT, relative positions): their biases are as large as the maps, and are kept too.
+    """
+    model = unwrap(model)
+    modules = attention_modules(model)
+    attn = Attention(model, modules)
+    refuse_chance(model)
+    threads = set()
+    with (
+        modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
+        uncompiled(),
+        _Recorder(model, modules, attn, values, gradients),
+        contextlib.ExitStack() as above,
+    ):
+        for hook in family(model).watch():
+            above.callback(hook.remove)
+        for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
+            above.enter_context(intervention)
+        if gradients:
+            above.enter_context(watching_graph(model, attn.cuts.append))
+        yield attn
+    if not attn.complete:
+        elsewhere = "it was run in another thread; open the capture in the thread that runs the model"
+        other = (
+            "it was not run to its last block inside the `with` block, or not with its own parameters "
+            "(functional_call, quantized layers)"
+        )
+        raise refuse(model, family(model).blind or (elsewhere if threads - {threading.get_ident()} else other))
+
+
+class _Recorder(Interception):
+    """Keeps the layers of one forward in `attn`."""
+
+    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
+        super().__init__(model, modules)
+        self.attn, self.values, self.gradients = attn, values or gradients, gradients
+
+    def check(self, index: int, call: int, *arguments) -> None:
+        seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
+        if seen is not None:
+            raise UnsupportedModelError(
+                f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
+                "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
+            )
+        super().check(index, call, *arguments)
+
+    def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
+        index, call, name = where
+        self.begun = True
+        output = func(query, key, value, mask, **kwargs)
+        if self.gradients and not output.requires_grad:
+            if index != 0:
+                self.attn.cuts.append(f"the attention of layer {index}")
+            output.requires_grad_()  # the graph of a frozen model begins at its first layer
+        if any(place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places):
+            self.attn._replaced.add(index)
+        with torch._C.DisableTorchFunction():
+            layer = self._layer(name, query, key, value, mask, kwargs.get("scale"), output)
+        if index == POOL:
+            self.attn.pool = layer
+            self.attn.grid = replace(self.grid, readout=self.family.pool_readout(layer.weights, self.grid))
+        else:
+            self.attn.grid = self.grid
+            self.attn._calls[index][call] = layer
+        return output
+
+    def _layer(self, name: str, query, key, value, mask: Tensor | None, scale: float | None, output: Tensor) -> Layer:
+        own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
+        return Layer(
+            name,
+            own(query),
+            own(all_heads(key, query)),
+            query.shape[-1] ** -0.5 if scale is None else float(scale),
+            None if mask is None else mask.detach(),
+            own(all_heads(value, query)) if self.values else None,
+            output if self.gradients else own(output) if self.values else None,
+        )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Detached, and copied if it is a view of something larger: q is a third of a fused qkv, which would stay alive."""
+    tensor = tensor.detach()
+    if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
