@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="a data set with validation images")
     parser.add_argument("--model", default=MODEL, help="a folder in timm's hub layout")
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--ways", nargs="+", choices=("zero", "mean", "resample"), default=("mean",))
+    parser.add_argument("--ways", nargs="+", choices=("zero", "mean"), default=("mean",))
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     options = parser.parse_args()
     model = load_model(options.model)

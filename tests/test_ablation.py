@@ -46,12 +46,11 @@ def test_effects_equal_interventions_by_hand(name):
     x = normalized(data.images[rows], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
     labels = data.labels[rows]
     before = torch.cat([model(part) for part in x.tensor_split(2)]).detach().double()
-    others = torch.cat([part.roll(1, 0) for part in x.tensor_split(2)])
     heads = [(layer, head) for layer in range(3) for head in range(2)]
     heads += [("pool", head) for head in range(2)] if "siglip" in name else []
-    assert len(found) == 3 * len(heads) and set(found.images) == {11}
+    assert len(found) == 2 * len(heads) and set(found.images) == {11}
     for row in found.to_dict("records"):
-        reference = {"zero": None, "mean": x, "resample": others}[row["way"]]
+        reference = {"zero": None, "mean": x}[row["way"]]
         with torch.no_grad(), intervene(model, heads={(row["layer"], row["head"]): row["way"]}, reference=reference):
             after = model(x).double()
         right, was = after.argmax(1) == labels, before.argmax(1) == labels
@@ -222,7 +221,7 @@ def test_the_command(tmp_path, monkeypatch):
     said = vitlens(*common, "--out", tmp_path / "heads.csv")
     head, columns, *rows = (tmp_path / "heads.csv").read_text().splitlines()
     assert head.startswith("# vitlens ablate ") and str(tmp_path) not in head and head.endswith("; 4 of 4 batches")
-    assert len(rows) == 2 * 3 * 3 and {row["images"] for row in csv.DictReader([columns, *rows])} == {"24"}
+    assert len(rows) == 2 * 3 * 2 and {row["images"] for row in csv.DictReader([columns, *rows])} == {"24"}
     assert "ten largest by KL" in said.stdout and "have no names" in said.stderr
     ablation.effects(load_model(model), str(data), batch=6, workers=0, out=tmp_path / "again.csv", **QUIET)
     assert (tmp_path / "again.csv").read_text().splitlines()[1:] == [columns, *rows]
@@ -268,9 +267,9 @@ def test_a_damaged_table_is_refused_and_left(tmp_path, call, options):
 @pytest.mark.parametrize(
     "more, match",
     [
-        (dict(ways=["average"]), "zero, mean, resample; got 'average'"),
+        (dict(ways=["average"]), "zero, mean; got 'average'"),
         (dict(ways="average"), "got 'average'"),
-        (dict(ways=[]), "zero, mean, resample"),
+        (dict(ways=[]), "zero, mean"),
         (dict(images=1), "at least 2 images, got 1"),
         (dict(batch=0), "batch must be a whole number of at least 1"),
     ],

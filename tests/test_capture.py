@@ -753,7 +753,7 @@ def test_quantized_layers_have_no_gradients(vit):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"need_weights": True}, {"attn_mask": True}, {"pool": True, "bias": False}, {"kdim": 48 + 16}]
+    "options", [{}, {"need_weights": True}, {"attn_mask": True}, {"pool": True, "bias": False}, {"kdim": 64}]
 )
 def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ class Options:
     out: Annotated[Path | None, Option(help="CSV file; run the same command again to continue it.")] = None
     images: Annotated[int | None, Option(help="Number of images, drawn at random; by default all.")] = None
     ways: Annotated[
-        str, Option(help="What replaces a head's output: zero, mean, resample; by default each, with --prune mean.")
+        str, Option(help="What replaces a head's output: zero, mean; by default each, with --prune mean.")
     ] = ""
     prune: Annotated[bool, Option("--prune", help="Remove heads one after the other.")] = False
     choose: Annotated[

@@ -52,7 +52,7 @@ def effects(
     """What each head does, alone: a row for each head of each layer (and of an attention pool) and each way.
 
     model, data: a timm name, a folder or a model of timm, and what `data.load` reads, or loaded images. ways: some of
-    "zero"; "mean", over these images and by position; "resample", from the image before it in the shuffled batch.
+    "zero" and "mean", over these images and by position.
     images: how many are drawn, by default all. out: a CSV. settings: root, workers, device, command and say of
     `Question`.
 
@@ -83,8 +83,8 @@ def effects(
         left = table.done < whole
         means = pictures.means(range(whole)) if left and "mean" in ways else {}
         for number, (shown, labels) in pictures.read(range(table.done, whole)):
-            passage = Passage(pictures, shown, keep="resample" in ways)
-            values = {"zero": lambda _: torch.zeros(()), "mean": means.get, "resample": passage.others}
+            passage = Passage(pictures, shown)
+            values = {"zero": lambda _: torch.zeros(()), "mean": means.get}
             for row in table.rows:
                 place = _place(row)
                 _add(row, passage.logits, passage.again({place: values[row["way"]](place)}), labels)

@@ -69,7 +69,6 @@ class Pictures:
         """In this block the model is run, alone, with a bar for all runs of a batch."""
         self.mode = Intervention(self.model, self.modules, self.heads, self._act)
         self.changes: Mapping[Place, Tensor] = {}
-        self.kept: dict[Place, Tensor] | None = None
         self.checked = False
         with (
             torch.no_grad(), evaluating(self.model), uncompiled(), alone(self.mode), self.mode.working(),
@@ -78,8 +77,6 @@ class Pictures:
             yield
 
     def _act(self, place: Place, output: Tensor) -> Tensor | None:
-        if self.kept is not None:
-            self.kept[place] = output
         return self.changes.get(place)
 
     def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
@@ -103,12 +100,9 @@ class Pictures:
 
 
 class Passage:
-    """A batch on its way through a model, which can be run again from any block on.
+    """A batch on its way through a model, which can be run again from any block on."""
 
-    keep: remember the outputs of the heads as well.
-    """
-
-    def __init__(self, pictures: Pictures, images: Tensor, changes: Mapping[Place, Tensor] | None = None, keep=False):
+    def __init__(self, pictures: Pictures, images: Tensor, changes: Mapping[Place, Tensor] | None = None):
         self.pictures, self.model = pictures, pictures.model
         self.calls: list[tuple[tuple, dict]] = []
         thread = threading.get_ident()
@@ -117,22 +111,18 @@ class Passage:
             if threading.get_ident() == thread:
                 self.calls.append((args, kwargs))
 
-        pictures.changes, pictures.kept = changes or {}, {} if keep else None
+        pictures.changes = changes or {}
         self.attended = pictures.mode.keep = {}
         with contextlib.ExitStack() as hooks:
             for block in family(self.model).blocks:
                 hooks.enter_context(block.register_forward_pre_hook(note, with_kwargs=True))
             self.logits = self._finite(run(self.model, images))
-        self.kept, pictures.kept, pictures.mode.keep = pictures.kept, None, None
+        pictures.mode.keep = None
         if not pictures.checked:
             error = (self.again(pictures.changes, start=0) - self.logits).abs().max()
             if error > 1e-3 * self.logits.abs().max():
                 raise refuse(self.model, "its blocks, norm and head, one after the other, do not give its logits")
             pictures.checked = True
-
-    def others(self, place: Place) -> Tensor:
-        """(B, T, K) a head's outputs with images shifted by one: each image gets that of the image before it."""
-        return self.kept[place].roll(1, 0)
 
     def again(self, changes: Mapping[Place, Tensor], start: int | None = None) -> Tensor:
         """(B, classes) float64 logits with these changes, on the CPU; run from the lowest changed layer, or `start`."""

@@ -1,7 +1,7 @@
 """Switch parts of a model off, or put something else in their place, while it runs.
 
-Heads and attention are changed where fused attention is called, which an `Interception` sees; MLPs and the residual
-stream by hooks that only this thread obeys. No module is patched, and afterwards everything is as it was.
+Heads and attention are changed where fused attention is called, which an `Interception` sees. MLPs and the residual
+stream are changed by hooks that only this thread obeys. No module is patched, and afterwards everything is as it was.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
 """
@@ -21,8 +21,7 @@ from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.running import evaluating, float64, require_images, run, switched_off, taking, uncompiled
 from vitlens.recorder.supported import attention_modules, family, model_name, refuse, refuse_chance, unwrap
 
-WORDS = ("zero", "mean", "resample")
-TOKENS = ("all", "prefix", "patches")
+WORDS = ("zero", "mean")
 AT_ONCE = 64  # reference images in one forward
 
 
@@ -41,38 +40,39 @@ def intervene(
         with vitlens.intervene(model, heads={(0, 3): "mean"}, reference=others):
             logits = model(images)
 
-    heads: by (layer, head), what takes the place of the head's output. That is what fused attention returns for this
-    head, A·V, (B, T, K): before the output projection, and before a norm or a gate that some models have in between.
-    An attention pool is the layer "pool". Heads of a parallel block are counted as `capture` counts them.
-    mlps: by layer or (layer, tokens), what takes the place of what the MLP returns, (B, T, D), before LayerScale or a
-    norm that follows; in a parallel block, of what each of its MLPs returns.
-    residual: by layer or (layer, tokens), what takes the place of the tokens after the layer, (B, T, D).
+    heads: by (layer, head), the replacement for the output of fused attention for this head, A·V, (B, T, K): before the
+    output projection, and before a norm or a gate that some models have in between. An attention pool is the layer
+    "pool". Heads of a parallel block are counted as `capture` counts them.
+    mlps: by layer or (layer, tokens), the replacement for the output of the MLP, (B, T, D), before LayerScale or a norm
+    that follows; in a parallel block, for the output of each of its MLPs.
+    residual: by layer or (layer, tokens), the replacement for the tokens after the layer, (B, T, D).
 
-    What takes the place is one of these. "zero". "mean": the mean over the reference images at each token position,
-    which keeps what the part writes for every picture alike. "resample": what the same token has in the reference image
-    of the same number (one image serves all); with a clean picture as reference and a changed one to run, this is
-    activation patching. Or a tensor that `expand`s to the shape above, with as many tokens as are named.
+    A replacement is "zero"; "mean", the mean over the reference images at each token position; or a tensor that
+    `expand`s to the shape above, with as many tokens as are named.
 
     block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys. Their logits
     become −∞ in the call of fused attention, so its softmax spreads the rest of the row over the other keys.
     tokens, queries, keys: a position, a patch (row, column), a list of such, or "all", "prefix" or "patches".
-    reference: images (N, C, height, width), or batches of them one after the other, of as many tokens as those that
-    run. The model as it is without any intervention runs them once, before the block, in eval mode.
+    reference: images (N, C, height, width), or batches of them, of as many tokens as those that run. The model without
+    any intervention runs them once, before the block, in eval mode.
 
-    Several interventions may lie within each other; the inner one has the last word. A capture, inside or outside,
-    records the attention with its blocked keys, and a head's own output rather than what took its place. Any number of
-    forwards of this thread may run, others do not notice. Compiled models run uncompiled meanwhile, in all threads.
+    Interventions may be nested, and the inner one has the last word. A capture, inside or outside, records the
+    attention with its blocked keys, and a head's own output rather than its replacement. Any number of forwards of this
+    thread may run. Other threads do not notice. Compiled models run uncompiled meanwhile, in all threads.
 
-    Raises UnsupportedModelError for a model or call that `capture` refuses, ValueError and IndexError for parts that
-    do not exist or do not fit, and RuntimeError where a part was never run.
+    Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
+    RuntimeError for a part that did not run.
     """
     model = unwrap(model)
     modules = attention_modules(model)
     refuse_chance(model)
     if blind := family(model).blind:
         raise refuse(model, blind)
-    wishes = _wishes(model, modules, heads, mlps, residual)
-    blocks = _blocks(model, block)
+    wishes = _wishes(model, modules, heads or {}, mlps or {}, residual or {})
+    blocks: dict[int, list[tuple[Any, Any]]] = {}
+    for layers, (queries, keys) in (block or {}).items():
+        for layer in layers if isinstance(layers, tuple | range) else [layers]:
+            blocks.setdefault(_layer(model, layer), []).append((queries, keys))
     recomputing = family(model).recomputing  # in the backward pass, maybe after the block
     with uncompiled(), switched_off(recomputing, "grad_checkpointing"):
         values = _values(model, modules, wishes, reference)
@@ -83,8 +83,8 @@ def intervene(
                 yield
             finally:
                 THREAD.interventions.remove(mode)
-    asked = {*values, *(Place("attention", layer) for layer in blocks)}
-    if missed := [place for place in asked if place not in mode.reached]:
+    places = {*values, *(Place("attention", layer) for layer in blocks)}
+    if missed := [place for place in places if place not in mode.reached]:
         raise RuntimeError(
             f"Nothing was changed in {missed[0]}, because {model_name(model)} did not run it in this thread inside "
             "the `with` block with its own parameters. Call the model itself there, in the thread that opened it."
@@ -92,25 +92,24 @@ def intervene(
 
 
 class Place(NamedTuple):
-    """A part of a model, whose output can be replaced."""
+    """A part of a model, whose output can be replaced.
+
+    kind: "head", "MLP", "residual stream" or "attention". part: the number of a head, or else tokens. call: index of
+    the MLP in a parallel block.
+    """
 
     kind: str
-    """"head", "MLP", "residual stream" or "attention"."""
     layer: int
     part: Any = "all"
-    """The number of a head, or else tokens."""
     call: int = 0
-    """Of the MLPs of a parallel block, which one."""
 
     def __str__(self) -> str:
         where = "the attention pool" if self.layer == POOL else f"layer {self.layer}"
-        if self.kind == "head":
-            return f"head {self.part} of {where}"
-        return f"the {self.kind} of {where}" + ("" if self.part == "all" else f" at {self.part!r}")
+        return f"{self.kind} {self.part} of {where}" if self.kind == "head" else f"the {self.kind} of {where}"
 
 
 class Intervention(Interception):
-    """Shows the outputs at some places to `act`, and puts in their place what it returns, unless that is None.
+    """Passes the outputs at some places to `act`, and replaces them by its results, unless these are None.
 
     blocks: for each layer, pairs of queries and keys.
     """
@@ -127,8 +126,8 @@ class Intervention(Interception):
         super().__init__(model, modules, grid)
         self.places, self.act, self.blocks = list(places), act, blocks or {}
         self.thread, self.reached = threading.get_ident(), set()
-        self.keep: dict[tuple[int, int], Tensor] | None = None  # what fused attention returns, by layer and call
-        self.known: dict[tuple[int, int], Tensor] = {}  # and what it need not compute once more
+        self.keep: dict[tuple[int, int], Tensor] | None = None  # outputs of attention, by layer and call
+        self.known: dict[tuple[int, int], Tensor] = {}  # and those that are not computed once more
         self.first = {
             (i, j): sum(self.family.heads(module) for _, module in layer[:j])
             for i, layer in enumerate(modules)
@@ -176,23 +175,15 @@ class Intervention(Interception):
         value = self.act(place, part)
         if value is None:
             return output
-        try:
-            value = value.to(part).expand(part.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"What comes from {place} is {tuple(part.shape)} here (images, tokens, width), and what shall replace "
-                f"it, {tuple(value.shape)}, does not fit. Give a tensor of this shape, or as many reference images as "
-                "are run, of their size."
-            ) from None
         output = output.clone()
-        output[index] = value
+        output[index] = value.to(part).expand(part.shape)
         return output
 
     def _masked(self, layer: int, query: Tensor, mask: Tensor | None) -> Tensor | None:
         for queries, keys in self.blocks.get(layer, ()):
             self.reached.add(Place("attention", layer))
             seen = torch.ones(self.grid.tokens, self.grid.tokens, dtype=torch.bool, device=query.device)
-            rows = torch.tensor(positions(queries, self.grid), device=query.device)
+            rows = torch.tensor(positions(queries, self.grid), dtype=torch.long, device=query.device)
             seen[rows[:, None], positions(keys, self.grid)] = False
             if mask is None or mask.dtype == torch.bool:
                 mask = seen if mask is None else mask & seen
@@ -207,7 +198,7 @@ class Intervention(Interception):
 
 
 def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Tensor) -> dict[Place, Tensor]:
-    """What the model has at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
+    """The model's outputs at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
 
     No capture and no intervention of this thread sees, or changes, this forward.
     """
@@ -219,7 +210,7 @@ def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Te
 
 
 def positions(tokens: Any, grid: TokenGrid) -> list[int]:
-    """Positions in the sequence of what `intervene` takes as tokens. Raises IndexError outside of the grid."""
+    """Positions in the sequence of the tokens that `intervene` takes. Raises IndexError outside of the grid."""
     if isinstance(tokens, str):
         ends = {"all": (0, grid.tokens), "prefix": (0, grid.prefix), "patches": (grid.prefix, grid.tokens)}
         return list(range(*ends[tokens]))
@@ -237,101 +228,51 @@ def head_places(model: nn.Module, modules: list) -> list[Place]:
     return [Place("head", layer, head) for layer, count in counts.items() for head in range(count)]
 
 
-def _wishes(model: nn.Module, modules: list, heads, mlps, residual) -> dict[Place, str | Tensor]:
-    """What shall take the place of what."""
-    found: dict[Place, str | Tensor] = {}
-    there = head_places(model, modules)
-    for key, wish in _items("heads", heads, "{(0, 3): 'mean'}"):
-        if not isinstance(key, tuple) or len(key) != 2:
-            raise ValueError(f"A head is named by (layer, head), as in heads={{(0, 3): 'mean'}}, got {key!r}.")
-        layer = POOL if key[0] == "pool" else _layer(model, key[0])
-        place = Place("head", layer, whole(key[1]))
+def _wishes(model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, residual: Mapping) -> dict[Place, Any]:
+    """Replacement for each place."""
+    wishes, there = {}, head_places(model, modules)
+    for (layer, head), wish in heads.items():
+        place = Place("head", POOL if layer == "pool" else _layer(model, layer), head)
         if place not in there:
-            count = sum(other.layer == layer for other in there)
-            raise IndexError(f"There is no {Place('head', layer, key[1])}: it has {count} heads, counted from 0.")
-        found[place] = wish
-    for key, wish in _items("mlps", mlps, "{2: 'mean'}"):
-        number, tokens = _where(model, key)
-        if not (calls := len(_mlps(family(model).blocks[number]))):
-            raise refuse(model, f"the MLP of layer {number} is no module of its own")
-        found |= {Place("MLP", number, tokens, call): wish for call in range(calls)}
-    for key, wish in _items("residual", residual, "{(2, 'patches'): 'mean'}"):
-        found[Place("residual stream", *_where(model, key))] = wish
-    for place, wish in found.items():
-        if not isinstance(wish, Tensor) and not (isinstance(wish, str) and wish in WORDS):
-            raise ValueError(f"Expected 'zero', 'mean', 'resample' or a tensor for {place}, got {wish!r}.")
-    return found
-
-
-def _blocks(model: nn.Module, block: Mapping | None) -> dict[int, list[tuple[Any, Any]]]:
-    """For each layer the pairs of queries and keys that do not meet."""
-    found: dict[int, list[tuple[Any, Any]]] = {}
-    for layers, pair in _items("block", block, "{0: ('prefix', 'patches')}"):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"A block is a pair (queries, keys), as in {{0: ('prefix', 'patches')}}, got {pair!r}.")
-        for layer in layers if isinstance(layers, tuple | range) else [layers]:
-            found.setdefault(_layer(model, layer), []).append((_tokens(pair[0]), _tokens(pair[1])))
-    return found
-
-
-def _items(name: str, given: Mapping | None, example: str) -> list[tuple[Any, Any]]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"Expected a dictionary such as {name}={example}, got {type(given).__name__}.")
-    return list((given or {}).items())
+            raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in there)} heads.")
+        wishes[place] = wish
+    for key, wish in mlps.items():
+        layer, tokens = _where(model, key)
+        if not (calls := len(_mlps(family(model).blocks[layer]))):
+            raise refuse(model, f"the MLP of layer {layer} is no module of its own")
+        wishes |= {Place("MLP", layer, tokens, call): wish for call in range(calls)}
+    return wishes | {Place("residual stream", *_where(model, key)): wish for key, wish in residual.items()}
 
 
 def _where(model: nn.Module, key: Any) -> tuple[int, Any]:
     """The layer and the tokens that a key names."""
-    layer, tokens = key if isinstance(key, tuple) and len(key) == 2 else (key, "all")
-    return _layer(model, layer), _tokens(tokens)
+    layer, tokens = key if isinstance(key, tuple) else (key, "all")
+    return _layer(model, layer), tokens
 
 
-def _layer(model: nn.Module, layer: Any) -> int:
-    number, count = whole(layer), len(family(model).blocks)
-    if number is None or not 0 <= number < count:
+def _layer(model: nn.Module, layer: int) -> int:
+    if layer not in range(count := len(family(model).blocks)):
         raise IndexError(f"There is no layer {layer!r}: {model_name(model)} has {count} of them, counted from 0.")
-    return number
-
-
-def _tokens(tokens: Any) -> Any:
-    listed = whole(tokens) is None and hasattr(tokens, "__len__") and getattr(tokens, "ndim", 1)
-    if tokens in TOKENS if isinstance(tokens, str) else len(tokens) if listed else whole(tokens) is not None:
-        return tokens
-    raise ValueError(
-        f"Tokens are positions, patches (row, column), lists of them, 'all', 'prefix' or 'patches'; got {tokens!r}."
-    )
+    return layer
 
 
 def _mlps(block: nn.Module) -> list[nn.Module]:
-    """What the MLPs of a block end with: several in one of parallel things, its projection in a parallel block."""
+    """The last modules of a block's MLPs: several in one of parallel things, its projection in a parallel block."""
     if hasattr(block, "ffns"):
         return [each.mlp for each in block.ffns]
     return [m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None]
 
 
-def _values(model: nn.Module, modules: list, wishes: Mapping, reference) -> dict[Place, Tensor]:
-    """What takes the place of each part."""
-    if reference is not None and not isinstance(reference, Iterable):
-        raise ValueError(
-            f"Expected images (N, C, height, width), or batches of them, as the reference, got {reference!r}."
-        )
-    values = {p: wish if isinstance(wish, Tensor) else torch.zeros(()) for p, wish in wishes.items()}
-    wanted = {p: wish for p, wish in wishes.items() if isinstance(wish, str) and wish != "zero"}
-    if not wanted:
-        return values
-    empty = reference is None or isinstance(reference, Tensor) and not len(reference)
-    parts, count = {p: [] for p in wanted}, 0
-    for images in [] if empty else reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference:
+def _values(model: nn.Module, modules: list, wishes: Mapping[Place, Any], reference) -> dict[Place, Tensor]:
+    """The tensor that replaces each place."""
+    means, count = {place: 0 for place, wish in wishes.items() if isinstance(wish, str) and wish == "mean"}, 0
+    for images in reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference or () if means else ():
         require_images(images, model)
         count += len(images)
-        for place, part in outputs(model, modules, wanted, images).items():
-            if wanted[place] == "resample":
-                parts[place].append(part)
-            else:
-                parts[place] = [sum(parts[place], float64(part).sum(0))]
-    if not count:
-        word = next(iter(wanted.values()))
-        raise ValueError(f"{word!r} comes from pictures, but there are none. Give at least one as reference=images.")
-    return values | {
-        p: torch.cat(parts[p]) if word == "resample" else parts[p][0] / count for p, word in wanted.items()
-    }
+        for place, part in outputs(model, modules, means, images).items():
+            means[place] = means[place] + float64(part).sum(0)
+    if means and not count:
+        raise ValueError("A mean comes from images, but there are none. Give at least one as reference=images.")
+    zero = {place: 0.0 for place, wish in wishes.items() if isinstance(wish, str) and wish == "zero"}
+    means = {place: total / count for place, total in means.items()}
+    return {place: torch.as_tensor(value) for place, value in {**wishes, **zero, **means}.items()}
