@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution.maps import Constants, captured, checked, explaining, require_layers, score
 from vitlens.attribution.target import bound, of_features, resolved
-from vitlens.recorder.multihead import spelled_out
+from vitlens.recorder.record import explicit_attention
 from vitlens.recorder.running import full_precision
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 
@@ -115,7 +115,7 @@ class _Fixed(Constants):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in (F.scaled_dot_product_attention, spelled_out):
+        if func in (F.scaled_dot_product_attention, explicit_attention):
             query, key, value, *rest = args
             query, key, *rest = (held(t) if isinstance(t, Tensor) else t for t in (query, key, *rest))
             if isinstance(kwargs.get("attn_mask"), Tensor):  # relative positions depend on the queries

@@ -21,10 +21,8 @@ from torch.overrides import TorchFunctionMode
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_classes, of_features, resolved
 from vitlens.models import require_classes
-from vitlens.recorder.layer import layer_number
-from vitlens.recorder.record import watching_graph
-from vitlens.recorder.layer import Layer
-from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient
+from vitlens.recorder.layer import Layer, layer_number
+from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
 from vitlens.recorder.running import evaluating, full_precision, require_images, run, switched_off, taking
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, model_name, transformer, unwrap
 
