@@ -120,12 +120,24 @@ EVERY = [*TRANSFORMERS, "torchvision", *OPEN_CLIP]
 CLASSIFIERS = [name for name in TRANSFORMERS if "Classification" in name] + ["torchvision"]
 
 
+def last_linear(model) -> torch.nn.Linear:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+
+
+def takes_other_sizes(model) -> bool:
+    height, width = family(model).built_size
+    try:
+        return bool(family(model).grid((height, width + 16)))
+    except ValueError:
+        return False
+
+
 def sized(model, rows: int = 32, cols: int = 48, batch: int = 2, seed: int = 1) -> torch.Tensor:
     """Random images of a size, or of the one size that a model takes."""
     about = family(model)
-    one_size = about.takes_only or (None if about.any_size else about.built_size)
     weight = next(model.parameters())
-    images = torch.randn(batch, 3, *(one_size or (rows, cols)), generator=torch.Generator().manual_seed(seed))
+    size = (rows, cols) if takes_other_sizes(model) else about.built_size
+    images = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
     return images.to(weight.dtype)
 
 
@@ -201,7 +213,8 @@ def survey(name: str) -> dict:
     row = {
         "library": library, "class": type(model).__name__, "model": name, "captured": "yes",
         "same bits": "yes" if torch.equal(plain, output) else "no", "error": f"{error:.0e}",
-        "prefix": "; ".join(about.prefix), "reads": reads(attn), "other sizes": "yes" if about.any_size else "no",
+        "prefix": "; ".join(about.prefix), "reads": reads(attn),
+        "other sizes": "yes" if takes_other_sizes(model) else "no",
         "outputs": "classes" if about.classes else "features",
     }  # fmt: skip
     done, refused = [], []
@@ -211,7 +224,7 @@ def survey(name: str) -> dict:
             (done if found.isfinite().all() else refused).append(method.name)
         except ValueError:
             refused.append(method.name)
-    return row | {"maps": "; ".join(done), "not": "; ".join(refused), "apart": "no" if about.apart else "yes"}
+    return row | {"maps": "; ".join(done), "not": "; ".join(refused), "apart": "no" if about.stream_problem else "yes"}
 
 
 def reads(attn) -> str:

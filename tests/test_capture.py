@@ -438,7 +438,7 @@ def test_refused_models(vit):
     for model, match in [
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
         (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\[1\]\)"),
-        (torch.nn.ModuleDict({"body": vit()}), r"capture\(model\['body'\]\)"),
+        (torch.nn.ModuleDict({"body": vit()}), r"capture\(model.get_submodule\('body'\)\)"),
         (Pair(vit(), vit()), r"holds 2 Vision Transformers \(`model\.teacher`, `model\.student\[1\]`\); take the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
@@ -469,8 +469,8 @@ def test_attention_that_is_not_known_is_refused(vit):
     for model, match in [
         (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not know"),
         (mixed, r"layer 1 \(timm.*Block\) holds no attention that vitlens knows"),
-        (shared, "its blocks share one attention module"),
-        (empty, "it has no blocks"),
+        (shared, "its layers share one attention module"),
+        (empty, "it has no layers"),
     ]:
         refusal(model, images(1, 3, 64, 64), match=match)
 

@@ -5,14 +5,14 @@ import importlib.metadata
 
 import pytest
 import torch
-from families_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, sized, small, survey
+from families_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
 
 import vitlens
 from vitlens import capture, stream, tokens
 from vitlens.attribution import METHODS, like
 from vitlens.attribution.target import bound
 from vitlens.recorder.running import run
-from vitlens.recorder.supported import UnsupportedModelError, family
+from vitlens.recorder.supported import UnsupportedModelError, family, pooled
 
 every = pytest.mark.parametrize("name", EVERY)
 TRANSFORMERS = [name for name in EVERY if name.isidentifier() and name != "torchvision"]
@@ -93,9 +93,9 @@ def test_tokens_and_head(name):
 def test_filters_give_the_tokens_of_patches(name):
     model = small(name)
     images, about = sized(model), family(model)
-    filters = vitlens.filters.kernels(model)
-    assert filters.shape[1:] == (*about.patch, 3)
-    patch = images[:1, :, : about.patch[0], : about.patch[1]]
+    filters, patch_size = vitlens.filters.kernels(model), about.grid(images.shape[-2:]).patch
+    assert filters.shape[1:] == (*patch_size, 3)
+    patch = images[:1, :, : patch_size[0], : patch_size[1]]
     first = torch.einsum("dpqc,cpq->d", filters, patch[0])
     seen = []
     hook = about.embedding.register_forward_hook(lambda m, args, out: seen.append(out))
@@ -177,7 +177,7 @@ def test_the_parts_of_the_stream_add_up(name):
     torch.testing.assert_close(found.parts.sum(1), found.logits, atol=1e-9, rtol=0)
     torch.testing.assert_close(written.sum(-1), found.heads, atol=1e-9, rtol=0)
     with torch.no_grad():
-        said = family(model).pooled(images)
+        said = pooled(model, images)
         if not family(model).classes:
             expected = bound(model, target)[0].score(said)
         else:
@@ -195,7 +195,7 @@ def test_what_a_head_adds_by_hand(name):
     norm = model.vit.layernorm if name != "torchvision" else model.encoder.ln
     with torch.no_grad(), capture(model, values=True) as attn:
         read = tokens.features(model, images)[0][-1][:, 0]
-    scale = norm.weight * about.classifier.weight[target] / (read.var(-1, correction=0) + norm.eps).sqrt()[:, None]
+    scale = norm.weight * last_linear(model).weight[target] / (read.var(-1, correction=0) + norm.eps).sqrt()[:, None]
     for number, ((_, module),) in enumerate(about.attention()):
         weight = (module.o_proj if hasattr(module, "o_proj") else module.out_proj).weight
         added = torch.einsum("bhk,dhk->bhd", attn[number].output[:, :, 0], weight.unflatten(1, (2, -1)))

@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 import pytest
 import torch
-from families_support import sized, small
+from families_support import last_linear, sized, small
 from test_cli import vitlens as command
 from test_evaluate_command import colors, evaluate
 from test_explorer import values
@@ -19,7 +19,7 @@ from vitlens.evaluate import change_under
 from vitlens.images import samples
 from vitlens.models import built_size, class_count, preprocess, restore
 from vitlens.recorder.running import run
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import family, pooled
 from vitlens.recorder.supported.opening import LIBRARIES
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
@@ -183,8 +183,8 @@ def test_evaluation(folder, tmp_path):
 def test_features_before_the_head(name):
     model = small(name)
     with torch.no_grad():
-        pooled = family(model).pooled(sized(model))
-        torch.testing.assert_close(family(model).classifier(pooled), run(model, sized(model)))
+        found = pooled(model, sized(model))
+        torch.testing.assert_close(last_linear(model)(found), run(model, sized(model)))
 
 
 def test_training_takes_models_of_timm(folder, tmp_path):

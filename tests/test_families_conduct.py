@@ -27,7 +27,7 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
 from vitlens.evaluate import evaluate
 from vitlens.recorder.running import run
-from vitlens.recorder.supported import UnsupportedModelError, family, transformer
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 
 COMPILED = ["ViTForImageClassification", "DeiTModel", "BeitForImageClassification", "IJepaModel", "Dinov2Model",
             "Dinov2WithRegistersModel", "DINOv3ViTModel", "CLIPVisionModel", "SiglipVisionModel",
@@ -175,7 +175,7 @@ def test_interventions(name):
         assert len(attn) == 2 and (attn.pool is not None) == (family(model).pool is not None)
         ((_, module),) = family(model).attention()[1]
         projection = next(getattr(module, n) for n in ("o_proj", "out_proj") if hasattr(module, n))
-        projection.weight[:, : 32 // family(model).heads(module)] = 0
+        projection.weight[:, : 32 // head_count(module)] = 0
         expected = run(model, images)
     torch.testing.assert_close(changed, expected, atol=1e-5, rtol=1e-5)
     if family(model).pool is not None:

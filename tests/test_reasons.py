@@ -18,7 +18,7 @@ from vitlens import faithfulness, intervene, widgets
 from vitlens.attribution import METHODS, Method, like, register, text
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import pooled
 from vitlens.widgets import reasons
 from vitlens.widgets.likeness import Likeness
 
@@ -218,7 +218,7 @@ def test_a_likeness_is_the_methods(vit, name, classes):
     expected = METHODS[name](model, given(model), coffee, against=rocket)[0]
     np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
     with torch.no_grad():
-        found = [family(model).pooled(x)[0] for x in (given(model), other(model, "coffee"), other(model, "rocket"))]
+        found = [pooled(model, x)[0] for x in (given(model), other(model, "coffee"), other(model, "rocket"))]
     one, two = (F.cosine_similarity(found[0], each, dim=0).item() for each in found[1:])
     for what, cosine in (("for likeness to “coffee”", one), ("rather than to “rocket”", two)):
         assert f"{what} (cosine {cosine:.3g})".replace("-", "−") in words(explorer)
@@ -288,7 +288,7 @@ def tokenized(prompts, **_):
 
 def test_a_text_is_explained_by_a_model_that_reads_texts(monkeypatch):
     clip = small("CLIPModel", text=dict(eos_token_id=98))
-    monkeypatch.setattr("vitlens.recorder.supported.texts._beside", lambda model: tokenized)
+    monkeypatch.setattr("vitlens.recorder.supported.transformers._tokenizer", lambda model: tokenized)
     explorer = widgets.explore(clip, PICTURE)
     explorer.set(view="relevance")
     assert explorer.state["target"][0] == "picture" and "another" in shown_controls(explorer)
@@ -310,7 +310,7 @@ def test_a_text_is_explained_by_a_model_that_reads_texts(monkeypatch):
     def nowhere(model):
         raise OSError("The tokenizer is not on this disk.")
 
-    monkeypatch.setattr("vitlens.recorder.supported.texts._beside", nowhere)
+    monkeypatch.setattr("vitlens.recorder.supported.transformers._tokenizer", nowhere)
     assert browser(explorer, {"set": {"another": "a bird"}}) == "The tokenizer is not on this disk."
     assert explorer.state["target"] == ("picture", "coffee")
 

@@ -18,6 +18,7 @@ from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound
 from vitlens.images import ImageError, load_image, samples
 from vitlens.models import load_model, preprocess, top_classes
+from vitlens.recorder import supported
 from vitlens.recorder.supported import family
 from vitlens.reports import explanation
 
@@ -60,7 +61,7 @@ def score(model, x, target, against=None):
     """(B,) scores of a target that is a function of features."""
     target, _ = bound(model, target, against)
     with torch.no_grad():
-        return target.score(family(model).pooled(x))
+        return target.score(supported.pooled(model, x))
 
 
 def test_scores_by_hand(model):
@@ -234,7 +235,7 @@ def test_siglip_reads_a_text_filled_up_and_unmasked(name, tmp_path):
     with torch.no_grad():
         there = model.get_text_features(input_ids=ids).pooler_output
         shorter = model.get_text_features(input_ids=ids[:, :4]).pooler_output
-        expected, other = (F.cosine_similarity(family(model).pooled(x), each) for each in (there, shorter))
+        expected, other = (F.cosine_similarity(supported.pooled(model, x), each) for each in (there, shorter))
     cat, dog = (text(prompt, tokenizer=fast) for prompt in ("a cat", "a dog"))
     torch.testing.assert_close(score(model, x, cat), expected)
     assert abs(other - expected) > 1e-3, "or else the padding would not matter here"

@@ -30,7 +30,7 @@ from vitlens.attribution.target import ClassTarget, Target, bound, of_classes, o
 from vitlens.models import require_classes
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.running import evaluating, require_images, run, taking
-from vitlens.recorder.supported import family, known, model_name, token_grid, unwrap
+from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -340,7 +340,7 @@ def _used(model: nn.Module, image: Tensor, features: bool) -> set[str]:
     """The names of the parameters that the logits of an image depend on, or its features: not those of a text tower."""
     parameters = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
     with torch.enable_grad():
-        output = family(model).pooled(image) if features else run(model, image)
+        output = pooled(model, image) if features else run(model, image)
         if not output.requires_grad:
             return set(parameters)
         gradients = torch.autograd.grad(output.sum(), [*parameters.values()], allow_unused=True)

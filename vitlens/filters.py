@@ -15,7 +15,25 @@ def kernels(model: nn.Module) -> Tensor:
     Raises ValueError for hybrids, whose patches come from a feature map, for shifted patches, which are normalized
     before the filters, and for models without a patch embedding.
     """
-    return family(unwrap(model)).filters()
+    model = unwrap(model)
+    about = family(model)
+    try:
+        embed = about.embedding
+        projection = getattr(embed, "proj", embed)
+        weight = projection.weight.detach()
+    except AttributeError:
+        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
+    if hasattr(embed, "backbone"):
+        raise ValueError(
+            f"{type(model).__name__} is a hybrid: it embeds a feature map, not pixels, so its filters are no images. "
+            "Use a model that embeds patches of pixels."
+        )
+    if weight.dim() == 4:
+        return weight.permute(0, 2, 3, 1)
+    p, q = about.grid(about.preprocessing["input_size"][1:]).patch  # linear over flattened patches: NaFlex and SigLIP 2
+    if getattr(embed, "channels_last", True):
+        return weight.unflatten(1, (p, q, -1))
+    return weight.unflatten(1, (-1, p, q)).permute(0, 2, 3, 1)
 
 
 def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:

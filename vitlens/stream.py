@@ -41,7 +41,7 @@ from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.data.files import write
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
-from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
+from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer
 from vitlens.tokens import features
 
 LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
@@ -158,13 +158,13 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
     inner, leaves = transformer(model), defaultdict(list)
     require_pre_norm(inner)
     about = family(inner)
-    blocks, pool = about.blocks, about.pool_parts or nn.Identity()
+    blocks, pool = about.blocks, about.pool.module if about.pool else nn.Identity()
     hooks = [(blocks[0].register_forward_pre_hook, lambda _, args: (leaf(args[0], leaves["embedding"]), *args[1:]))]
     for where, block in [*enumerate(blocks), ("pool", pool)]:
         for name, module in block.named_modules():
-            if re.fullmatch(about.norms, name) or (where == "pool" and name in ("norm", "layernorm")):
+            if re.fullmatch(NORMS, name) or (where == "pool" and name in ("norm", "layernorm")):
                 hooks.append((module.register_forward_pre_hook, lambda _, args: held(args[0])))
-            elif re.fullmatch(about.mlps, name):
+            elif re.fullmatch(MLPS, name):
                 hooks.append((module.register_forward_hook, lambda _, args, out, at=where: leaf(out, leaves[at])))
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)
@@ -190,7 +190,7 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
 
 def require_pre_norm(model: nn.Module) -> None:
     """Raise UnsupportedModelError unless every block adds what attention and MLP make of the normalized tokens."""
-    if reason := family(model).apart:
+    if reason := family(model).stream_problem:
         raise UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
 
 

@@ -23,8 +23,16 @@ from vitlens.attribution.target import Target, bound, of_classes, of_features, r
 from vitlens.models import require_classes
 from vitlens.recorder.layer import Layer, layer_number
 from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
-from vitlens.recorder.running import evaluating, full_precision, require_images, run, switched_off, taking
-from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, model_name, transformer, unwrap
+from vitlens.recorder.running import evaluating, full_precision, require_images, run, taking, without_checkpointing
+from vitlens.recorder.supported import (
+    UnsupportedModelError,
+    attention_modules,
+    family,
+    model_name,
+    pooled,
+    transformer,
+    unwrap,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ def _read(
     own final norm, pooling and head."""
     inner, readings = transformer(model), attn.twin()
     about = family(inner)
-    outputs = [about.pooling(each) if target.of_features else about.head(each) for each in tokens]
+    outputs = [about.head(each, pre_logits=target.of_features) for each in tokens]
     if inner is not model and not torch.equal(outputs[-1], output):
         raise ValueError(
             f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} has another "
@@ -124,7 +132,7 @@ def checked(model: nn.Module, images: Tensor, target: object = None) -> tuple[nn
 
 def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
     """(B, classes) logits, or (B, D) features: the input of the classifier, or the output of a model without one."""
-    return family(unwrap(model)).pooled(images) if features else run(model, images)
+    return pooled(unwrap(model), images) if features else run(model, images)
 
 
 def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
@@ -160,8 +168,8 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
     with taking(model), evaluating(model), contextlib.ExitStack() as modes:
         if gradients:
             # Checkpointing would run the blocks again, in the threads of the backward pass.
-            modules = family(transformer(model)).recomputing
-            for mode in (switched_off(modules, "grad_checkpointing"), torch.inference_mode(False), torch.enable_grad()):
+            inner = transformer(model)
+            for mode in (without_checkpointing(inner), torch.inference_mode(False), torch.enable_grad()):
                 modes.enter_context(mode)
             modes.enter_context(constants or Constants(model))
             if constants is None:  # others detach what they hold fixed

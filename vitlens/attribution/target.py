@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitlens.models import built_size, label_names, preprocess, probabilities
 from vitlens.recorder.running import evaluating
-from vitlens.recorder.supported import family, model_name
+from vitlens.recorder.supported import embed_texts, model_name, pooled
 
 
 class NothingToExplain(ValueError):
@@ -182,7 +182,7 @@ def like(images: object, *, name: str = "") -> Similarity:
         for source in sources:
             batch = source if isinstance(source, Tensor) else preprocess(model, source, size=built_size(model))
             with evaluating(model), torch.inference_mode(False), torch.no_grad():
-                units.append(_unit(family(model).pooled(batch.detach().to(next(model.parameters()))), name))
+                units.append(_unit(pooled(model, batch.detach().to(next(model.parameters()))), name))
         return _unit(torch.cat(units).mean(0), name)
 
     return Similarity(name, embed)
@@ -198,7 +198,7 @@ def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
 
     def embed(model: nn.Module) -> Tensor:
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            return _unit(family(model).texts([prompt], tokenizer), prompt)[0]
+            return _unit(embed_texts(model, [prompt], tokenizer), prompt)[0]
 
     return Similarity(f"“{prompt}”", embed)
 

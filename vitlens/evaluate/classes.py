@@ -7,7 +7,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from vitlens.models import class_count, label_names
-from vitlens.recorder.supported import family
+from vitlens.recorder import supported
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
@@ -84,7 +84,7 @@ def _plain(name: str) -> str:
 
 def _names(model: nn.Module) -> list[list[str]]:
     """The names of each class of the model, the most specific first; empty if they have none."""
-    named = family(model).label_names is not None
+    named = supported.label_names(model) is not None
     own = named or class_count(model) != getattr(model, "num_classes", None)  # another head has other classes
     subset = None if own else infer_imagenet_subset(model)
     if not subset:

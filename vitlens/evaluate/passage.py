@@ -24,7 +24,7 @@ from vitlens.models import class_count, require_classes
 from vitlens.recorder.intervention import Intervention, Place, head_places, outputs
 from vitlens.recorder.record import POOL, alone
 from vitlens.recorder.running import evaluating, float64, require_count, run, uncompiled
-from vitlens.recorder.supported import attention_modules, family, refuse
+from vitlens.recorder.supported import attention_modules, family, refuse, require_capturable
 
 
 def generator(seed: int) -> torch.Generator:
@@ -40,8 +40,7 @@ class Pictures:
         question = Question(model, str(data) if known else "images", **settings)
         self.model, self.progress = question.network, progress
         self.modules = attention_modules(self.model)
-        if blind := family(self.model).blind:
-            raise refuse(self.model, blind)
+        require_capturable(self.model)
         require_classes(self.model)
         if class_count(self.model) == 1:
             raise refuse(self.model, "it has a single class, so its answer is always the same")

@@ -20,7 +20,7 @@ from vitlens.evaluate.registry import OPTIONS, PROTOCOLS
 from vitlens.evaluate.scores import Score
 from vitlens.models import load_model
 from vitlens.paper.records import Record
-from vitlens.recorder.supported import family, short_name, unwrap
+from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.train import World, join
 from vitlens.train.runs import versions
 
@@ -93,7 +93,7 @@ class Question:
     def network(self) -> nn.Module:
         """The model, opened, on its device."""
         model = unwrap(self.model) if isinstance(self.model, nn.Module) else load_model(self.model)
-        if not family(model).told:
+        if not states_preprocessing(model):
             raise ValueError(f"Evaluation takes models that tell how images are normalized, as timm's `pretrained_cfg` "
                              f"does; {type(model).__name__} does not.")  # fmt: skip
         return model.to(self.world.device)

@@ -17,7 +17,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
 from vitlens.recorder.running import cast, evaluating, require_pooled, run
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import family, pooled
 from vitlens.train import World
 
 
@@ -91,7 +91,7 @@ def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
     ValueError if the model does not pool its tokens."""
 
     def features(x: Tensor) -> Tensor:
-        found = family(model).pooled(x)
+        found = pooled(model, x)
         require_pooled(model, found)
         return found
 

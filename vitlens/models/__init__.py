@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.models.opening import SPECIMEN, load_model
+from vitlens.recorder import supported
 from vitlens.recorder.running import run
-from vitlens.recorder.supported import family, model_name, unwrap, within
+from vitlens.recorder.supported import family, model_name, states_preprocessing, title, unwrap, within
 
 __all__ = [
     "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "label_names", "load_model",
@@ -35,7 +36,7 @@ def architecture(model: nn.Module) -> str:
 
     Sizes that differ from those in timm's name are added: "vit_tiny_patch16_224, patch 8".
     """
-    return family(model).title
+    return title(model)
 
 
 def class_count(model: nn.Module) -> int | None:
@@ -63,10 +64,10 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     for another number of classes, because the head was replaced.
     """
     model = unwrap(model)
-    names = family(model).label_names
+    names = supported.label_names(model)
     if names is None and count is not None:
         model = within(model)  # a wrapper has the names of its model, if there are as many
-        names = family(model).label_names
+        names = supported.label_names(model)
     classes = class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
@@ -192,7 +193,7 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     them, and for a `size` that is no (height, width).
     """
     model = unwrap(model)
-    config = (family(model) if family(model).told else family(within(model))).preprocessing
+    config = family(model if states_preprocessing(model) else within(model)).preprocessing
     channels, height, width = config["input_size"]
     if channels not in (1, 3):
         raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")

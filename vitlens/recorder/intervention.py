@@ -18,8 +18,16 @@ from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid, whole
 from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
-from vitlens.recorder.running import evaluating, float64, require_images, run, switched_off, taking, uncompiled
-from vitlens.recorder.supported import attention_modules, family, model_name, refuse, refuse_chance, unwrap
+from vitlens.recorder.running import evaluating, float64, require_images, run, taking, uncompiled, without_checkpointing
+from vitlens.recorder.supported import (
+    attention_modules,
+    family,
+    head_count,
+    model_name,
+    refuse,
+    require_capturable,
+    unwrap,
+)
 
 WORDS = ("zero", "mean")
 AT_ONCE = 64  # reference images in one forward
@@ -65,16 +73,13 @@ def intervene(
     """
     model = unwrap(model)
     modules = attention_modules(model)
-    refuse_chance(model)
-    if blind := family(model).blind:
-        raise refuse(model, blind)
+    require_capturable(model)
     wishes = _wishes(model, modules, heads or {}, mlps or {}, residual or {})
     blocks: dict[int, list[tuple[Any, Any]]] = {}
     for layers, (queries, keys) in (block or {}).items():
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
             blocks.setdefault(_layer(model, layer), []).append((queries, keys))
-    recomputing = family(model).recomputing  # in the backward pass, maybe after the block
-    with uncompiled(), switched_off(recomputing, "grad_checkpointing"):
+    with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
         values = _values(model, modules, wishes, reference)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
         with mode.working():
@@ -129,7 +134,7 @@ class Intervention(Interception):
         self.keep: dict[tuple[int, int], Tensor] | None = None  # outputs of attention, by layer and call
         self.known: dict[tuple[int, int], Tensor] = {}  # and those that are not computed once more
         self.first = {
-            (i, j): sum(self.family.heads(module) for _, module in layer[:j])
+            (i, j): sum(head_count(module) for _, module in layer[:j])
             for i, layer in enumerate(modules)
             for j in range(len(layer))
         }
@@ -222,9 +227,9 @@ def positions(tokens: Any, grid: TokenGrid) -> list[int]:
 def head_places(model: nn.Module, modules: list) -> list[Place]:
     """All heads of a model, the attention pool's last."""
     about = family(model)
-    counts = {i: sum(about.heads(module) for _, module in layer) for i, layer in enumerate(modules)}
+    counts = {i: sum(head_count(module) for _, module in layer) for i, layer in enumerate(modules)}
     if about.pool is not None:
-        counts[POOL] = about.pool_heads
+        counts[POOL] = head_count(about.pool.module)
     return [Place("head", layer, head) for layer, count in counts.items() for head in range(count)]
 
 

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
-from vitlens.recorder.running import uncompiled
+from vitlens.recorder.running import channels, uncompiled
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
@@ -32,7 +32,7 @@ from vitlens.recorder.supported import (
     gated,
     model_name,
     refuse,
-    refuse_chance,
+    require_capturable,
     unwrap,
 )
 
@@ -190,10 +190,12 @@ class Interception(TorchFunctionMode):
             for p in module.parameters()
         }
         if (pool := self.family.pool) is not None:
-            for module in (*self.family.before_pool, pool):
+            for module in filter(None, (pool.norm, pool.module)):
                 self.owner |= {id(p): (POOL, 0, "attn_pool") for p in module.parameters()}
-        self.embed = {id(p) for p in self.family.embedding.parameters()}
-        self.pads, self.channels = self.family.pads, self.family.channels
+        embedding = self.family.embedding
+        self.embed = {id(p) for p in embedding.parameters()}
+        self.pads = hasattr(embedding, "backbone") or getattr(embedding, "dynamic_img_pad", False)
+        self.channels = channels(model)
         self.image: Tensor | None = None
         self.padded: dict[int, tuple[Tensor, Tensor]] = {}
         self.begun = False  # the first layer was seen: from now on the grid stays
@@ -416,7 +418,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     model = unwrap(model)
     modules = attention_modules(model)
     attn = Attention(model, modules)
-    refuse_chance(model)
+    require_capturable(model)
     threads = set()
     with (
         modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
@@ -424,7 +426,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
         _Recorder(model, modules, attn, values, gradients),
         contextlib.ExitStack() as above,
     ):
-        for hook in family(model).watch():
+        for hook in family(model).forward_checks():
             above.callback(hook.remove)
         for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
             above.enter_context(intervention)
@@ -437,7 +439,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             "it was not run to its last block inside the `with` block, or not with its own parameters "
             "(functional_call, quantized layers)"
         )
-        raise refuse(model, family(model).blind or (elsewhere if threads - {threading.get_ident()} else other))
+        raise refuse(model, elsewhere if threads - {threading.get_ident()} else other)
 
 
 class _Recorder(Interception):
@@ -470,7 +472,7 @@ class _Recorder(Interception):
             layer = self._layer(name, query, key, value, mask, kwargs.get("scale"), output)
         if index == POOL:
             self.attn.pool = layer
-            self.attn.grid = replace(self.grid, readout=self.family.pool_readout(layer.weights, self.grid))
+            self.attn.grid = replace(self.grid, readout=pool_readout(layer, self.family.pool.queries, self.grid))
         else:
             self.attn.grid = self.grid
             self.attn._calls[index][call] = layer
@@ -487,6 +489,14 @@ class _Recorder(Interception):
             own(all_heads(value, query)) if self.values else None,
             output if self.gradients else own(output) if self.values else None,
         )
+
+
+def pool_readout(layer: Layer, queries: slice | None, grid: TokenGrid) -> Tensor | None:
+    """(B, T) attention of a pool, averaged over heads and queries; None where no queries are averaged."""
+    if queries is None:
+        return None
+    row = layer.weights(queries).mean((1, 2))
+    return F.pad(row, (grid.tokens - row.shape[-1], 0))
 
 
 def _own(tensor: Tensor) -> Tensor:

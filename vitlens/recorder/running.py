@@ -27,19 +27,10 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             f"Expected images as a floating-point tensor of shape (B, C, height, width), got {came}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
-    about = family(model) if model is not None and known(model) else None
-    if about is not None and shape[1] != (wanted := about.channels):
-        raise ValueError(f"{model_name(model)} takes images with {wanted} channels, got the shape {shape}.")
-    patch = about and about.whole_patches
-    if patch and any(side % length for side, length in zip(shape[-2:], patch, strict=True)):
-        size, patch = (" × ".join(map(str, sides)) for sides in (shape[-2:], patch))
-        raise ValueError(
-            f"{model_name(model)} does not take this size: patches of {patch} pixels do not divide images of {size}."
-        )
-    size = about and about.takes_only
-    if size and tuple(shape[-2:]) != size:
-        came, taken = (" × ".join(map(str, sides)) for sides in (shape[-2:], size))
-        raise ValueError(f"{model_name(model)} does not take this size: it was built for {taken}, got {came}.")
+    if model is not None and known(model):
+        if shape[1] != (expected := channels(model)):
+            raise ValueError(f"{model_name(model)} takes images with {expected} channels, got the shape {shape}.")
+        family(model).grid(shape[-2:])
     if not (finite := images.isfinite()).all():
         first = (~finite).flatten(1).any(1).nonzero()[0].item()
         raise ValueError(
@@ -49,8 +40,8 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Images on the device and in the precision of the parameters that meet them."""
-    meets = family(model).enters if known(model) else model.parameters()
-    return images.to(next((p for p in meets if p.is_floating_point()), images))
+    meets = family(model).embedding if known(model) else model
+    return images.to(next((p for p in meets.parameters() if p.is_floating_point()), images))
 
 
 def require_pooled(model: nn.Module, features: torch.Tensor) -> None:
@@ -74,9 +65,9 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def channels(model: nn.Module) -> int:
-    """Input channels: the first convolution's, or `in_chans` for NaFlex."""
+    """Input channels: the first convolution's, or those of the preprocessing where patches are embedded linearly."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
-    return model.in_chans if first is None else first.in_channels
+    return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
 
 
 @contextlib.contextmanager
@@ -131,6 +122,11 @@ def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.Abs
         return functools.partial(setattr, module, attribute, before)
 
     return _held({(module, attribute): functools.partial(switch, module) for module in modules})
+
+
+def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Keep the backward pass from running layers again (timm's and open_clip's `grad_checkpointing`) in this block."""
+    return switched_off([m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing")
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:

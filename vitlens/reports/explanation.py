@@ -20,7 +20,7 @@ from vitlens.data import files
 from vitlens.images import ImageError
 from vitlens.models import architecture, label_names, probabilities, restore
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, model_name, transformer, unwrap
+from vitlens.recorder.supported import family, model_name, states_preprocessing, transformer, unwrap
 from vitlens.reports.pictures import SHARP, prepared
 
 
@@ -60,7 +60,7 @@ def _as_given(model: nn.Module, images: Tensor) -> Iterator[None]:
             )
 
     inner = transformer(model)
-    told = inner is model or family(model).told
+    told = inner is model or states_preprocessing(model)
     with contextlib.nullcontext() if told else family(inner).embedding.register_forward_pre_hook(compare):
         yield
 

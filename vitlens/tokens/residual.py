@@ -5,10 +5,13 @@ Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.running import cast, evaluating, require_images, taking
+from vitlens.recorder.running import cast, evaluating, require_images, run, taking
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
 
 
@@ -25,13 +28,26 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     require_images(images, model)
     expected = family(model).grid(tuple(images.shape[-2:])).tokens
     with taking(model), evaluating(model):
-        layers, output = family(model).features(cast(model, images))
+        layers, output = _after_blocks(model, cast(model, images))
     if layers[0].shape[1] != expected:
         raise UnsupportedModelError(
             f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
             "it leaves patches out or merges them."
         )
     return layers, output
+
+
+def _after_blocks(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    layers, thread = [], threading.get_ident()
+
+    def keep(_, args: tuple, output: Tensor) -> None:
+        if threading.get_ident() == thread:
+            layers.append(output)
+
+    with contextlib.ExitStack() as hooks:
+        for block in family(model).blocks:
+            hooks.callback(block.register_forward_hook(keep).remove)
+        return layers, run(model, images)
 
 
 def similarity(tokens: Tensor, query: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitlens.attribution.target import classes
 from vitlens.models import require_classes
-from vitlens.recorder.supported import attention_modules, family, unwrap
+from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets.likeness import PICTURE, TEXT, Likeness
 from vitlens.widgets.panels import panel, view_control
 from vitlens.widgets.pictured import EARLIER, LARGEST, PAINT, UPLOADED, Pictured
@@ -159,7 +159,7 @@ class Explorer(Pictured):
 
     @property
     def _reads_text(self) -> bool:
-        return family(unwrap(self.model)).reads_text
+        return embeds_texts(unwrap(self.model))
 
     def _class(self, asked: object) -> int:
         """The number of a class given by number or name. Raises ValueError if there is none."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlens.attribution.target import Similarity, like, text
 from vitlens.models import built_size, preprocess
 from vitlens.recorder.running import evaluating
-from vitlens.recorder.supported import family
+from vitlens.recorder.supported import pooled
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.switches import switched
 from vitlens.widgets.views import Choice, asked, number, percent, until
@@ -58,7 +58,7 @@ def _features(subject: Subject, wanted: Callable[[], bool]) -> Tensor:
     def made() -> Tensor:
         model = subject.model
         with until(model, wanted), evaluating(model), subject.switched(), torch.no_grad():
-            return family(model).pooled(subject.batch)[0]
+            return pooled(model, subject.batch)[0]
 
     return subject.once(("features",), made)
 

@@ -172,10 +172,12 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
     """(height, width) in pixels for a whole photograph in its own shape, with about as many patches as the model was
     built for; None if the model takes one size only."""
     about = family(unwrap(model))
-    if not about.any_size:
-        return None
     height, width = about.built_size or about.preprocessing["input_size"][1:]
-    patch = about.patch
+    patch = about.grid((height, width)).patch
+    try:
+        about.grid((height + patch[0], width))
+    except ValueError:
+        return None
     shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
     area = (height * width) ** 0.5
     return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))

@@ -1,21 +1,26 @@
-"""Which models are accepted. Refusal is the default: a plausible but wrong picture is worse than none.
+"""Which models are accepted. Refusal is the default: a plausible but wrong image is worse than none.
 
 A model is accepted if its class is a known one and every block holds attention modules of a known kind: a softmax over
-all tokens of one whole image. What the model then really calls is checked by the capture. What is known of a library's
-models is in its file here, in the words of the `Family` protocol; everything else of vitlens asks `family(model)`.
+all tokens of one whole image. The calls that the model then makes are checked by the capture. Each library has its file
+here, with an adapter that fills in the `Family` protocol. The rest of vitlens uses `family(model)`.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
 from keyword import iskeyword
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import open_clip, timm, torchvision, transformers
 from vitlens.recorder.supported.protocol import (
+    MLPS,
+    NORMS,
     Family,
+    Pool,
     UnsupportedModelError,
     model_name,
     qualified_name,
@@ -24,38 +29,39 @@ from vitlens.recorder.supported.protocol import (
 )
 
 __all__ = [
-    "FAMILIES", "Family", "UnsupportedModelError", "attention_modules", "family", "found_in", "known",
-    "model_name", "qualified_name", "refuse", "refuse_chance", "short_name", "token_grid", "transformer",
-    "unwrap", "within",
+    "FAMILIES", "MLPS", "NORMS", "Family", "Pool", "UnsupportedModelError", "attention_modules", "embed_texts",
+    "embeds_texts", "family", "found_in", "gated", "head_count", "known", "label_names", "model_name", "pooled",
+    "qualified_name", "refuse", "require_capturable", "short_name", "states_preprocessing", "title", "token_grid",
+    "transformer", "unwrap", "within",
 ]  # fmt: skip
 
 FAMILIES: dict[str, Callable[[nn.Module], Family]] = {
     **dict.fromkeys(timm.MODELS, timm.Timm),
     **dict.fromkeys(transformers.MODELS, transformers.Transformers),
     **dict.fromkeys(torchvision.MODELS, torchvision.TorchVision),
-    **dict.fromkeys(open_clip.MODELS, open_clip.seen),
+    **dict.fromkeys(open_clip.MODELS, open_clip.of_tower),
 }
-"""The family of every known class, by its full name, so that looking one up imports no library."""
+"""The adapter for every known class, by its full name, so that looking one up imports no library."""
 
 _MULTIHEAD = "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
 
 
 def known(model: nn.Module) -> bool:
-    """Whether a model's own class is a known one."""
+    """True if the model's own class is a known one."""
     return qualified_name(model) in FAMILIES
 
 
 def family(model: nn.Module) -> Family:
-    """What is known of a model. One that nobody knows is asked as if it were timm's, whose words many models use."""
+    """Adapter for a model's class; unknown classes get the timm adapter."""
     return FAMILIES.get(qualified_name(model), timm.Timm)(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper. Raises TypeError for what
-    is no model."""
+    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper. Raises TypeError for
+    anything but a module."""
     if not isinstance(model, nn.Module):
-        came = type(model).__name__
-        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {came}. `vitlens.load_model(name)` opens one.")
+        got = type(model).__name__
+        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {got}. `vitlens.load_model(name)` opens one.")
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -67,11 +73,11 @@ def found_in(model: nn.Module) -> dict[str, nn.Module]:
     """The known Vision Transformers inside a model, by Python expression ("model.backbone", "model[1]")."""
     if known(model):
         return {"model": model}
-    found: dict[str, nn.Module] = {}
+    inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if known(module) and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return {_path(model, name): module for name, module in found.items()}
+        if known(module) and not any(name.startswith(f"{outer}.") for outer in inner):
+            inner[name] = module
+    return {_path(model, name): module for name, module in inner.items()}
 
 
 def _path(model: nn.Module, name: str) -> str:
@@ -80,9 +86,7 @@ def _path(model: nn.Module, name: str) -> str:
     for part in filter(None, name.split(".")):
         if isinstance(parent, nn.Sequential | nn.ModuleList) and part.isdigit():
             path += f"[{part}]"
-        elif isinstance(parent, nn.ModuleDict):
-            path += f"[{part!r}]"
-        elif part.isidentifier() and not iskeyword(part):
+        elif part.isidentifier() and not iskeyword(part) and not isinstance(parent, nn.ModuleDict):
             path += f".{part}"
         else:
             return f"model.get_submodule({name!r})"
@@ -95,29 +99,42 @@ def transformer(model: nn.Module) -> nn.Module:
 
     Raises UnsupportedModelError if there is none, or more than one.
     """
-    found = list(found_in(model).values())
-    if len(found) != 1:
+    inner = list(found_in(model).values())
+    if len(inner) != 1:
         raise refuse(model, _why_not(model))
-    return found[0]
+    return inner[0]
 
 
 def within(model: nn.Module) -> nn.Module:
     """The only Vision Transformer inside a model, or the model itself if there is none or more than one."""
     model = unwrap(model)
-    found = list(found_in(model).values())
-    return found[0] if len(found) == 1 else model
+    inner = list(found_in(model).values())
+    return inner[0] if len(inner) == 1 else model
 
 
 def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
     if not known(model):
         raise refuse(model, _why_not(model))
-    return family(model).attention()
+    layers = family(model).attention()
+    if not layers:
+        raise refuse(model, "it has no layers")
+    if len({id(module) for layer in layers for _, module in layer}) < sum(map(len, layers)):
+        raise refuse(model, "its layers share one attention module, so its calls cannot be told apart")
+    return layers
 
 
 def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
-    """Whether the outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
+    """True if outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
     return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
+
+
+def head_count(attention: nn.Module) -> int:
+    """H of an attention module, or of an attention pool."""
+    for module in attention.modules():
+        if count := getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None):
+            return count
+    raise TypeError(f"{type(attention).__name__} has no number of heads.")
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
@@ -128,9 +145,10 @@ def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
     return family(model).grid(image)
 
 
-def refuse_chance(model: nn.Module) -> None:
-    """Raise if dropout, stochastic depth or patch dropout is active, because the captured map would be random."""
-    if known(model) and (reason := family(model).chance):
+def require_capturable(model: nn.Module) -> None:
+    """Raise UnsupportedModelError if attention would be missed in the model's settings, or is random in its mode:
+    dropout, stochastic depth or patch dropout is active."""
+    if reason := family(model).capture_problem:
         raise refuse(model, reason)
     for name, module in model.named_modules():
         if not (module.training and "drop" in type(module).__name__.lower()):
@@ -139,6 +157,77 @@ def refuse_chance(model: nn.Module) -> None:
         if rate and rate > 0:
             what = f"{name} ({type(module).__name__}, {rate:g})"
             raise refuse(model, f"in training mode {what} drops parts of it at random; call model.eval() first")
+
+
+def pooled(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, D) features: the input of the classifier, or the output of a model without one."""
+    about = family(model)
+    if type(about) is timm.Timm:
+        return model.forward_head(model.forward_features(images), pre_logits=True)
+    if not about.classes:
+        return about.run(images)
+    tokens, thread = [], threading.get_ident()
+
+    def keep(_, args: tuple, output: Tensor) -> None:
+        if threading.get_ident() == thread:
+            tokens.append(output)
+
+    hook = about.blocks[-1].register_forward_hook(keep)
+    try:
+        about.run(images)
+    finally:
+        hook.remove()
+    return about.head(tokens[-1], pre_logits=True)
+
+
+def title(model: nn.Module) -> str:
+    """Architecture of a model for figures, with the sizes that differ from those in its name:
+    "vit_tiny_patch16_224, patch 8"."""
+    model = family(model).model
+    name, embed = short_name(model), getattr(model, "patch_embed", None)
+    sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
+    parts = [name]
+    for pattern, attribute, words in sizes:
+        named, built = re.search(pattern, name), getattr(embed, attribute, None)
+        if named and built and tuple(built) != (int(named[1]),) * 2:
+            parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
+    return ", ".join(parts)
+
+
+def states_preprocessing(model: nn.Module) -> bool:
+    """False for a model whose preprocessing is a guess: timm's, or an unknown one, without a `pretrained_cfg`."""
+    return hasattr(model, "pretrained_cfg") or type(family(model)) is not timm.Timm
+
+
+def label_names(model: nn.Module) -> list[str] | None:
+    """Names of the classes, where the model has them. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
+    names = getattr(model, "label_names", None)
+    numbered = getattr(getattr(model, "config", None), "id2label", None) or {}
+    if names is not None or not known(model) or set(numbered) != set(range(len(numbered))):
+        return names
+    names = [numbered[number] for number in range(len(numbered))]
+    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
+def embeds_texts(model: nn.Module) -> bool:
+    """True if the model has a text tower, whose embeddings lie in the space of `pooled`."""
+    return hasattr(model, "get_text_features") or hasattr(model, "encode_text")
+
+
+def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
+    """(N, D) embeddings of prompts, in the space of `pooled`. tokenizer: prompts → input of the text tower; by default
+    the model's own.
+
+    Raises ValueError for a model without a text tower, and OSError without a tokenizer.
+    """
+    if hasattr(model, "get_text_features"):
+        return transformers.embed_texts(model, prompts, tokenizer)
+    if hasattr(model, "encode_text"):
+        return open_clip.embed_texts(model, prompts, tokenizer)
+    raise ValueError(
+        f"{model_name(model)} has no text tower, so it cannot be asked about a text. Open a CLIP or SigLIP model with "
+        "both towers, or compare with a picture."
+    )
 
 
 def _why_not(model: nn.Module) -> str:

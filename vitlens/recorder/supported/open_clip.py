@@ -1,6 +1,6 @@
 """open_clip's image towers: its own transformer, whose attention is inside torch.nn.MultiheadAttention, and timm's.
 
-A whole CLIP is seen as its image tower; its text tower runs beside it and is let pass.
+A whole CLIP is seen as its image tower; its text tower may run beside it.
 """
 
 from __future__ import annotations
@@ -11,41 +11,57 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import texts, timm
-from vitlens.recorder.supported.protocol import Family, multihead, qualified_name, readout, refuse
+from vitlens.recorder.supported import timm
+from vitlens.recorder.supported.protocol import (
+    Family,
+    Pool,
+    mean_of,
+    model_name,
+    multihead_layers,
+    qualified_name,
+    refuse,
+    require_size,
+)
 
 TOWER = "open_clip.transformer.VisionTransformer"
 WHOLE = {"open_clip.model.CLIP", "open_clip.model.CustomTextCLIP", "open_clip.coca_model.CoCa"}
 MODELS = {TOWER, *WHOLE}
-_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
+CLIP_VOCABULARY = 49408
+"""Tokens of CLIP's own tokenizer, which comes with open_clip."""
+_CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
 
 
-def seen(model: nn.Module) -> Family:
-    """The family of a model: that of its tower."""
+def of_tower(model: nn.Module) -> Family:
+    """The adapter for a model, by its image tower."""
     tower = model.visual if qualified_name(model) in WHOLE else model
     return TimmTower(model, tower) if hasattr(tower, "trunk") else OpenClip(model, tower)
 
 
-def _run(tower: nn.Module, images: Tensor) -> Tensor:
-    features = tower(images)
-    return features[0] if isinstance(features, tuple) else features  # the tokens come along with CoCa's
+def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
+    """(N, D) embeddings of prompts, by the tokenizer of the model's architecture, else by CLIP's."""
+    if tokenizer is None:
+        import open_clip
+
+        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+        tower = getattr(model, "text", model)
+        if name in open_clip.list_models():
+            tokenizer = open_clip.get_tokenizer(name)
+        elif tower.vocab_size == CLIP_VOCABULARY:
+            tokenizer = open_clip.SimpleTokenizer(context_length=tower.context_length)
+        else:
+            raise ValueError(
+                f"The tokenizer of {model_name(model)}, for {tower.vocab_size} tokens, is unknown. Give it, as in "
+                "`text(prompt, tokenizer=open_clip.get_tokenizer(…))`."
+            )
+    return model.encode_text(tokenizer(prompts).to(next(model.parameters()).device))
 
 
-def _preprocessing(tower: nn.Module) -> dict:
-    """As open_clip says it, or as it is by default: OpenAI's."""
-    said = getattr(tower, "preprocess_cfg", None) or {}
-    return {
-        "mean": tuple(said.get("mean", (0.48145466, 0.4578275, 0.40821073))),
-        "std": tuple(said.get("std", (0.26862954, 0.26130258, 0.27577711))),
-        "input_size": (3, *tower.image_size), "interpolation": said.get("interpolation", "bicubic"),
-        "crop_pct": 1.0, "crop_mode": _MODES[said.get("resize_mode", "shortest")],
-    }  # fmt: skip
+class _Tower(Family):
+    """What both kinds of image towers have in common. whole: the model that also holds the text tower."""
 
-
-class _Towers(Family):
-    """What image towers have in common: the text tower beside them. whole: the model that holds both."""
-
-    whole: nn.Module
+    def __init__(self, whole: nn.Module, tower: nn.Module):
+        super().__init__(getattr(tower, "trunk", whole))
+        self.whole, self.tower = whole, tower
 
     @property
     def classes(self) -> int:
@@ -53,30 +69,22 @@ class _Towers(Family):
 
     @property
     def preprocessing(self) -> dict:
-        return _preprocessing(self.tower)
+        """The tower's own, or open_clip's default, OpenAI's."""
+        own = getattr(self.tower, "preprocess_cfg", None) or {}
+        return {
+            "mean": tuple(own.get("mean", (0.48145466, 0.4578275, 0.40821073))),
+            "std": tuple(own.get("std", (0.26862954, 0.26130258, 0.27577711))),
+            "input_size": (3, *self.tower.image_size), "interpolation": own.get("interpolation", "bicubic"),
+            "crop_pct": 1.0, "crop_mode": _CROP_MODES[own.get("resize_mode", "shortest")],
+        }  # fmt: skip
 
     def run(self, images: Tensor) -> Tensor:
-        return _run(self.tower, images)
-
-    @property
-    def reads_text(self) -> bool:
-        return hasattr(self.whole, "encode_text")
-
-    def texts(self, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
-        if not self.reads_text:
-            return super().texts(prompts, tokenizer)
-        return texts.by_open_clip(self.whole, prompts, tokenizer)
+        features = self.tower(images)
+        return features[0] if isinstance(features, tuple) else features  # CoCa's returns its tokens too
 
 
-class OpenClip(_Towers):
+class OpenClip(_Tower):
     """A tower of open_clip's own. It takes images of the one size that it was built for."""
-
-    norms = r"ln_[12]"
-
-    def __init__(self, model: nn.Module, tower: nn.Module):
-        super().__init__(model)
-        self.whole, self.tower = model, tower
-        self.path = "" if tower is model else "visual."
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
@@ -85,28 +93,21 @@ class OpenClip(_Towers):
             raise refuse(self.model, "it has two attention pools, and which tokens they read together is no single map")
         if not self.tower.transformer.batch_first:
             raise refuse(self.model, "it runs with the tokens before the batch; build it with batch_first=True")
-        return multihead(self.model, f"{self.path}transformer.resblocks", "attn")
+        path = "" if self.tower is self.model else "visual."
+        return multihead_layers(self.model, f"{path}transformer.resblocks", "attn")
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         return self.tower.transformer.resblocks
 
     @property
-    def pool(self) -> nn.Module | None:
-        return self.tower.attn_pool
-
-    def pool_readout(self, weights, grid: TokenGrid) -> Tensor | None:
-        """Of a pool's queries the first is taken, or the mean of the others."""
-        queries = {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
-        return None if queries is None else weights(queries).mean((1, 2))
+    def _read(self) -> slice | None:
+        """Tokens, or queries of a pool, that are averaged: the first, or all others."""
+        return {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
 
     @property
-    def pool_heads(self) -> int:
-        return 0 if self.pool is None else self.heads(self.pool.attn)
-
-    @property
-    def recomputing(self) -> list[nn.Module]:
-        return [self.tower.transformer]
+    def pool(self) -> Pool | None:
+        return None if self.tower.attn_pool is None else Pool(self.tower.attn_pool, self._read)
 
     @property
     def embedding(self) -> nn.Module:
@@ -116,41 +117,27 @@ class OpenClip(_Towers):
     def prefix(self) -> list[str]:
         return ["class token"]
 
-    @property
-    def patch(self) -> tuple[int, int]:
-        return tuple(self.tower.patch_size)
-
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        rows, cols = (side // length for side, length in zip(image, self.patch, strict=True))
-        grid = TokenGrid(rows, cols, self.patch, 1, tuple(image))
-        read = {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
-        return replace(grid, readout=None if self.pool is not None or read is None else readout(grid, read))
+        require_size(self.model, image, self.built_size)
+        patch, read = tuple(self.tower.patch_size), self._read
+        rows, cols = (side // length for side, length in zip(image, patch, strict=True))
+        grid = TokenGrid(rows, cols, patch, 1, tuple(image))
+        return replace(grid, readout=None if self.pool is not None or read is None else mean_of(grid, read))
 
     @property
     def built_size(self) -> tuple[int, int]:
         return tuple(self.tower.image_size)
 
-    @property
-    def takes_only(self) -> tuple[int, int]:
-        return self.built_size
-
-    def head(self, tokens: Tensor) -> Tensor:
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         pooled, _ = self.tower._pool(tokens)
         return pooled if self.tower.proj is None else pooled @ self.tower.proj
-
-    def filters(self) -> Tensor:
-        return self.embedding.weight.detach().permute(0, 2, 3, 1)
 
     def positions(self) -> Tensor:
         return self.tower.positional_embedding.detach()[1:].unflatten(0, tuple(self.tower.grid_size))
 
 
-class TimmTower(_Towers, timm.Timm):
+class TimmTower(_Tower, timm.Timm):
     """A model of timm that is the tower of a CLIP."""
-
-    def __init__(self, whole: nn.Module, tower: nn.Module):
-        super().__init__(tower.trunk)
-        self.whole, self.tower = whole, tower
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.model) not in timm.MODELS:
@@ -158,19 +145,5 @@ class TimmTower(_Towers, timm.Timm):
             raise refuse(self.whole, f"its image tower is {qualified_name(self.model)}: {reason}")
         return [[(f"visual.trunk.{name}", module) for name, module in layer] for layer in super().attention()]
 
-    @property
-    def label_names(self) -> None:
-        return None
-
-    def features(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        layers, output = super().features(images)
-        return layers, self.tower.head(output)
-
-    def pooled(self, images: Tensor) -> Tensor:
-        return self.run(images)
-
-    def head(self, tokens: Tensor) -> Tensor:
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         return self.tower.head(super().head(tokens))
-
-    def pooling(self, tokens: Tensor) -> Tensor:
-        return self.head(tokens)

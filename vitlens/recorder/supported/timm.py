@@ -6,16 +6,21 @@ To add one, write its class in `MODELS` and that of its attention in `ATTENTION`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.protocol import Family, qualified_name, refuse, short_name
+from vitlens.recorder.supported.protocol import (
+    Family,
+    Pool,
+    mean_of,
+    qualified_name,
+    refuse,
+    require_size,
+    require_whole_patches,
+)
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
@@ -81,19 +86,7 @@ UNFUSED = "fused attention is switched off in it; call timm.layers.set_fused_att
 
 
 class Timm(Family):
-    """A model of timm; also any other model, looked at for what timm's models say of themselves."""
-
-    @property
-    def title(self) -> str:
-        """The architecture, with the sizes that differ from those in its name: "vit_tiny_patch16_224, patch 8"."""
-        name, embed = short_name(self.model), getattr(self.model, "patch_embed", None)
-        sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
-        parts = [name]
-        for pattern, attribute, words in sizes:
-            said, built = re.search(pattern, name), getattr(embed, attribute, None)
-            if said and built and tuple(built) != (int(said[1]),) * 2:
-                parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
-        return ", ".join(parts)
+    """A model of timm; also a model of an unknown class, as many have timm's attributes."""
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         """One module a layer, two for the parallel blocks of "Three things everyone should know about ViTs"."""
@@ -106,7 +99,7 @@ class Timm(Family):
                 "and `vitlens explain` do",
             )
         for index, block in enumerate(model.blocks):
-            found = []
+            attention = []
             for path, module in block.named_modules():
                 name = qualified_name(module)
                 if (reason := ATTENTION_REASONS.get(type(module).__name__)) is not None:
@@ -114,20 +107,16 @@ class Timm(Family):
                 if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
                     raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
                 if name in ATTENTION:
-                    found.append((f"blocks.{index}.{path}".rstrip("."), module))
-            if not found:
+                    attention.append((f"blocks.{index}.{path}".rstrip("."), module))
+            if not attention:
                 raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
-            layers.append(found)
-        if not layers:
-            raise refuse(model, "it has no blocks")
-        if len({id(m) for layer in layers for _, m in layer}) < sum(map(len, layers)):
-            raise refuse(model, "its blocks share one attention module, so its calls cannot be told apart")
+            layers.append(attention)
         return layers
 
     @property
-    def blind(self) -> str | None:
+    def capture_problem(self) -> str | None:
         """Layers that were built while timm's fused attention was off compute attention themselves, unseen."""
-        fused = (getattr(m, "fused_attn", True) for layer in self.attention() for _, m in layer)
+        fused = (getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer)
         return None if all(fused) else UNFUSED
 
     @property
@@ -135,17 +124,7 @@ class Timm(Family):
         return self.model.blocks
 
     @property
-    def pool(self) -> nn.Module | None:
-        return getattr(self.model, "attn_pool", None)
-
-    @property
-    def before_pool(self) -> Sequence[nn.Module]:
-        return (self.model.norm,)  # which announces a pool without parameters
-
-    norms, mlps = r"norm1|norm2|in_norm|(attns|ffns)\.\d+\.norm", r"mlp|mlp_drop|ffns\.\d+\.mlp"
-
-    @property
-    def apart(self) -> str | None:
+    def stream_problem(self) -> str | None:
         for number, block in enumerate(self.blocks):
             if qualified_name(block) not in PRE_NORM:
                 post = "Post" in type(block).__name__
@@ -154,28 +133,18 @@ class Timm(Family):
         return None
 
     @property
-    def recomputing(self) -> list[nn.Module]:
-        return [self.model] if hasattr(self.model, "grad_checkpointing") else []
+    def pool(self) -> Pool | None:
+        """PRR pools with T queries, so there is no single row."""
+        module = getattr(self.model, "attn_pool", None)
+        if module is None:
+            return None
+        queries = slice(0, 1) if getattr(module, "pool", "") == "token" else slice(None)
+        return Pool(module, queries if hasattr(module, "latent_len") else None, self.model.norm)
 
     @property
     def embedding(self) -> nn.Module:
         """`embeds` in NaFlex."""
         return self.model.embeds if hasattr(self.model, "embeds") else self.model.patch_embed
-
-    @property
-    def enters(self) -> list[nn.Parameter]:
-        first = super().enters
-        return first[:1] if hasattr(self.embedding, "backbone") else first
-
-    @property
-    def pads(self) -> bool:
-        return hasattr(self.embedding, "backbone") or getattr(self.embedding, "dynamic_img_pad", False)
-
-    @property
-    def channels(self) -> int:
-        """The first convolution's, or `in_chans` for NaFlex."""
-        first = next((each for each in self.model.modules() if isinstance(each, nn.Conv2d)), None)
-        return self.model.in_chans if first is None else first.in_channels
 
     @property
     def prefix(self) -> list[str]:
@@ -185,22 +154,14 @@ class Timm(Family):
         return special + [f"register {i + 1}" for i in range(model.num_prefix_tokens - len(special))]
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        embed = self.embedding
-        rows, cols = _features(embed, tuple(image))
-        grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, tuple(image))
+        embed, image = self.embedding, tuple(image)
+        if getattr(embed, "strict_img_size", False) and embed.img_size is not None:
+            require_size(self.model, image, embed.img_size)
+        if getattr(embed, "is_linear", False) and not embed.dynamic_img_pad:  # NaFlex's cuts no pixels off
+            require_whole_patches(self.model, image, embed.patch_size)
+        rows, cols = _features(embed, image)
+        grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)
         return replace(grid, readout=_readout(self.model, grid))
-
-    def pool_readout(self, weights, grid: TokenGrid) -> Tensor | None:
-        """The pool's attention, averaged over heads; none if it has T queries (PRR)."""
-        if not hasattr(self.pool, "latent_len"):
-            return None
-        row = weights(slice(0, 1) if self.pool.pool == "token" else slice(None)).mean((1, 2))
-        return F.pad(row, (grid.tokens - row.shape[-1], 0))
-
-    @property
-    def whole_patches(self) -> tuple[int, int] | None:
-        embed = getattr(self.model, "embeds", None)  # NaFlex's cuts no pixels off
-        return embed.patch_size if getattr(embed, "is_linear", False) and not embed.dynamic_img_pad else None
 
     @property
     def built_size(self) -> tuple[int, int] | None:
@@ -209,16 +170,8 @@ class Timm(Family):
         return size and tuple(size)
 
     @property
-    def patch(self) -> tuple[int, int]:
-        return tuple(self.embedding.patch_size)
-
-    @property
-    def any_size(self) -> bool:
-        return getattr(self.model, "dynamic_img_size", False) or hasattr(self.model, "embeds")
-
-    @property
     def preprocessing(self) -> dict:
-        """Of the model's own `pretrained_cfg`, else timm's defaults."""
+        """From the model's own `pretrained_cfg`, else timm's defaults."""
         from timm.data import resolve_model_data_config
 
         config = resolve_model_data_config(self.model)
@@ -226,63 +179,20 @@ class Timm(Family):
         return config | {"input_size": (getattr(self.model, "in_chans", channels), *size)}
 
     @property
-    def told(self) -> bool:
-        return hasattr(self.model, "pretrained_cfg")
-
-    @property
     def classes(self) -> int | None:
-        """The head's outputs, as it may have been replaced, or `num_classes` where the head does not say."""
-        said = getattr(self.model, "num_classes", None)
+        """The head's outputs, as it may have been replaced, or `num_classes` where the head's are unknown."""
+        declared = getattr(self.model, "num_classes", None)
         if not hasattr(self.model, "get_classifier"):
-            return said
+            return declared
         heads = self.model.get_classifier()
         layers = [layer for head in (heads if isinstance(heads, tuple | list) else [heads]) for layer in head.modules()]
         if all(isinstance(layer, nn.Identity | nn.Sequential | nn.Dropout | nn.ModuleList) for layer in layers):
             return 0
         widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
-        return next((width for width in reversed(widths) if width), said)
+        return next((width for width in reversed(widths) if width), declared)
 
-    def features(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As timm's `forward_intermediates` gives them."""
-        model, prefix = self.model, self.model.num_prefix_tokens > 0
-        last, layers = model.forward_intermediates(images, return_prefix_tokens=prefix, output_fmt="NLC")
-        if prefix:
-            layers = [torch.cat((prefix, patches), 1) for patches, prefix in layers]
-        return layers, model.forward_head(last)
-
-    def pooled(self, images: Tensor) -> Tensor:
-        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
-
-    def pooling(self, tokens: Tensor) -> Tensor:
-        return self.model.forward_head(self.model.norm(tokens), pre_logits=True)
-
-    def head(self, tokens: Tensor) -> Tensor:
-        return self.model.forward_head(self.model.norm(tokens))
-
-    def filters(self) -> Tensor:
-        model = self.model
-        try:
-            embed = self.embedding
-            weight = embed.proj.weight
-        except AttributeError:
-            if type(getattr(model, "patch_embed", None)).__name__ == "ShiftedPatches":
-                raise ValueError(
-                    f"{type(model).__name__} normalizes the pixels of five shifted images before its filters see them, "
-                    "so its filters are no pictures. Use a model that embeds patches of pixels."
-                ) from None
-            raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
-        if hasattr(embed, "backbone"):
-            raise ValueError(
-                f"{type(model).__name__} is a hybrid: its patch embedding reads a feature map, not pixels, so its "
-                "filters are no pictures. Use a model that embeds patches of pixels."
-            )
-        weight = weight.detach()
-        if weight.dim() == 4:
-            return weight.permute(0, 2, 3, 1)
-        (p, q), channels = embed.patch_size, model.in_chans  # NaFlex: a linear layer over flattened patches
-        if getattr(embed, "channels_last", True):
-            return weight.unflatten(1, (p, q, channels))
-        return weight.unflatten(1, (channels, p, q)).permute(0, 2, 3, 1)
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
+        return self.model.forward_head(self.model.norm(tokens), pre_logits=pre_logits)
 
     def positions(self) -> Tensor | None:
         model = self.model
@@ -298,7 +208,7 @@ class Timm(Family):
 
 
 def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns. For a hybrid at the size it was built for, timm found them by running the backbone."""
+    """Rows and columns. For a hybrid at the size it was built for, timm measured them by running the backbone."""
     if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
         return tuple(embed.grid_size)
     return embed.dynamic_feat_size(image)
@@ -320,16 +230,13 @@ def _stride(embed: nn.Module) -> tuple[int, int]:
 
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
-    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    """None for an attention pool, and for max, avgmax and no pooling, which read no weighted sum."""
     if getattr(model, "attn_pool", None) is not None:
         return None
-    if hasattr(model, "head_dist"):  # distilled DeiT says "token" and averages two heads
-        row[:2] = 0.5
-    elif model.global_pool == "token":
-        row[0] = 1.0
-    elif model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
-        first = 0 if getattr(model, "pool_include_prefix", False) else grid.prefix
-        row[first:] = 1.0 / (grid.tokens - first)
-    else:  # max, avgmax and no pooling have no such row
-        return None
-    return row
+    if hasattr(model, "head_dist"):  # distilled DeiT's global_pool is "token", but it averages two heads
+        return mean_of(grid, slice(0, 2))
+    if model.global_pool == "token":
+        return mean_of(grid, slice(0, 1))
+    if model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
+        return mean_of(grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None))
+    return None

@@ -7,7 +7,7 @@ transformers 5.
 
 from __future__ import annotations
 
-import re
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import texts
-from vitlens.recorder.supported.protocol import Family, qualified_name, readout, refuse
+from vitlens.recorder.supported.protocol import (
+    Family,
+    Pool,
+    mean_of,
+    model_name,
+    qualified_name,
+    refuse,
+    require_whole_patches,
+)
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -26,7 +33,7 @@ OPENAI = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757771
 @dataclass(frozen=True)
 class Tower:
     """Where a kind of model keeps its parts, which tokens come before the patches, and how the published weights of
-    this kind want pictures to be normalized: (means, standard deviations)."""
+    this kind want images to be normalized: (means, standard deviations)."""
 
     normalized: tuple
     prefix: tuple[str, ...] = ("class token",)
@@ -60,12 +67,13 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class Whole:
-    """kind: of the tower. reads: of `READS`. path: where the tower is. output: what it returns that is taken."""
+    """What is read of a class's tokens (`READS`), the path of its tower, and the output that is taken."""
 
-    kind: str
     reads: str
     path: str = ""
     output: str = "pooler_output"
+    kind: str = ""
+    """Of the tower, in `TOWERS`; from the key."""
 
 
 READS = ("class token", "class and distillation token", "patches", "class token beside patches", "pool", "BEiT's")
@@ -73,36 +81,36 @@ READS = ("class token", "class and distillation token", "patches", "class token 
 (which is no single row), the attention pool, or the class token or the patches as BEiT's configuration says."""
 
 _MODELS = {
-    "vit.ViTModel": Whole("vit", "class token"),
-    "vit.ViTForImageClassification": Whole("vit", "class token", "vit", "logits"),
-    "deit.DeiTModel": Whole("deit", "class token"),
-    "deit.DeiTForImageClassification": Whole("deit", "class token", "deit", "logits"),
-    "deit.DeiTForImageClassificationWithTeacher": Whole("deit", "class and distillation token", "deit", "logits"),
-    "vit_mae.ViTMAEModel": Whole("vit_mae", "class token"),
-    "beit.BeitModel": Whole("beit", "BEiT's"),
-    "beit.BeitForImageClassification": Whole("beit", "BEiT's", "beit", "logits"),
-    "ijepa.IJepaModel": Whole("ijepa", "patches"),
-    "ijepa.IJepaForImageClassification": Whole("ijepa", "patches", "ijepa", "logits"),
-    "dinov2.Dinov2Model": Whole("dinov2", "class token"),
-    "dinov2.Dinov2ForImageClassification": Whole("dinov2", "class token beside patches", "dinov2", "logits"),
-    "dinov2_with_registers.Dinov2WithRegistersModel": Whole("dinov2_with_registers", "class token"),
+    "vit.ViTModel": Whole("class token"),
+    "vit.ViTForImageClassification": Whole("class token", "vit", "logits"),
+    "deit.DeiTModel": Whole("class token"),
+    "deit.DeiTForImageClassification": Whole("class token", "deit", "logits"),
+    "deit.DeiTForImageClassificationWithTeacher": Whole("class and distillation token", "deit", "logits"),
+    "vit_mae.ViTMAEModel": Whole("class token"),
+    "beit.BeitModel": Whole("BEiT's"),
+    "beit.BeitForImageClassification": Whole("BEiT's", "beit", "logits"),
+    "ijepa.IJepaModel": Whole("patches"),
+    "ijepa.IJepaForImageClassification": Whole("patches", "ijepa", "logits"),
+    "dinov2.Dinov2Model": Whole("class token"),
+    "dinov2.Dinov2ForImageClassification": Whole("class token beside patches", "dinov2", "logits"),
+    "dinov2_with_registers.Dinov2WithRegistersModel": Whole("class token"),
     "dinov2_with_registers.Dinov2WithRegistersForImageClassification": Whole(
-        "dinov2_with_registers", "class token beside patches", "dinov2_with_registers", "logits"
+        "class token beside patches", "dinov2_with_registers", "logits"
     ),
-    "dinov3_vit.DINOv3ViTModel": Whole("dinov3_vit", "class token"),
-    "clip.CLIPVisionModel": Whole("clip", "class token"),
-    "clip.CLIPVisionModelWithProjection": Whole("clip", "class token", "vision_model", "image_embeds"),
-    "clip.CLIPForImageClassification": Whole("clip", "patches", "vision_model", "logits"),
-    "clip.CLIPModel": Whole("clip", "class token", "vision_model"),
-    "siglip.SiglipVisionModel": Whole("siglip", "pool"),
-    "siglip.SiglipForImageClassification": Whole("siglip", "patches", "vision_model", "logits"),
-    "siglip.SiglipModel": Whole("siglip", "pool", "vision_model"),
-    "siglip2.Siglip2VisionModel": Whole("siglip2", "pool"),
-    "siglip2.Siglip2ForImageClassification": Whole("siglip2", "patches", "vision_model", "logits"),
-    "siglip2.Siglip2Model": Whole("siglip2", "pool", "vision_model"),
+    "dinov3_vit.DINOv3ViTModel": Whole("class token"),
+    "clip.CLIPVisionModel": Whole("class token"),
+    "clip.CLIPVisionModelWithProjection": Whole("class token", "vision_model", "image_embeds"),
+    "clip.CLIPForImageClassification": Whole("patches", "vision_model", "logits"),
+    "clip.CLIPModel": Whole("class token", "vision_model"),
+    "siglip.SiglipVisionModel": Whole("pool"),
+    "siglip.SiglipForImageClassification": Whole("patches", "vision_model", "logits"),
+    "siglip.SiglipModel": Whole("pool", "vision_model"),
+    "siglip2.Siglip2VisionModel": Whole("pool"),
+    "siglip2.Siglip2ForImageClassification": Whole("patches", "vision_model", "logits"),
+    "siglip2.Siglip2Model": Whole("pool", "vision_model"),
 }
 MODELS = {
-    f"transformers.models.{kind}.modeling_{kind}.{name}": whole
+    f"transformers.models.{kind}.modeling_{kind}.{name}": replace(whole, kind=kind)
     for (kind, name), whole in ((key.split("."), whole) for key, whole in _MODELS.items())
 }
 
@@ -110,53 +118,43 @@ MODELS = {
 class Transformers(Family):
     """A vision model of transformers."""
 
-    norms = r"norm[12]|layernorm_(before|after)|layer_norm[12]"
-
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.whole = MODELS[qualified_name(model)]
         self.parts = TOWERS[self.whole.kind]
         self.tower = model.get_submodule(self.whole.path)
         self.config = self.tower.config
+        self.patch = _pair(self.config.patch_size)
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        if (kind := self.config._attn_implementation) != "sdpa":
-            raise refuse(
-                self.model, f'it runs with attn_implementation="{kind}", whose calls cannot be seen; call '
-                'model.set_attn_implementation("sdpa") first'
-            )  # fmt: skip
-        if ratio := getattr(self.config, "mask_ratio", 0):
-            raise refuse(
-                self.model, f"it leaves out {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
-            )  # fmt: skip
-        where = ".".join(filter(None, (self.whole.path, self.parts.blocks)))
-        layers = [
-            [(f"{where}.{number}.{self.parts.attention}", getattr(block, self.parts.attention))]
-            for number, block in enumerate(self.blocks)
-        ]
-        if not layers:
-            raise refuse(self.model, "it has no layers")
-        for ((name, module),) in layers:
+        path, layers = ".".join(filter(None, (self.whole.path, self.parts.blocks))), []
+        for number, block in enumerate(self.blocks):
+            name, module = f"{path}.{number}.{self.parts.attention}", getattr(block, self.parts.attention)
             if not qualified_name(module).startswith(f"transformers.models.{self.whole.kind}."):
                 raise refuse(self.model, f"{name} is {qualified_name(module)}, which vitlens does not know")
-        if len({id(module) for ((_, module),) in layers}) < len(layers):
-            raise refuse(self.model, "its layers share one attention module, so its calls cannot be told apart")
+            layers.append([(name, module)])
         return layers
 
     @property
-    def chance(self) -> str | None:
-        """In training mode DINOv3 shifts, jitters and rescales its positions at random."""
-        moved = [n for n in ("shift", "jitter", "rescale") if getattr(self.config, f"pos_embed_{n}", None)]
-        if self.tower.training and moved:
+    def capture_problem(self) -> str | None:
+        if (kind := self.config._attn_implementation) != "sdpa":
+            return (
+                f'it runs with attn_implementation="{kind}", whose calls cannot be seen; call '
+                'model.set_attn_implementation("sdpa") first'
+            )
+        if ratio := getattr(self.config, "mask_ratio", 0):
+            return f"it leaves out {ratio:.0%} of the patches at random; set model.config.mask_ratio = 0 first"
+        moves = any(getattr(self.config, f"pos_embed_{way}", None) for way in ("shift", "jitter", "rescale"))
+        if self.tower.training and moves:
             return "in training mode it moves the positions of its patches at random; call model.eval() first"
         return None
 
-    def watch(self) -> list:
+    def forward_checks(self) -> list:
         """ViTMAE shuffles the patches, also where it leaves out none."""
         if self.whole.kind != "vit_mae":
             return []
 
-        def compare(_, args: tuple, output: tuple) -> None:
+        def require_order(_, args: tuple, output: tuple) -> None:
             places = output[2]
             if not torch.equal(places, torch.arange(places.shape[1], device=places.device).expand_as(places)):
                 raise refuse(
@@ -165,18 +163,21 @@ class Transformers(Family):
                     "vitlens.models.run(model, images), which does"
                 )  # fmt: skip
 
-        return [self.tower.embeddings.register_forward_hook(compare)]
+        return [self.tower.embeddings.register_forward_hook(require_order)]
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         return self.tower.get_submodule(self.parts.blocks)
 
     @property
-    def norm(self) -> nn.Module:
-        return self.tower.get_submodule(self.parts.norm)
+    def stream_problem(self) -> str | None:
+        if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
+            return "its pooler ends in a nonlinear function; set model.pooler = None to explain the token that it reads"
+        return super().stream_problem
 
     @property
     def reads(self) -> str:
+        """One of `READS`, without BEiT's."""
         reads = self.whole.reads
         if reads == "BEiT's":
             pooled = self.config.use_mean_pooling and self.tower.pooler is not None
@@ -184,53 +185,30 @@ class Transformers(Family):
         return "patches" if reads == "pool" and not self.tower.use_head else reads
 
     @property
-    def pool(self) -> nn.Module | None:
-        return self.tower.head.attention if self.reads == "pool" else None
-
-    @property
-    def apart(self) -> str | None:
-        if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
-            return "its pooler ends in a nonlinear function; set model.pooler = None to explain the token that it reads"
-        return super().apart
-
-    @property
-    def pool_parts(self) -> nn.Module | None:
-        return self.tower.head if self.reads == "pool" else None
-
-    def pool_readout(self, weights, grid: TokenGrid) -> Tensor | None:
-        return weights().mean((1, 2))
+    def pool(self) -> Pool | None:
+        return Pool(self.tower.head, slice(None)) if self.reads == "pool" else None
 
     @property
     def embedding(self) -> nn.Module:
         return self.tower.get_submodule(self.parts.projection)
 
     @property
-    def channels(self) -> int:
-        return self.config.num_channels
-
-    @property
     def prefix(self) -> list[str]:
         registers = getattr(self.config, "num_register_tokens", 0)
         return [*self.parts.prefix, *(f"register {i + 1}" for i in range(registers))]
 
-    @property
-    def patch(self) -> tuple[int, int]:
-        return _pair(self.config.patch_size)
-
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         """Patches are cut out from the top left; what is left at the bottom and at the right is not seen."""
+        if self.whole.kind == "siglip2":
+            require_whole_patches(self.model, image, self.patch)
         rows, cols = (side // length for side, length in zip(image, self.patch, strict=True))
         grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
-        row = {
-            "class token": lambda: readout(grid, slice(0, 1)),
-            "class and distillation token": lambda: readout(grid, slice(0, 2)),
-            "patches": lambda: readout(grid, slice(grid.prefix, None)),
-        }.get(self.reads, lambda: None)()
-        return replace(grid, readout=row)
-
-    @property
-    def whole_patches(self) -> tuple[int, int] | None:
-        return self.patch if self.whole.kind == "siglip2" else None
+        read = {
+            "class token": slice(0, 1),
+            "class and distillation token": slice(0, 2),
+            "patches": slice(grid.prefix, None),
+        }.get(self.reads)
+        return grid if read is None else replace(grid, readout=mean_of(grid, read))
 
     @property
     def built_size(self) -> tuple[int, int] | None:
@@ -240,71 +218,52 @@ class Transformers(Family):
         return _pair(self.config.image_size)
 
     @property
-    def any_size(self) -> bool:
-        return True
-
-    @property
     def preprocessing(self) -> dict:
-        """As `pretrained_cfg` says, which `vitlens.load_model` writes; else as the published weights of its kind."""
+        """From `pretrained_cfg`, which `vitlens.load_model` writes; else that of the published weights of its kind."""
         mean, std = self.parts.normalized
-        said = {"mean": mean, "std": std, "input_size": (self.channels, *self.built_size), "interpolation": "bicubic",
-                "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
-        said |= getattr(self.model, "pretrained_cfg", None) or {}
-        return {key: said[key] for key in ("mean", "std", "input_size", "interpolation", "crop_pct", "crop_mode")}
+        config = {"mean": mean, "std": std, "input_size": (self.config.num_channels, *self.built_size),
+                  "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
+        own = getattr(self.model, "pretrained_cfg", None) or {}
+        return config | {key: own[key] for key in config if key in own}
 
     @property
     def classes(self) -> int | None:
+        """A distilled DeiT has two classifiers, of as many outputs."""
         if self.whole.output != "logits":
             return 0
-        return getattr(self.classifier, "out_features", 0)
-
-    @property
-    def classifier(self) -> nn.Module | None:
-        """A distilled DeiT has two; this is the one that reads the class token."""
-        return getattr(self.model, "classifier", None) or getattr(self.model, "cls_classifier", None)
-
-    @property
-    def label_names(self) -> list[str] | None:
-        """transformers calls classes without names LABEL_0, LABEL_1 …"""
-        if (given := super().label_names) is not None:
-            return given
-        names = self.model.config.id2label or {}
-        numbered = all(re.fullmatch(r"LABEL_\d+", name) for name in names.values())
-        return None if numbered or set(names) != set(range(len(names))) else [names[i] for i in range(len(names))]
+        classifier = getattr(self.model, "classifier", None) or self.model.cls_classifier
+        return getattr(classifier, "out_features", 0)
 
     def run(self, images: Tensor) -> Tensor:
         model, given = self.model, {"return_dict": True}
         if self.parts.interpolates and tuple(images.shape[-2:]) != self.built_size:
             given["interpolate_pos_encoding"] = True
         if self.whole.kind == "vit_mae":
-            given["noise"] = torch.arange(self.grid(images.shape[-2:]).patches, device=images.device).expand(
-                len(images), -1
-            )
+            patches = self.grid(images.shape[-2:]).patches
+            given["noise"] = torch.arange(patches, device=images.device).expand(len(images), -1)
         if self.whole.kind == "siglip2":
-            given |= self._cut(images)
-            images = given.pop("patches")
+            images, given["spatial_shapes"] = self._cut(images)
+            given["pixel_attention_mask"] = None
         run = model.get_image_features if hasattr(model, "get_image_features") else model
-        output = run(pixel_values=images, **given)
-        found = getattr(output, self.whole.output, None)
-        return self._pooled(output.last_hidden_state) if found is None else found
+        outputs = run(pixel_values=images, **given)
+        output = getattr(outputs, self.whole.output, None)
+        return self._pooled(outputs.last_hidden_state) if output is None else output
 
-    def _cut(self, images: Tensor) -> dict:
-        """What SigLIP 2 takes: patches (B, P, p·q·C), and the rows and columns of each image."""
+    def _cut(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Input of SigLIP 2: patches (B, P, p·q·C), and the (B, 2) rows and columns of each image."""
         (p, q), grid = self.patch, self.grid(images.shape[-2:])
         patches = images.unflatten(-1, (grid.cols, q)).unflatten(-3, (grid.rows, p))  # B, C, rows, p, cols, q
         shapes = torch.tensor([[grid.rows, grid.cols]] * len(images), device=images.device)
-        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2)
-        return {"patches": patches, "pixel_attention_mask": None, "spatial_shapes": shapes}
+        return patches.permute(0, 2, 4, 3, 5, 1).flatten(1, 2).flatten(2), shapes
 
     def _pooled(self, tokens: Tensor) -> Tensor:
         return tokens[:, len(self.prefix) :].mean(1) if self.reads == "patches" else tokens[:, 0]
 
-    def head(self, tokens: Tensor) -> Tensor:
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         model, tower = self.model, self.tower
-        if self.whole.kind == "clip" and self.whole.output == "logits":  # it reads tokens that are not normalized
-            return model.classifier(self._pooled(tokens))
-        tokens = self.norm(tokens)
-        if self.reads == "class and distillation token":
+        if self.whole.kind != "clip" or self.whole.output != "logits":  # CLIP's classifier reads tokens as they are
+            tokens = tower.get_submodule(self.parts.norm)(tokens)
+        if self.reads == "class and distillation token" and not pre_logits:
             return (model.cls_classifier(tokens[:, 0]) + model.distillation_classifier(tokens[:, 1])) / 2
         if self.reads == "class token beside patches":
             pooled = torch.cat([tokens[:, 0], tokens[:, len(self.prefix) :].mean(1)], 1)
@@ -314,30 +273,14 @@ class Transformers(Family):
             pooled = tower.pooler(tokens)
         else:
             pooled = self._pooled(tokens)
-        last = getattr(model, "visual_projection", None) or getattr(model, "classifier", None)
-        return pooled if last is None else last(pooled)
-
-    @property
-    def reads_text(self) -> bool:
-        return hasattr(self.model, "get_text_features")
-
-    def texts(self, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
-        if not self.reads_text:
-            return super().texts(prompts, tokenizer)
-        return texts.by_transformers(self.model, prompts, tokenizer, filled=self.whole.kind != "clip")
-
-    def filters(self) -> Tensor:
-        weight = self.embedding.weight.detach()
-        if weight.dim() == 4:
-            return weight.permute(0, 2, 3, 1)
-        return weight.unflatten(1, (*self.patch, self.channels))
+        if hasattr(model, "visual_projection"):
+            return model.visual_projection(pooled)
+        return pooled if pre_logits or not hasattr(model, "classifier") else model.classifier(pooled)
 
     def positions(self) -> Tensor | None:
-        if self.parts.positions is None:
-            return None
         table = self.tower
-        for name in self.parts.positions.split("."):
-            table = getattr(table, name)
+        for name in (self.parts.positions or "").split("."):
+            table = getattr(table, name, None)
         if table is None:
             return None
         rows, cols = (side // length for side, length in zip(self.built_size, self.patch, strict=True))
@@ -346,3 +289,30 @@ class Transformers(Family):
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
+    """(N, D) embeddings of prompts. For SigLIP they are padded to the model's longest text, unmasked, as it was
+    trained."""
+    filled = "siglip" in model.config.model_type
+    tokens = (tokenizer or _tokenizer(model))(
+        prompts, padding="max_length" if filled else True, truncation=True, return_tensors="pt",
+        max_length=model.config.text_config.max_position_embeddings,
+    )  # fmt: skip
+    tokens = tokens.to(next(model.parameters()).device)
+    output = model.get_text_features(**({"input_ids": tokens["input_ids"]} if filled else tokens))
+    return getattr(output, "pooler_output", output)
+
+
+def _tokenizer(model: nn.Module) -> Callable:
+    """The tokenizer beside the model's weights, on this disk or on the hub."""
+    from transformers import AutoTokenizer
+
+    name = model.config.name_or_path
+    for local in (True, False) if name else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+            return AutoTokenizer.from_pretrained(name, local_files_only=local)
+    raise OSError(
+        f"The tokenizer of {model_name(model)} is not on this disk, and could not be fetched. Put its files beside the "
+        "weights, or give it, as in `text(prompt, tokenizer=AutoTokenizer.from_pretrained(…))`."
+    )
