@@ -2,7 +2,7 @@
 
     python -m experiments.lens --data tiny-imagenet --out data/results/lens.csv
 
---images validation images are scored; --tuning others, drawn with the same seed, tune the lens (`vitlens.stream.tune`,
+--images validation images are scored; --tuning others, drawn with the same seed, tune the lens (`tune`,
 without labels, until it gains no more on a fifth of them). The rows of each model and lens: the layer; `class token`,
 what the model would answer after that layer; `mean of patches`, the class that the patches' logits name on average;
 `one patch`, the share of all patches that name the class by themselves; `wrong label`, the first of these scored by
@@ -14,18 +14,120 @@ the first one with random weights. Intervals (95 %) are Wilson's, those of `one 
 import itertools
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+import safetensors.torch
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from experiments.results import rounded, write
 from experiments.specimens import arguments, note, specimens
 from vitlens import tokens
+from vitlens.attribution.maps import checked, explaining
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.ablation import divergence
 from vitlens.evaluate.passage import generator
-from vitlens.stream import TunedLens, read_out, tune
+from vitlens.recorder.supported import family, transformer
+from vitlens.stream import read_out
+
+LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
+
+
+@dataclass(frozen=True)
+class TunedLens:
+    """One affine map a layer, x + x·W + b, which moves tokens to where the final norm and head can read them.
+
+    weights: (L, D, D) and biases: (L, D), both 0 for the last layer.
+    """
+
+    weights: Tensor
+    biases: Tensor
+
+    def moved(self, tokens: Tensor, layer: int) -> Tensor:
+        """(B, T, D) tokens after a layer, moved."""
+        weights, biases = (part[layer].to(tokens) for part in (self.weights, self.biases))
+        return tokens + tokens @ weights + biases
+
+    def save(self, folder: Path) -> Path:
+        """Write `lens/tuned.safetensors`, in half precision, into the folder of the model."""
+        tensors = {name: getattr(self, name).half().cpu().contiguous() for name in ("weights", "biases")}
+        (path := folder / LENS).parent.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_file(tensors, path)
+        return path
+
+    @classmethod
+    def load(cls, folder: Path) -> "TunedLens":
+        return cls(**{name: part.float() for name, part in safetensors.torch.load_file(folder / LENS).items()})
+
+
+def tune(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    lr: float = 1e-3,
+    on_layer: Callable[[int, float], None] = lambda *_: None,
+) -> TunedLens:
+    """A `TunedLens` of a model (Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned
+    Lens"): the logits read after a layer, by the model and from each token alone, are fitted to those after the last.
+
+    The loss is the KL divergence of the read-out plus that of the tokens, averaged: in a mean over all of them, a class
+    token would hardly count. A fifth of the images is held out. Each layer begins with the plain lens, takes steps of
+    Adam with 64 images each, again and again through all images, until the loss on those held out has not fallen by
+    0.001 nats in five passes, and keeps the map of the last such fall; zeros are the plain lens. No labels are used.
+
+    batches: (B, C, H, W) images each, normalized as the model expects, read once. Held in memory are prefix tokens and
+    eight patches of each image, or all patches if the head reads them. on_layer: called with each layer's number and
+    its loss on the images held out. Raises ValueError for a loss that is not finite.
+    """
+    kept, generator = [], torch.Generator().manual_seed(0)
+    for images in batches:
+        model, images = checked(model, images)
+        with explaining(model), torch.no_grad():
+            layers = torch.stack(tokens.features(model, images)[0], 1)
+        grid = family(transformer(model)).grid(tuple(images.shape[-2:]))
+        if grid.readout is not None and not grid.readout[grid.prefix :].any():
+            some = grid.prefix + torch.randperm(grid.patches, generator=generator)[:8]
+            layers = layers[:, :, [*range(grid.prefix), *some.tolist()]]
+        kept.append(layers)
+    layers = torch.cat(kept).transpose(0, 1)
+    shape = len(layers), layers.shape[-1], layers.shape[-1]
+    lens = TunedLens(layers.new_zeros(shape).float(), layers.new_zeros(shape[:2]).float())
+    with explaining(model):
+        for number in range(len(layers) - 1):
+            on_layer(number, _fit(model, lens, number, layers, lr))
+    return lens
+
+
+def _fit(model: nn.Module, lens: TunedLens, number: int, layers: Tensor, lr: float) -> float:
+    """Fit the map of one layer of (L, B, T, D), in place. Returns its loss on the images held out."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (part[number].clone().requires_grad_() for part in (lens.weights, lens.biases))
+    optimizer = torch.optim.Adam([weight, bias], lr=lr)
+    held, rest = torch.randperm(count := layers.shape[1], generator=generator).tensor_split([max(1, count // 5)])
+    best, since = torch.inf, 0
+
+    def loss(chosen: Tensor) -> Tensor:
+        moved = TunedLens(weight[None], bias[None]).moved(layers[number, chosen], 0)
+        both = zip(read_out(model, moved), read_out(model, layers[-1, chosen]), strict=True)
+        pairs = [[part.float().log_softmax(-1) for part in pair] for pair in both]
+        return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
+
+    while since <= 5:
+        if not (now := loss(held)).isfinite():
+            raise ValueError(f"The loss is {now:g}: the weights of the model are damaged, or lr={lr:g} is too large.")
+        if now < best - 1e-3:
+            best, since = now.item(), 0
+            lens.weights[number], lens.biases[number] = weight.detach(), bias.detach()
+        for chosen in rest[torch.randperm(len(rest), generator=generator)].split(64):
+            optimizer.zero_grad()
+            loss(chosen).backward()
+            optimizer.step()
+        since += 1
+    return best
 
 
 def scored(model, batches, ways):

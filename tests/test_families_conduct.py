@@ -282,7 +282,7 @@ def test_lora_is_found_and_seen():
 
 
 BY_THE_MODEL = [positions.table, positions.similarity, filters.kernels, filters.components]
-BY_BATCHES = [stream.tune, attention.mean_over]
+BY_BATCHES = [attention.mean_over]
 BY_IMAGES = [
     *attribution.METHODS.values(), models.preprocess, models.restore, models.top_classes, stream.contributions,
     stream.direct, stream.lens, tokens.features,

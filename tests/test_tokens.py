@@ -104,13 +104,6 @@ def test_components_equal_scikit_learn(shape):
     np.testing.assert_allclose(variance, reference.explained_variance_ratio_, rtol=1e-5)
 
 
-def test_too_few_tokens_and_what_is_no_number_are_refused():
-    with pytest.raises(ValueError, match=r"at least 3.*\(2, 8\)"):
-        tokens.components(torch.zeros(2, 8))
-    with pytest.raises(ValueError, match="finite"):
-        tokens.components(torch.full((6, 4), torch.nan))
-
-
 def test_colors_stretch_every_component_on_its_own():
     scores = torch.tensor([[-1.0, 10, 5], [1, 30, 5], [0, 20, 5]])
     assert tokens.colors(scores).tolist() == [[0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]]
@@ -156,12 +149,3 @@ def test_correspondences_equal_scikit_learn():
     assert 0 < found.mutual.sum() < 9
     moved = tokens.correspondences(a, 3 * a.flip(0))
     assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()
-
-
-def test_patches_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"of one width, got \(9, 4\) and \(7, 5\)"):
-        tokens.correspondences(torch.zeros(9, 4), torch.zeros(7, 5))
-    with pytest.raises(ValueError, match="finite"):
-        tokens.correspondences(torch.full((9, 4), torch.nan), torch.zeros(7, 4))
-    with pytest.raises(ValueError, match=r"\(B, 25, D\), without prefix tokens, got \(2, 26, 8\)"):
-        tokens.colored(torch.zeros(2, 26, 8), TokenGrid(5, 5, (16, 16)))

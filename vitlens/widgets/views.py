@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlens import tokens
 from vitlens.recorder.supported import family, unwrap
-from vitlens.tokens.residual import median
+from vitlens.tokens import median
 from vitlens.widgets.subjects import Subject
 from vitlens.widgets.worker import Superseded
 

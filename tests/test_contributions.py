@@ -1,6 +1,5 @@
 """Parts of a logit add up to it, in every kind of model, and each is what the weights say; what a lens reads."""
 
-import copy
 import importlib.util
 import sys
 import types
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from maps_support import left_as_found, refuses
 from test_timm import QUICK
 from timm_support import read_table
@@ -260,74 +258,3 @@ def test_what_cannot_be_taken_apart_is_refused(vit):
         refuses("floating-point tensor", stream.contributions, model, x[0], 3)
     model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)  # the logit is a sum no more
     refuses("miss the logit by .* of their size", stream.contributions, model, x, 3, **cannot)
-
-
-KINDS = [
-    {}, dict(global_pool="avg"), dict(global_pool="max"), dict(global_pool="map", class_token=False),
-    dict(name="deit_tiny_distilled_patch16_224"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path, kind):
-    """The last layer adds one vector to every token, which the lens before it has to learn."""
-    model, x = vit(img_size=SIZE, embed_dim=24, **kind), images(dtype=torch.float32)
-    last, generator = model.blocks[-1], torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for layer in (last.attn.proj, last.mlp.fc2):
-            layer.weight.zero_()
-            layer.bias.copy_(torch.randn(24, generator=generator))
-        model.head.weight.normal_(generator=generator)
-        if kind.get("global_pool") == "map":
-            model.attn_pool.proj.weight.mul_(30)
-
-    def distance(tuned):
-        both = zip(stream.lens(model, x, 1, tuned=tuned), stream.lens(model, x, 2), strict=True)
-        pairs = [[part.log_softmax(-1) for part in pair] for pair in both]
-        return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
-
-    losses = []
-    tuned = stream.tune(model, [x] * 50, lr=0.02, on_layer=lambda *found: losses.append(found))
-    assert distance(tuned) < 0.02 * distance(None) and [number for number, _ in losses] == [0, 1]
-    assert losses[1][1] < 0.05 * distance(None)
-    assert tuned.save(tmp_path) == tmp_path / "lens" / "tuned.safetensors"
-    again = stream.TunedLens.load(tmp_path)
-    stored = stream.TunedLens(tuned.weights.half().float(), tuned.biases.half().float(), tuned.mark)
-    assert torch.equal(stream.lens(model, x, 0, tuned=again)[1], stream.lens(model, x, 0, tuned=stored)[1])
-    assert torch.equal(stream.lens(model, x, tuned=again)[0], model(x))
-    refuses("tuned on a model with other weights", stream.lens, vit(seed=1, img_size=SIZE), x, tuned=again)
-    refuses("two images at least", stream.tune, model, [x[:1]])
-    refuses("batches of images .*got 3", stream.tune, model, 3)
-    refuses(r"loss is nan.* lr=1e\+20", stream.tune, model, [x], lr=1e20)
-    refuses("`TunedLens`, got 'x'", stream.lens, model, x, tuned="x")
-    refuses("is no tuned lens", stream.TunedLens.load, tmp_path / "nowhere")
-
-
-def test_a_tuned_lens_finds_the_class_in_one_token_among_noise(vit, monkeypatch):
-    """The class token has the class from the first layer on, turned; all patches are noise, in every layer."""
-    model, generator = vit(img_size=SIZE, embed_dim=24), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        model.head.weight.copy_(torch.linalg.qr(torch.randn(24, 10, generator=generator)).Q.T)
-    turn = torch.linalg.qr(torch.randn(24, 24, generator=generator)).Q
-    classes = torch.arange(200) % 10
-
-    def planted(_, x):
-        told = 5 * model.head.weight[x[:, 0, 0, 0].long()][:, None]
-        noise = torch.randn(3, len(x), 24, 24, generator=generator)
-        return [torch.cat([t, n], 1) for t, n in zip((told @ turn, told @ turn, told), noise, strict=True)], None
-
-    monkeypatch.setattr(stream, "features", planted)
-    x = torch.zeros(200, 3, *SIZE) + classes[:, None, None, None]
-    tuned = stream.tune(model, [x], lr=0.01)
-    plain, read = (stream.lens(model, x, 0, tuned=each)[0].argmax(1) == classes for each in (None, tuned))
-    assert plain.float().mean() < 0.5 and read.all()
-
-
-def test_a_lens_belongs_to_every_number_of_a_model(vit):
-    model, x = vit(img_size=SIZE, embed_dim=24), images(dtype=torch.float32)
-    tuned = stream.tune(model, [x])
-    stream.lens(model, x, tuned=tuned)
-    refuses("other weights", stream.lens, copy.deepcopy(model).bfloat16(), x, tuned=tuned)
-    with torch.no_grad():
-        model.blocks[1].mlp.fc1.weight[-1, -1] += 1
-    refuses("other weights", stream.lens, model, x, tuned=tuned)

@@ -1,0 +1,145 @@
+"""Tokens after every layer: features, similarity, norms, principal components and nearest patches.
+
+    layers, logits = vitlens.tokens.features(model, images)     # (B, T, D) after each layer
+
+Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.running import cast, evaluating, float64, require_images, run, taking
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
+
+
+def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
+
+    They are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
+    eval mode and is left in the mode it was in; images are cast to its precision and device. Works inside
+    `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError for images that
+    the model does not take.
+    """
+    model = unwrap(model)
+    attention_modules(model)
+    require_images(images, model)
+    expected = family(model).grid(tuple(images.shape[-2:])).tokens
+    layers, thread = [], threading.get_ident()
+
+    def keep(_, args: tuple, output: Tensor) -> None:
+        if threading.get_ident() == thread:
+            layers.append(output)
+
+    with taking(model), evaluating(model), contextlib.ExitStack() as hooks:
+        for block in family(model).blocks:
+            hooks.enter_context(block.register_forward_hook(keep))
+        output = run(model, cast(model, images))
+    if layers[0].shape[1] != expected:
+        raise UnsupportedModelError(
+            f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
+            "it leaves patches out or merges them."
+        )
+    return layers, output
+
+
+def similarity(tokens: Tensor, query: Tensor) -> Tensor:
+    """(…, T) cosine similarity of every token with what a query reads: 1 the same direction, 0 unrelated.
+
+    tokens: (…, T, D). query: (T,) or (…, T), a probability row: one-hot for one token, `grid.readout` for the read-out.
+    """
+    read = (query.to(tokens)[..., None, :] @ tokens).squeeze(-2)
+    return torch.cosine_similarity(tokens, read[..., None, :], dim=-1)
+
+
+def norms(tokens: Tensor) -> Tensor:
+    """(…, T) Euclidean norms of tokens (…, T, D), in float32 or wider.
+
+    Some large models store global information in a few background patches, whose norms are several times as large
+    (Darcet et al. 2024, "Vision Transformers Need Registers")."""
+    return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+
+
+def median(values: Tensor) -> Tensor:
+    """(…) medians of values (…, P); for an even P the mean of the two in the middle, where PyTorch takes the lower."""
+    return (values.median(-1).values - (-values).median(-1).values) / 2
+
+
+def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
+    """The first k principal components of patch features: ((P, k) scores, (k,) explained variance ratio).
+
+    tokens: (P, D) of one image, or of several, one after the other, for common colors. The mean is subtracted;
+    components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
+    """
+    centered = float64(tokens) - float64(tokens).mean(0)
+    variances, axes = torch.linalg.eigh(centered.mT @ centered)
+    scores = centered @ axes.flip(-1)[:, :k]
+    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    total = variances.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return (scores * torch.where(largest < 0, -1.0, 1.0)).float(), (variances.flip(0)[:k] / total).float()
+
+
+def colors(scores: Tensor) -> Tensor:
+    """(P, k) scores of components, each stretched to 0 … 1: red, green and blue for k = 3 (Oquab et al. 2024, DINOv2).
+
+    The stretch hides which component is large."""
+    low, high = scores.amin(0), scores.amax(0)
+    return (scores - low) / (high - low).clamp_min(1e-12)
+
+
+class Colored(NamedTuple):
+    """Several images in one basis. colors: (B, P, 3) from 0 to 1, NaN in the background. foreground: (B, P) bool.
+    variance: (3,) the share that each component has of the variance of the patches that are colored."""
+
+    colors: Tensor
+    foreground: Tensor
+    variance: Tensor
+
+
+def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
+    """The patches of several images as colors: three principal components of all of them, one basis and one sign, so
+    that the same color means the same in each image (Oquab et al. 2024, DINOv2).
+
+    tokens: (B, P, D), without prefix tokens. With the `grid` of the patches only the foreground has colors: the first
+    component of all patches, cut at its mean, divides them in two, and the part that lies at the border of the images
+    less often is called foreground. That is a guess: a component knows no objects.
+    """
+    foreground = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if grid is not None:
+        foreground = components(tokens.flatten(0, 1), 1)[0].unflatten(0, tokens.shape[:2]).squeeze(-1) > 0
+        border = grid.border().to(tokens.device)
+        if foreground[:, border].float().mean() > foreground[:, ~border].float().mean():
+            foreground = ~foreground
+    scores, variance = components(tokens[foreground])
+    painted = scores.new_full((*tokens.shape[:2], 3), torch.nan)
+    painted[foreground] = colors(scores)
+    return Colored(painted, foreground, variance)
+
+
+class Pairs(NamedTuple):
+    """The nearest patches of two images. nearest: (P,) for each patch of A, which of B is most similar. similarity:
+    (P,) the cosine of the two. mutual: (P,) True where the patch of A is the nearest one of its nearest, too."""
+
+    nearest: Tensor
+    similarity: Tensor
+    mutual: Tensor
+
+
+def correspondences(a: Tensor, b: Tensor) -> Pairs:
+    """For each patch of image A its nearest patch in image B, by the cosine of their features; and which pairs are
+    mutual (best buddies, as in Amir et al. 2022, "Deep ViT Features as Dense Visual Descriptors").
+
+    a, b: (P, D) and (Q, D) patches of the same layer, without prefix tokens. Every patch has a nearest one, even where
+    the images have nothing in common: look at the similarity, and at `mutual`.
+    """
+    cosines = F.normalize(float64(a), dim=1) @ F.normalize(float64(b), dim=1).mT
+    similarity, nearest = cosines.max(1)
+    mutual = cosines.argmax(0)[nearest] == torch.arange(len(a), device=a.device)
+    return Pairs(nearest, similarity.float(), mutual)
