@@ -97,7 +97,7 @@ def test_the_command_writes_figures_and_a_table(folder, cup, tmp_path):
     (tmp_path / "broken.png").write_text("no picture")
     files, out = [tmp_path / "chelsea.png", tmp_path / "broken.png", cup], tmp_path / "out"
     done = vitlens("explain", folder, *files, "--methods", "relevance, rollout", "--orders", 2, "--out", out, expect=1)
-    assert "broken.png" in done.stderr and "is a text file" in done.stderr
+    assert "broken.png" in done.stderr and "is damaged or in no format" in done.stderr
     assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
     assert Image.open(out / "00-chelsea.png").width > 900
     rows = rows_of(out / "scores.csv")
