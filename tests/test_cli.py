@@ -27,7 +27,6 @@ from vitlens.commands import looking, options
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.models import preprocess
-from vitlens.train import parts  # noqa: F401  (vitlens_vit)
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 from vitlens.widgets import app
 
@@ -153,30 +152,6 @@ def test_inspect_says_what_heads_write(model_folder, photographs, tmp_path):
     np.testing.assert_allclose(sums["added"], sums["logit"], rtol=1e-3)
     np.testing.assert_allclose(sums["logit"], model(x).amax(1).detach(), rtol=1e-4)
     assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
-
-
-def test_a_model_that_averages_over_mirror_images_is_shown_the_picture_as_it_is(model_folder, photographs, tmp_path):
-    path, out = photographs / "coffee.png", tmp_path / "out"
-    folder = saved(tmp_path / "model", "vitlens_vit", equivariance="flips")
-    done = vitlens("inspect", folder, path, "--heads", "--beside", model_folder, "--out", out)
-    assert done.stdout.count("Note: The model averages over copies of each picture (equivariance=flips)") == 1
-    model = load_model(folder)
-    x = preprocess(model, [str(path)])
-    whole = model(x).softmax(1)
-    model.equivariance = "none"
-    with torch.no_grad(), capture(model) as attn:
-        once = model(x)
-    picture, *_ = json.loads((out / "summary.json").read_text())["images"]
-    np.testing.assert_allclose(picture["rollout"], attention.rollout(attn)[0], rtol=1e-4)
-    assert picture["top5"][0]["probability"] == pytest.approx(whole.max().item(), rel=1e-5)
-    assert whole.max().item() != pytest.approx(once.softmax(1).max().item(), rel=1e-4)
-    added = pd.read_csv(out / "heads.csv")
-    assert added["class"].iloc[0] == whole.argmax().item()
-    assert added["added"].sum() == pytest.approx(once[0, whole.argmax()].item(), rel=1e-3)
-    why = tmp_path / "why"
-    done = vitlens("explain", folder, path, "--target", 3, "--methods", "relevance", "--orders", 2, "--out", why)
-    assert "Note: The model averages over copies of each picture (equivariance=flips)" in done.stdout
-    assert "as `vitlens inspect` and `vitlens explain` do" in vitlens("app", folder, expect=2).stderr
 
 
 def test_samples_and_a_data_set(model_folder, photographs, tmp_path):

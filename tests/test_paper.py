@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitlens import UnsupportedModelError, attention, capture, paper
 from vitlens.paper import MODELS, TABLE_1, TABLE_2, TABLE_3, TABLE_5, TABLE_6, TABLE_7, TABLE_8, TABLE_9
-from vitlens.train.choices import SETTINGS
+from vitlens.variants import SETTINGS
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
 
@@ -192,4 +192,4 @@ def test_table_8_says_that_some_positions_are_needed_and_hardly_which():
     rest = [value for kind, row in TABLE_8.items() if kind != "none" for value in row.values()]
     assert len(rest) == 7 and max(rest) - min(rest) < 0.4 < 2.5 < min(rest) - TABLE_8["none"]["stem"]
     for kind, row in TABLE_8.items():
-        assert kind in SETTINGS["positions"] and row.keys() <= SETTINGS["positions_at"].keys()
+        assert kind in SETTINGS["positions"] and row.keys() <= set(SETTINGS["positions_at"])

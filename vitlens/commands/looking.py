@@ -37,7 +37,6 @@ def inspect(
         from vitlens.recorder.supported import attention_modules
         from vitlens.reports import inspection
         from vitlens.reports.pictures import image_files
-        from vitlens.train.turns import one_copy
 
     names = [model, beside] if beside else [model]
     if beside and Path(model) == Path(beside):
@@ -48,8 +47,7 @@ def inspect(
     writable(out, "--out")
     vits = [load_model(name).to(options.checked_device(device)) for name in names]
     for vit in vits:
-        with one_copy(vit):
-            attention_modules(vit)  # raises here what would else end the work on the second one
+        attention_modules(vit)  # raises here what would else end the work on the second one
     count = len(shown) + len(more)
     found = []
     with tqdm(total=count * len(vits), unit="image", disable=count < 12) as bar:
@@ -104,7 +102,6 @@ def explain(
 
         from vitlens.models import load_model
         from vitlens.reports import explanation
-        from vitlens.train.turns import averages, one_copy
 
     failures, complain = options.complaints()
     shown = options.named_images(images)
@@ -114,10 +111,7 @@ def explain(
     question, other = _question(target, against, like or [], text or [])
     vit = load_model(model).to(options.checked_device(device))
     done: list[Path] = []
-    if group := averages(vit):
-        options.echo(f"Note: The model averages over copies of each picture (equivariance={group}). What is explained "
-                     "is its answer to the picture as it is.", sys.stdout)  # fmt: skip
-    with one_copy(vit), tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
 
         def advance(part: str) -> None:
             bar.set_description(part, refresh=False)

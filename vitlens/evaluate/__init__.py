@@ -19,7 +19,6 @@ MODULES = {
     "registry": ("PROTOCOLS", "Protocol", "register"),
     "scores": ("Score", "another_order", "mean_of", "of_seeds", "over_seeds", "proportion", "real", "real_labels",
                "rematched", "student", "top_k", "validation_numbers"),
-    "symmetry": ("Change", "change_under"),
     "tuning": ("fine_tuned", "group_means", "recipe_of"),
 }  # fmt: skip
 RECORDS = {

@@ -173,7 +173,7 @@ def _open_folder(folder: Path, pretrained: bool, kwargs: dict) -> nn.Module:
     weights = {"source": "", "file": str(folder / "model.safetensors"), "custom_load": False}
     weights = kwargs.pop("pretrained_cfg_overlay", {}) | weights
     if not timm.is_model(architecture):
-        import vitlens.train.parts  # noqa: F401  which adds to timm what recipes can choose and timm has not
+        import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
     try:
         model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=weights, **kwargs)
     except Exception as error:

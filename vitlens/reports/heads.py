@@ -12,7 +12,6 @@ from torch import nn
 from vitlens.models import run, top_classes
 from vitlens.reports.pictures import SHARP, prepared
 from vitlens.stream import Contributions, contributions
-from vitlens.train.turns import averages, one_copy
 
 SHOWN = 12  # pictures in heads.png
 
@@ -22,14 +21,12 @@ def written(
 ) -> dict[str, tuple[str, Contributions]]:
     """By the name of each image the class that the model names, and the `Contributions` to its logit.
 
-    Of a model that averages over copies of a picture, the logit is that of the picture as it is. images, on_error: as
-    in `reports.pictures.prepared`. Raises what `vitlens.stream.contributions` raises.
+    images, on_error: as in `reports.pictures.prepared`. Raises what `vitlens.stream.contributions` raises.
     """
     found = {}
     for name, image in prepared(model, images, on_error):
         logits = run(model, image).detach()
-        with one_copy(model):
-            seen = contributions(model, image, int(logits.argmax()) if averages(model) else None)
+        seen = contributions(model, image)
         ((label, _), *_), *_ = top_classes(model, logits)
         found[name] = label, seen
     return found

@@ -25,7 +25,6 @@ from vitlens.recorder.record import capture
 from vitlens.recorder.running import float64, run
 from vitlens.recorder.supported import attention_modules, gated, unwrap
 from vitlens.reports.pictures import SHARP, prepared
-from vitlens.train.turns import averages, one_copy
 
 SHOWN = 12  # pictures in rollout.png
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
@@ -159,28 +158,18 @@ def inspect(
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
     images, on_error: as in `reports.pictures.prepared`; each image gets its classes and its rollout. dataset: more
-    images, for the mean distance only. Of a model that averages over copies of a picture, distances and rollouts are
-    those of the picture as it is. Raises ImageError if no image can be read, UnsupportedModelError for models
+    images, for the mean distance only. Raises ImageError if no image can be read, UnsupportedModelError for models
     whose attention cannot be shown, and ValueError for outputs that are not finite.
     """
     model = unwrap(model)
-    with one_copy(model):
-        gate = gated(attention_modules(model))
+    gate = gated(attention_modules(model))
     notes = ["Attention outputs pass a learned gate, which the rollout ignores."] if gate else []
-    if group := averages(model):
-        notes.append(
-            f"The model averages over copies of each picture (equivariance={group}). Its attention is shown for the "
-            "picture as it is; the classes are those of the average."
-        )
     pictures, total, count, grid = [], 0, 0, None
     for shown, source in ((True, images), (False, dataset)):
         noted = notes.append if shown else None
         for names, batch in _batches(prepared(model, source, on_error, noted), batch_size):
-            with torch.inference_mode():
-                with one_copy(model), capture(model) as attn:
-                    logits = run(model, batch)
-                if group:
-                    logits = run(model, batch)
+            with torch.inference_mode(), capture(model) as attn:
+                logits = run(model, batch)
             grid = attn.grid
             if not logits.isfinite().all():
                 raise ValueError(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.data.files import write
-from vitlens.train.choices import architecture, arguments
 from vitlens.train.settings import Recipe
 
 STATISTICS = ("running_mean", "running_var")
@@ -82,15 +81,16 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
-    source, args = getattr(model, "pretrained_cfg", {}), arguments(recipe)
+    source, args = getattr(model, "pretrained_cfg", {}), recipe.arguments()
     own = {}
     if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class of whoever passed build=…
         own = {"architecture": type(model).__name__, "built_by": getattr(model, "built_by", type(model).__module__)}
     if aside_of(model, recipe):
         args, class_names = {**args, "num_classes": 0}, ()
     return {
-        "architecture": architecture(recipe),
+        "architecture": recipe.architecture_name,
         **own,
+        **({"outputs": recipe.outputs} if recipe.outputs else {}),
         "num_classes": args["num_classes"],
         "num_features": recipe.width,
         **({"global_pool": model.global_pool} if isinstance(getattr(model, "global_pool", None), str) else {}),

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the corrupted patches whose embedding is the learned one, or another patch's; the rest keep theirs."""
+OBJECTIVES = ("mean-color", "colors-4x4", "pixels")
+"""Values of a recipe's `objective` that are learned from corrupted patches."""
 LEVELS = 8
 """Levels of a channel in 3 bits."""
 COLORS = LEVELS**3

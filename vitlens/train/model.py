@@ -14,7 +14,6 @@ from torch import nn
 from vitlens import positions
 from vitlens.models import load_model
 from vitlens.recorder.running import channels
-from vitlens.train import parts  # noqa: F401  which registers vitlens_vit with timm
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe has settings for: `pos_drop_rate` and the like, too."""
@@ -62,8 +61,6 @@ def settings_of(source: str | Path, image_size: int) -> dict:
         raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
     if not hasattr(model, "forward_head"):
         raise ValueError(f"Training takes models of timm, and {source} ({kind}) is none; use another model.")
-    if not model.pretrained_cfg.get("classifier"):
-        raise ValueError(f"{source} ({kind}) has no head for classes, so it cannot be tuned; use another model.")
     if (count := channels(model)) != 3:
         raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
     config = model.pretrained_cfg
@@ -83,6 +80,13 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     }  # fmt: skip
 
 
+def head_names(model: nn.Module) -> list[str]:
+    """Names of the linear layers that `get_classifier()` returns; two for a distilled DeiT, [] for a headless model."""
+    heads = model.get_classifier()
+    heads = heads if isinstance(heads, tuple | list) else (heads,)
+    return [name for name, m in model.named_modules() if any(m is h for h in heads) and not isinstance(m, nn.Identity)]
+
+
 def _arguments_of(source: str | Path) -> dict:
     """What the model in a folder of timm's hub layout was built with; {} for a name."""
     folder = Path(str(source).removeprefix("local-dir:"))
@@ -98,8 +102,9 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
 
     Raises ValueError if another weight has another shape (relative positions of another grid, say).
     """
-    heads = model.pretrained_cfg["classifier"]
-    heads = (heads,) if isinstance(heads, str) else tuple(heads)
+    heads = head_names(model)
+    if not heads:
+        raise ValueError(f"{type(model).__name__} has no head for classes, so it cannot be tuned; use another model.")
     within = tuple(f"{head}." for head in heads)
     state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
     wanted = model.state_dict()

@@ -1,7 +1,7 @@
-"""`Recipe`: every setting of a training run, what each means, and which go together.
+"""`Recipe`: every setting of a training run, its meaning, and the combinations that contradict each other.
 
-A recipe says everything that a run depends on except the images. It is frozen, refuses contradictions when it is made,
-goes to JSON and back, and has a `tiny()` mode that takes the same path in seconds on a CPU.
+A recipe holds everything that a run depends on except the images. It is frozen, goes to JSON and back, and has a
+`tiny()` mode that takes the same path in seconds on a CPU.
 
 Schedules are functions of progress (0 at the first step, 1 after the last), so that the number of epochs can be fitted
 to the time at hand without touching anything else.
@@ -9,48 +9,95 @@ to the time at hand without touching anything else.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import json
 import math
+import textwrap
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
-from vitlens.data.augment import Augment
+from vitlens import variants
+from vitlens.data.augment import Augment, check_finite, seed_of
 from vitlens.data.transforms import check_pad
-from vitlens.train import choices, fields, objectives
+from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
 
-FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std", *choices.SETTINGS)
+FROM_MODEL = ("architecture", "patch_size", "width", "depth", "heads", "mlp_ratio", "mean", "std", *variants.SETTINGS)
 """Settings that a run takes from the model that it starts from, if it does."""
-
+SIZES = {
+    "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth", "num_heads": "heads",
+    "mlp_ratio": "mlp_ratio",
+}  # fmt: skip
+RATES = {"drop_path_rate": "drop_path", "patch_drop_rate": "patch_drop", "pos_drop_rate": "dropout",
+         "proj_drop_rate": "dropout"}  # fmt: skip
+"""timm's keywords for settings of a recipe."""
+STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
+"""Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
+REMOVED = ("registers", "tokenizer", "equivariance", "decoder_depth")
+"""Settings of earlier versions, read at values that change nothing."""
 CHOICES = {
     "optimizer": ("adamw", "muon", "sgd"),
     "schedule": ("cosine", "linear", "stairs"),
     "loss": ("softmax", "sigmoid"),
+    "outputs": ("", "independent", "value"),
     "head": ("linear", "mlp"),
-    "objective": tuple(objectives.OBJECTIVES),
+    "objective": ("labels", *OBJECTIVES),
     "precision": ("auto", "bf16", "fp32"),
     "compile": ("off", "default", "max-autotune-no-cudagraphs"),
-    **choices.SETTINGS,
+    **variants.SETTINGS,
 }
-STAIRS = (10 / 40, 23 / 40, 30 / 40, 37 / 40)
-"""Progress at which `schedule="stairs"` falls to a tenth: BiT's epochs 10, 23, 30 and 37 of 40."""
 # fmt: off
 RANGES = {
-    "is at least 1": (lambda n: n >= 1, "image_size patch_size width depth heads batch_size accumulate num_classes "
-                                        "evaluate_every log_every"),
-    "is a number from 0 up": (lambda n: n >= 0, "seed train_images valid_images epochs steps warmup_steps resize clip "
-                                                "weight_decay save_every decoder_depth"),
-    "is above 0": (lambda n: n > 0, "lr muon_lr mlp_ratio layer_decay std"),
-    "lies between 0 and 1": (lambda n: 0 <= n <= 1, "warmup dropout drop_path label_smoothing mix_until patch_drop "
-                                                    "patch_drop_until average layer_decay masked"),
-    "stays below 1, from 0 up, or nothing would be learned": (lambda n: 0 <= n < 1, "average patch_drop drop_path "
-                                                                                    "dropout momentum betas"),
+    "at least 1": (lambda n: n >= 1, "image_size patch_size width depth heads batch_size accumulate num_classes "
+                                     "evaluate_every log_every"),
+    "0 or more": (lambda n: n >= 0, "seed train_images valid_images epochs steps warmup_steps resize clip weight_decay "
+                                    "save_every end_lr"),
+    "above 0": (lambda n: n > 0, "lr muon_lr mlp_ratio layer_decay std"),
+    "between 0 and 1": (lambda n: 0 <= n <= 1, "label_smoothing mix_until patch_drop_until layer_decay"),
+    "from 0 up and below 1": (lambda n: 0 <= n < 1, "average patch_drop drop_path dropout momentum betas warmup "
+                                                    "masked"),
 }
+CONTRADICTIONS = (
+    (lambda r: r.image_size < r.patch_size or r.image_size % r.patch_size and not (r.init or r.continues),
+     "image_size {r.image_size} must be a multiple of patch_size {r.patch_size}, or pixels at the edge are not seen"),
+    (lambda r: r.width % r.heads, "width {r.width} must be a multiple of heads {r.heads}"),
+    (lambda r: bool(r.patch_drop) != bool(r.patch_drop_until), "patch_drop and patch_drop_until only work together"),
+    (lambda r: bool(r.epochs) == bool(r.steps), "set the length in epochs ({r.epochs}) or in steps ({r.steps}), the "
+     "other to 0"),
+    (lambda r: r.warmup and r.warmup_steps, "set warmup ({r.warmup}) or warmup_steps ({r.warmup_steps}), the other "
+     "to 0"),
+    (lambda r: r.end_lr > r.lr, "end_lr {r.end_lr} must not exceed lr {r.lr}"),
+    (lambda r: r.layer_decay < 1 and r.optimizer == "muon", "layer_decay={r.layer_decay} needs optimizer=adamw or sgd"),
+    (lambda r: r.batch_size % r.accumulate, "batch_size {r.batch_size} must be a multiple of accumulate "
+     "{r.accumulate}"),
+    (lambda r: 0 < r.resize < r.image_size, "resize {r.resize} must be at least image_size {r.image_size}"),
+    (lambda r: r.init and (variants.chosen(vars(r)) or r.head != "linear" or r.patch_drop),
+     "positions, readout, attention, head and patch_drop come with the model that the run starts from (init)"),
+    (lambda r: (r.objective != "labels" or r.architecture_name == variants.NAME) and not r.is_plain,
+     "objective={r.objective} and variants of attention or positions need one of timm's plain Vision Transformers such "
+     "as vit_tiny_patch16_224, got architecture={r.architecture}"),
+    (lambda r: set(r.model_kwargs) & {*RATES, "num_classes"} or not r.init and set(r.model_kwargs) &
+     {*SIZES, *variants.SETTINGS, *variants.keywords(vars(r))},
+     "one of the keywords model.{r.model_kwargs} has a setting of its own in the recipe; set that one"),
+    (lambda r: bool(r.masked) == (r.objective == "labels"), "masked={r.masked} must be 0 with objective=labels and a "
+     "share between 0 and 1 with objective=mean-color, colors-4x4 or pixels"),
+    (lambda r: r.objective != "labels" and (r.init or r.continues or r.patch_drop or r.attention == "axial" or
+     r.head != "linear" or r.loss != "softmax" or r.label_smoothing or r.augment.mixup or r.augment.cutmix or
+     any(map(r.model_kwargs.get, ("dynamic_img_size", "dynamic_img_pad")))),
+     "objective={r.objective} starts from random weights without labels, on whole images of one size: leave out init, "
+     "patch_drop, attention=axial, head, loss, label_smoothing, mixup, cutmix and dynamic sizes"),
+    (lambda r: r.objective == "colors-4x4" and r.patch_size % 4, "objective=colors-4x4 needs a patch_size that is a "
+     "multiple of 4, got {r.patch_size}"),
+)
 # fmt: on
-"""What the numbers of a setting must satisfy: the rule in words, the rule, and the settings that it holds for."""
+"""(predicate, sentence) for every combination of settings that is refused."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +123,15 @@ class Recipe:
     """Hidden width of the MLPs by D."""
     positions: str = "learned-1d"
     """How the model knows where a patch lies: "learned-1d", as in the paper; "none"; "learned-2d", half a vector for
-    the column and half for the row; "sinusoidal"; and within attention "relative-1d", "relative-2d" and "rotary"."""
+    the column and half for the row; or within attention "relative-1d" (Table 8)."""
     positions_at: str = "stem"
     """Where learned ones are added: "stem", "every-layer" with a table for each, or "every-layer-shared"."""
     readout: str = "class-token"
-    """What the head reads: "class-token", as in the paper; "mean", of the patches after the last norm, which the paper
-    found as good at a lower rate; or "attention-pool", with a learned query."""
-    registers: int = 0
-    """Tokens beside the patches that no head reads, 0 or 4; they take up what would become artifacts of maps."""
-    tokenizer: str = "patches"
-    """How pixels become tokens: "patches", as in the paper; "conv-stem", convolutions of stride 2; or
-    "shifted-patches", each patch with four shifted copies."""
+    """What the head reads: "class-token", as in the paper, or "mean", of the patches after the last norm, which the
+    paper found as good at a lower rate (Fig. 9)."""
     attention: str = "plain"
-    """"plain", as in the paper; "locality", with a learned temperature and hidden from oneself; or "axial", along rows
-    and then along columns, which makes two layers of each and costs the time of both."""
-    equivariance: str = "none"
-    """What turns tokens with the picture and leaves logits as they are: "flips", left to right, or "rotations" by 90°,
-    averaged over two or four copies of each picture, at their cost; "none" as in the paper."""
+    """"plain", as in the paper, or "axial", along rows and then along columns, which makes two layers of each and
+    costs the time of both (Fig. 13)."""
     num_classes: int = 200
     """Classes; a run takes the number from its data."""
     head: str = "linear"
@@ -108,11 +147,9 @@ class Recipe:
     # What is learned.
     objective: str = "labels"
     """"labels", or without them what corrupted patches show (the paper's B.1.2): their "mean-color", "colors-4x4" of
-    their parts or "pixels"; or "autoencoder", the pixels of hidden patches from visible ones (He et al. 2022)."""
+    their parts or "pixels"."""
     masked: float = 0.0
-    """Share of the patches that are corrupted or hidden; 0 with labels."""
-    decoder_depth: int = 0
-    """Layers of the decoder of an autoencoder, which is half as wide as the model; else 0."""
+    """Share of the patches that are corrupted; 0 with labels."""
     # Length.
     epochs: int = 100
     """Passes over the training images; 0 where steps are given."""
@@ -151,6 +188,9 @@ class Recipe:
     """Largest norm of the gradient; 0 does not clip."""
     loss: str = "softmax"
     """"softmax": cross-entropy. "sigmoid": binary cross-entropy of each class, summed, as for labels that overlap."""
+    outputs: str = ""
+    """How the model's outputs are read, written to its config.json: "independent", a probability for each; "value"; or
+    "" for the usual, one softmax over all. The loss does not decide it."""
     # Regularization.
     dropout: float = 0.0
     """The paper's: after adding positions, after attention's projection, and after both layers of each MLP."""
@@ -205,10 +245,13 @@ class Recipe:
     def __post_init__(self):
         for name in ("betas", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has no tuples
-        fields.check(self, RANGES, CHOICES)
-        objectives.check(self)
-        choices.check_model(self)
-        _check_run(self)
+        check_values(self)
+        for contradicts, sentence in CONTRADICTIONS:
+            if contradicts(self):
+                raise ValueError(f"{sentence.format(r=self)}.")
+        if self.architecture_name == variants.NAME:
+            variants.check({**self.arguments(), "patch_drop_rate": self.patch_drop})
+        check_pad(self.augment.pad, self.resize or self.image_size, self.resize or self.image_size)
 
     def length(self, images: int) -> int:
         """Optimizer steps of a run on that many training images."""
@@ -229,11 +272,31 @@ class Recipe:
             decay = 0.5 * (1 - math.cos(math.pi * left)) if self.schedule == "cosine" else left
         return decay + (1 - decay) * self.end_lr / self.lr
 
+    @property
+    def is_plain(self) -> bool:
+        """True for timm's architectures that differ in their sizes only, so that a variant is all that changes."""
+        kinds = ("tiny", "small", "base", "large", "huge")
+        words = self.architecture.split("_")
+        plain = len(words) == 4 and words[1] in kinds and words[2].startswith("patch") and words[3].isdigit()
+        return plain or self.architecture == variants.NAME
+
+    @property
+    def architecture_name(self) -> str:
+        """Name of the architecture that timm builds: the recipe's, or `vitlens_vit` for variants that timm has not."""
+        own = any(value not in variants.BY_TIMM for value in variants.chosen(vars(self)).values())
+        return variants.NAME if own else self.architecture
+
+    def arguments(self) -> dict:
+        """Keywords for `timm.create_model(architecture_name, …)`, without those that only training needs."""
+        sizes = {} if self.init else {keyword: getattr(self, name) for keyword, name in SIZES.items()}
+        classes = self.num_classes if self.objective == "labels" else 0  # 0: no head for classes
+        return {**sizes, **variants.keywords(vars(self)), **self.model_kwargs, "num_classes": classes}
+
     def pixels(self) -> dict:
         """How images are preprocessed, in the words of timm's `pretrained_cfg`: as for validation."""
         return {
             "input_size": [3, self.image_size, self.image_size],
-            "fixed_input_size": "img_size" in choices.arguments(self),  # timm builds such a model for its size
+            "fixed_input_size": "img_size" in self.arguments(),  # timm builds such a model for its size
             "interpolation": "bilinear",
             "crop_pct": 1.0,
             "crop_mode": "squash" if self.squash else "center",
@@ -247,13 +310,16 @@ class Recipe:
         weights: False does not read the model to start from, which is enough if a checkpoint is loaded next.
         Raises ValueError if timm cannot build the architecture with these settings.
         """
-        rates = {keyword: getattr(self, name) for keyword, name in choices.RATES.items() if getattr(self, name)}
+        rates = {keyword: getattr(self, name) for keyword, name in RATES.items() if getattr(self, name)}
         mlp_bias = self.head_bias if self.head == "mlp" else None
         source = self.init if weights else ""
-        arguments = {**choices.arguments(self), **rates}
-        model = build(choices.architecture(self), arguments, self.seed, mlp_bias, source)
+        model = build(self.architecture_name, {**self.arguments(), **rates}, self.seed, mlp_bias, source)
         model.pretrained_cfg = {**model.pretrained_cfg, **self.pixels()}
-        return objectives.attach(model, self)
+        if self.objective != "labels":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of(self.seed, 1))
+                model.objective = MaskedPatches(model, self.objective, self.masked, self.mean, self.std)
+        return model
 
     def to_dict(self) -> dict:
         """Plain data; the settings of the augmentation are a dictionary within."""
@@ -261,11 +327,18 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict) -> Recipe:
-        """The recipe that `to_dict` was called on. Raises ValueError for unknown settings and wrong types."""
-        values = fields.from_json(cls, values)
+        """The recipe that `to_dict` was called on. Raises ValueError for unknown settings and wrong types.
+
+        Settings that earlier versions had are ignored at values that change nothing.
+        """
+        if values.get("objective") == "autoencoder":
+            raise ValueError("objective=autoencoder moved to experiments/autoencoder.py: train or resume it there.")
+        variants.check_moved(values)
+        values = {name: value for name, value in values.items() if name not in REMOVED}
+        own = typed(cls, {name: value for name, value in values.items() if name != "augment"})
         if "augment" in values:
-            values["augment"] = Augment(**fields.from_json(Augment, values["augment"], "augment."))
-        return cls(**values)
+            own["augment"] = Augment(**typed(Augment, values["augment"], "augment."))
+        return cls(**own)
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -273,7 +346,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """The recipe that `to_json` was called on. Raises ValueError for text that is none."""
+        """The recipe that `to_json` was called on. Raises ValueError for other text."""
         return cls.from_dict(json.loads(text))
 
     def override(self, *assignments: str) -> Recipe:
@@ -281,26 +354,20 @@ class Recipe:
 
         `"augment.flip=0"` changes the augmentation, `"model.pos_embed=none"` a keyword of timm's architecture.
         """
-        changes, augment, model = {}, {}, {}
+        changes: dict = {"": {}, "augment": {}, "model": {}}
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals:
                 raise ValueError(f"A setting reads key=value; {assignment!r} has no equals sign.")
-            if key in ("augment", "model_kwargs"):
-                example = "augment.flip=0.5" if key == "augment" else "model.pos_embed=none"
-                raise ValueError(f"{key} is made of parts; set them one by one, as in {example}.")
-            prefix, _, name = key.partition(".")
-            if name and prefix == "augment":
-                augment[name] = fields.from_text(Augment, name, text, "augment.")
-            elif name and prefix == "model":
-                model[name] = fields.from_free_text(text)
-            else:
-                changes[key] = fields.from_text(Recipe, key, text)
-        if augment:
-            changes["augment"] = replace(self.augment, **augment)
-        if model:
-            changes["model_kwargs"] = {**self.model_kwargs, **model}
-        return replace(self, **changes)
+            group, dot, name = key.rpartition(".")
+            if key in ("augment", "model_kwargs") or group not in changes:
+                raise ValueError(f"{key} cannot be set; set augment.flip=0.5, model.pos_embed=none or another setting.")
+            changes[group][name] = parsed(text)
+        variants.check_moved(changes[""])
+        own = typed(Recipe, changes[""])
+        if changes["augment"]:
+            own["augment"] = replace(self.augment, **typed(Augment, changes["augment"], "augment."))
+        return replace(self, **own, model_kwargs={**self.model_kwargs, **changes["model"]})
 
     def described(self) -> Iterator[tuple[str, object, str]]:
         """(setting, value, meaning) of each field; those of the augmentation as `augment.flip` and so on.
@@ -309,7 +376,7 @@ class Recipe:
         """
         brought = (*FROM_MODEL, "model_kwargs") if self.continues else ()
         for owner, values, prefix in ((Recipe, vars(self), ""), (Augment, vars(self.augment), "augment.")):
-            for name, meaning in fields.meanings(owner).items():
+            for name, meaning in meanings(owner).items():
                 if name not in ("augment", *brought):
                     yield prefix + name, values[name], meaning
 
@@ -321,27 +388,62 @@ class Recipe:
         )  # fmt: skip
 
 
-def _check_run(r: Recipe) -> None:
-    """Raise ValueError for settings that contradict each other."""
-    if r.warmup == 1:
-        raise ValueError("warmup is a share of the run below 1, or the learning rate would never decay.")
-    if r.seed >= 2**63:
-        raise ValueError(f"seed must be below 2⁶³, got {r.seed}.")
-    if bool(r.patch_drop) != bool(r.patch_drop_until):
-        given = f"patch_drop {r.patch_drop} and patch_drop_until {r.patch_drop_until}"
-        raise ValueError(f"{given} only work together; set both, or neither.")
-    if bool(r.epochs) == bool(r.steps):
-        given = f"epochs {r.epochs} and steps {r.steps}"
-        raise ValueError(f"Expected the length of a run in epochs or in steps, got {given}. Set one of them to 0.")
-    if r.warmup and r.warmup_steps:
-        given = f"warmup {r.warmup} and warmup_steps {r.warmup_steps}"
-        raise ValueError(f"Expected the warm-up in steps or as a share of the run, got {given}. Set one of them to 0.")
-    if not 0 <= r.end_lr <= r.lr:
-        raise ValueError(f"end_lr must be between 0 and lr {r.lr}, got {r.end_lr}.")
-    if r.layer_decay < 1 and r.optimizer == "muon":
-        raise ValueError(f"Muon's steps have one size, so it takes layer_decay=1, got {r.layer_decay}. Or use adamw.")
-    if r.batch_size % r.accumulate:
-        raise ValueError(f"A batch of {r.batch_size} does not divide into {r.accumulate} equal parts.")
-    if r.resize and r.resize < r.image_size:
-        raise ValueError(f"{r.image_size} pixels cannot be cut from images held at {r.resize}: raise resize.")
-    check_pad(r.augment.pad, r.resize or r.image_size, r.resize or r.image_size)
+def check_values(recipe: Recipe) -> None:
+    """Raise ValueError for a number outside of its range, and for a word that is not among its choices."""
+    for rule, (fits, names) in RANGES.items():
+        for name in names.split():
+            value = getattr(recipe, name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            check_finite(name, numbers, value)
+            if not all(map(fits, numbers)):
+                raise ValueError(f"{name} must be {rule}, got {value}.")
+    for name, allowed in CHOICES.items():
+        if getattr(recipe, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(recipe, name)!r}.")
+
+
+def parsed(text: str) -> object:
+    """The JSON value of a text, numbers separated by commas as a list, or the text itself."""
+    for candidate in (text.lower() if text.lower() in ("true", "false") else text, f"[{text.strip('()')}]"):
+        try:
+            return json.loads(candidate)
+        except ValueError:
+            continue
+    return text
+
+
+def typed(owner: type, values: dict, prefix: str = "") -> dict:
+    """The values by name, once each is known to be of its field's type; lists become tuples. Raises ValueError."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{prefix.rstrip('.') or 'A recipe'} must be a table of settings, got {values!r}.")
+    kinds, result = typing.get_type_hints(owner), {}
+    for name, value in values.items():
+        if name not in kinds:
+            known = ", ".join(prefix + each for each in sorted(kinds))
+            raise ValueError(f"There is no setting {prefix}{name}. The settings are: {known}.")
+        kind, parts = kinds[name], typing.get_args(kinds[name])
+        if kind is str and isinstance(value, int | float):
+            value = str(value)
+        result[name] = tuple(value) if parts and isinstance(value, list | tuple) else value
+        if parts:
+            fits = isinstance(value, list | tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+        else:
+            fits = _fits(value, kind)
+        if not fits:
+            shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
+            raise ValueError(f"{prefix}{name} must be of type {shape}, got {value!r}.")
+    return result
+
+
+def _fits(value: object, kind: type) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+
+
+def meanings(owner: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass, by the field's name."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+    return {
+        field.target.id: " ".join(docstring.value.value.split())
+        for field, docstring in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(docstring, ast.Expr)
+    }

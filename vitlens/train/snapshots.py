@@ -20,7 +20,6 @@ from vitlens.data.augment import normalized
 from vitlens.data.files import write
 from vitlens.recorder.running import evaluating
 from vitlens.train.settings import Recipe
-from vitlens.train.turns import averages, one_copy
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
 PICTURES = 4  # probe images whose hidden patches are predicted
@@ -61,7 +60,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     Fractions are kept in float16, whole numbers as they are.
 
     What the model does not have (a table of positions, attention that can be captured) is left out; `missing`
-    receives the reason. A model that averages over copies of a picture is captured on the picture as it is. The
+    receives the reason. The
     training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
@@ -73,10 +72,8 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
 
     def attended() -> dict[str, Tensor]:
-        with one_copy(model), capture(model) as attn:
-            found = model(images)
-        if not averages(model):
-            logits.append(found)
+        with capture(model) as attn:
+            logits.append(model(images))
         return {
             "distances": attention.mean_distance(attn).mean(dim=0),
             "rollout": attention.rollout(attn)[:ROLLOUTS],

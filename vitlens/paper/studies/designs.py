@@ -150,7 +150,6 @@ SHAPES = Recipe(
 )
 POSITIONS = {
     "none": "none", "learned, 1-D": "learned-1d", "learned, 2-D": "learned-2d", "relative, 1-D": "relative-1d",
-    "relative, 2-D": "relative-2d", "sines and cosines": "sinusoidal", "rotary": "rotary",
 }  # fmt: skip
 PLACES = tuple(
     Variant(f"{name}, {title}", (f"positions={positions}", f"positions_at={at}"))
@@ -189,41 +188,17 @@ register(Study(
     networks=readouts((5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)), sizes=(6_000,), classes=10, validations=1,
     recipe=replace(SHAPES, **ADAM),
 ))
-BIASES = (
-    Variant("plain"),
-    Variant("convolution stem", ("tokenizer=conv-stem",)),
-    Variant("shifted patches", ("tokenizer=shifted-patches",)),
-    Variant("locality attention", ("attention=locality",)),
-    Variant("shifted patches, locality", ("tokenizer=shifted-patches", "attention=locality")),
-    Variant("rotary positions", ("positions=rotary",)),
-    Variant("averaged over flips", ("equivariance=flips",)),
-)
-ROTATED = Variant("averaged over rotations", ("equivariance=rotations",))
-register(Study(
-    name="bias", title="what a bias toward images gains on a tenth of Tiny-ImageNet", figure="models", baseline="plain",
-    networks=(*BIASES, ROTATED), sizes=(10_000,), classes=200, seeds=(0, 1, 2, 3, 4), turns=("flips", "rotations"),
-    recipe=CONVERGED,
-))
-register(Study(
-    name="bias-cpu", title="the same on a thousand images of Fashion-MNIST, in 45 minutes of one core", figure="models",
-    baseline="plain", networks=BIASES, sizes=(1_000,), classes=10, seeds=(0, 1, 2, 3, 4), validations=1, recipe=SHAPES,
-))
-register(Study(
-    name="equivariance-cpu", title="bias-cpu of three models: what flips and rotations change in them, 20 minutes",
-    figure="models", baseline="plain", networks=(BIASES[0], BIASES[-1], ROTATED), turns=("flips", "rotations"),
-    sizes=(1_000,), classes=10, validations=1, recipe=SHAPES,
-))
 
 
-# Learning without labels (B.1.2) and a newer way, then tuning on a tenth of the labels; beside them random weights.
+# Learning without labels (B.1.2), then tuning on a tenth of the labels; beside them random weights.
 def pretrained(*lengths: int, batch: int) -> tuple[Variant, ...]:
-    """Random weights, and both ways without labels for each number of steps."""
+    """Random weights, and masked patches for each number of steps."""
     return Variant("random weights"), *(
         Variant(
             f"{name.replace('-', ' ')}, {steps:,} steps",
             pretraining=(name, "epochs=0", f"steps={steps}", f"batch_size={batch}"),
         )
-        for name in ("masked-patches", "masked-autoencoder") for steps in lengths
+        for name in ("masked-patches",) for steps in lengths
     )  # fmt: skip
 
 

@@ -50,8 +50,6 @@ class Study:
     """How often a training is validated, about."""
     equal: str = "steps"
     """What is the same for all sizes: "steps", or "epochs", where fewer images mean fewer steps."""
-    turns: tuple[str, ...] = ()
-    """Under which of "flips" and "rotations" the change of each trained model is measured (`change_under`)."""
 
     def __post_init__(self):
         uneven = [n for n in self.sizes if n % self.classes or n < 1]

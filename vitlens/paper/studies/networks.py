@@ -22,7 +22,7 @@ from vitlens.train.recipes import FROM_MODEL, Recipe, recipe
 
 SIZES_AND_CHOICES = (
     *(name for name in FROM_MODEL if name not in ("mean", "std")), "head", "head_bias", "init", "continues",
-    "model_kwargs", "dropout", "drop_path", "objective", "masked", "decoder_depth",
+    "model_kwargs", "dropout", "drop_path", "objective", "masked",
 )  # fmt: skip
 """Settings of a recipe that a `Network` is not built by; in a `Variant`, any may change."""
 
@@ -33,7 +33,7 @@ class _Model:
 
     name: str
     settings: tuple[str, ...] = ()
-    """Settings of the recipe to change, as `vitlens train --set` takes them, such as "positions=rotary"."""
+    """Settings of the recipe to change, as `vitlens train --set` takes them, such as "positions=none"."""
 
     def plan(self, recipe: Recipe) -> Recipe:
         """The recipe with these settings changed. Raises ValueError if they contradict each other."""

@@ -6,7 +6,6 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.files import write
-from vitlens.evaluate import change_under, compute, features, few_shot, linear_probe, proportion, support
+from vitlens.evaluate import compute, features, few_shot, linear_probe, proportion, support
 from vitlens.paper.studies.grid import Cell, Study
 from vitlens.paper.studies.inside import PICTURE
 from vitlens.paper.studies.networks import save
@@ -128,19 +127,9 @@ class Trial:
             "validation_images": len(self.valid),
             "exaflops": sum(exaflops(network.build(each), each) for each in trainings.values()),
             "seconds": round(sum(_seconds(_log(folder), each) for folder, each in trainings.items()), 1),
-            **self.changes(cell, plan), "device": hardware(self.world.device),
+            "device": hardware(self.world.device),
             "date": datetime.date.today().isoformat(), **versions(), "command": self.command,
         }  # fmt: skip
-
-    def changes(self, cell: Cell, plan: Recipe) -> dict[str, float | None]:
-        """The `Change` of the cell's network under the turns of the study, as "flips_logits_before" and so on."""
-        images = snapshots.probe(self.valid, plan, PROBED) if self.study.turns else None
-        return {
-            f"{group}_{name}_{when}": None if value is None else float(f"{value:.3g}")
-            for group in self.study.turns
-            for when, change in change_under(group, self.model(cell), images).items()
-            for name, value in asdict(change).items()
-        }
 
 
 def _log(folder: Path) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Models of timm, and those that `vitlens.train` builds from its parts.
+"""Models of timm, and the variants of `vitlens.variants`.
 
 To add one, write its class in `MODELS` and that of its attention in `ATTENTION`; to refuse one, its reason in
 `REASONS`.
@@ -29,8 +29,8 @@ MODELS = {
     "timm.models.beit.Beit",
     "timm.models.eva.Eva",
     "timm.models.naflexvit.NaFlexVit",
-    "vitlens.train.parts.VariedTransformer",
-    "vitlens.train.parts.FactoredTransformer",
+    "vitlens.variants.PaperTransformer",
+    "vitlens.variants.FactoredTransformer",
 }
 
 # Modules that make exactly one attention call. ParallelScalingBlock is a block and its own attention.
@@ -42,7 +42,7 @@ ATTENTION = {
     "timm.models.vision_transformer_relpos.RelPosAttention",
     "timm.models.beit.Attention",
     "timm.models.eva.EvaAttention",
-    "vitlens.train.parts.VariedAttention",
+    "vitlens.variants.PlacedAttention",
 }
 
 _REFUSED = {
@@ -91,13 +91,6 @@ class Timm(Family):
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         """One module a layer, two for the parallel blocks of "Three things everyone should know about ViTs"."""
         model, layers = self.model, []
-        if (group := getattr(model, "equivariance", "none")) != "none":
-            raise refuse(
-                model,
-                f"it averages over copies of each picture (equivariance={group}), so no single map is what its head "
-                'reads; set model.equivariance = "none" to look at what it makes of one copy, as `vitlens inspect` '
-                "and `vitlens explain` do",
-            )
         for index, block in enumerate(model.blocks):
             attention = []
             for path, module in block.named_modules():

@@ -1,7 +1,5 @@
 """Learning without labels: corruption, targets and losses are what B.1.2 and He et al. define, and runs are runs."""
 
-import json
-import multiprocessing
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +14,10 @@ from scipy.stats import binom, chisquare
 from vitlens import load_model
 from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
-from vitlens.train import autoencoder, fit, masked, recipe, runs, snapshots, starting_from
-from vitlens.train.choices import SETTINGS
+from vitlens.train import fit, masked, recipe, runs, snapshots, starting_from
 from vitlens.train.optim import optimizers
 from vitlens.train.validation import objective_loss, validate
+from vitlens.variants import SETTINGS
 
 torch.set_num_threads(1)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -29,10 +27,8 @@ BASE = replace(
 )  # fmt: skip
 CHANGES = {
     "mean-color": {}, "colors-4x4": {"objective": "colors-4x4"}, "pixels": {"objective": "pixels"},
-    "autoencoder": {"objective": "autoencoder", "masked": 0.75, "decoder_depth": 1},
 }  # fmt: skip
 VARIANTS = {name: replace(BASE, **changes) for name, changes in CHANGES.items()}
-TOLD = [name for name in VARIANTS if name != "autoencoder"]
 each_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
@@ -129,7 +125,7 @@ def test_pixels_go_into_patches_and_back(data):
     assert torch.equal(masked.assembled(cut, 4, 4), x.permute(0, 2, 3, 1))
 
 
-@pytest.mark.parametrize("name", TOLD)
+@each_variant
 def test_the_loss_is_that_of_the_corrupted_patches_alone(data, name):
     model, x = VARIANTS[name].build(), batch(data)
     torch.manual_seed(0)
@@ -173,71 +169,6 @@ def test_embeddings_are_corrupted_before_positions_are_added(data):
     expected = model.objective.head(model.forward_features(x)[:, 1:])
     handle.remove()
     torch.testing.assert_close(model.objective.predicted(model, x, source), expected)
-
-
-# The autoencoder
-
-
-def test_the_encoder_sees_nothing_of_hidden_patches(data):
-    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 3)
-    torch.manual_seed(0)
-    order, visible = autoencoder.shuffled(3, 16, 0.75)
-    assert visible == 4
-    hidden = torch.ones(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], False)
-    noise = 10 * torch.randn_like(x)
-    of_patch = hidden.view(3, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    tokens = model.objective.encoded(model, x, order[:, :visible])
-    assert tokens.shape == (3, 1 + 4, 48)
-    assert torch.equal(model.objective.encoded(model, x + noise * of_patch, order[:, :visible]), tokens)
-    assert not torch.equal(model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens)
-
-
-def test_the_encoder_of_all_patches_is_timms_forward(data):
-    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 3)
-    every = torch.arange(16).expand(3, -1)
-    torch.testing.assert_close(model.objective.encoded(model, x, every), model.forward_features(x))
-
-
-def test_unshuffling_restores_the_order():
-    torch.manual_seed(0)
-    order, _ = autoencoder.shuffled(5, 16, 0.75)
-    tokens = torch.randn(5, 16, 7)
-    mixed = torch.stack([each[rows] for each, rows in zip(tokens, order, strict=True)])
-    assert not torch.equal(mixed, tokens) and torch.equal(autoencoder.unshuffled(mixed, order), tokens)
-
-
-def test_every_patch_is_equally_likely_to_be_visible():
-    torch.manual_seed(0)
-    order, visible = autoencoder.shuffled(40_000, 16, 0.75)
-    seen = torch.bincount(order[:, :visible].flatten(), minlength=16)
-    low, high = binom.interval(1 - 1e-7, 40_000, 0.25)
-    assert (seen >= low).all() and (seen <= high).all()
-
-
-def test_predictions_do_not_depend_on_the_order_that_patches_were_drawn_in(data):
-    model, x = VARIANTS["autoencoder"].build().eval(), batch(data, 2)
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-    again = torch.cat([order[:, :4].flip(1), order[:, 4:].flip(1)], 1)
-    one, other = (model.objective.decoded(model.objective.encoded(model, x, o[:, :4]), o) for o in (order, again))
-    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-
-
-def test_the_loss_is_the_squared_error_of_hidden_normalized_patches(data):
-    model, x = VARIANTS["autoencoder"].build(), batch(data, 3)
-    torch.manual_seed(0)
-    order, visible = autoencoder.shuffled(3, 16, 0.75)
-    predicted = torch.randn(3, 16, 48, requires_grad=True)
-    loss = model.objective.loss(predicted, x, order[:, visible:])
-    loss.backward()
-    each, values = [], x.double().numpy()
-    for image, patch in ((i, int(p)) for i in range(3) for p in order[i, visible:]):
-        top, left = patch // 4 * 4, patch % 4 * 4
-        pixels = values[image, :, top : top + 4, left : left + 4].transpose(1, 2, 0).ravel()
-        target = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
-        each.append(np.square(predicted[image, patch].detach().numpy() - target).mean())
-    np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
-    shown = torch.zeros(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], True)
-    assert not predicted.grad[shown].any() and predicted.grad[~shown].any(-1).all()
 
 
 # Runs
@@ -301,7 +232,7 @@ def test_weights_are_a_function_of_the_seed(name):
     assert not torch.equal(one["objective.head.weight"], other["objective.head.weight"])
 
 
-@pytest.mark.parametrize("name", ["mean-color", "autoencoder"])
+@pytest.mark.parametrize("name", ["mean-color"])
 def test_precision_is_what_the_recipe_says(data, name):
     for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         r, seen = replace(VARIANTS[name], precision=precision), []
@@ -313,37 +244,11 @@ def test_precision_is_what_the_recipe_says(data, name):
         assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-LONG = {name: replace(r, epochs=20, save_every=0.0) for name, r in VARIANTS.items()}
-
-
-def long_run(name, data, out, steps) -> None:
-    torch.set_num_threads(1)
-    for step in fit(LONG[name].build(), data, LONG[name], device="cpu", out=out, resume=True):
-        steps.send(step.step)
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path, forked, name):
-    whole = LONG[name].build()
-    list(fit(whole, data, LONG[name], device="cpu"))
-    for _ in range(2):
-        steps, sender = multiprocessing.Pipe(duplex=False)
-        child = forked(long_run, name, data, tmp_path, sender)
-        for _ in range(3):
-            assert steps.poll(60) and steps.recv() > 0
-        child.kill()
-        child.join()
-    model = LONG[name].build()
-    rest = list(fit(model, data, LONG[name], device="cpu", out=tmp_path, resume=True))
-    assert 0 < len(rest) <= 40 - 2 * 2
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
-
-
 TINY = ("image_size=8", "patch_size=2")
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("masked-patches", TINY), ("masked-autoencoder", TINY), ("masked-patches", (*TINY, "average=0.5")),
+    ("masked-patches", TINY), ("masked-patches", (*TINY, "average=0.5")),
 ])  # fmt: skip
 def test_a_run_from_the_top_and_fine_tuning_after_it(tmp_path, name, changes):
     quiet = {"tiny": True, "device": "cpu", "quiet": True}
@@ -395,48 +300,22 @@ def test_validation_hides_the_same_patches_and_leaves_the_random_state(data):
     assert first == second and torch.equal(torch.get_rng_state(), before) and model.training
 
 
-@pytest.mark.parametrize("name, settings, message", [
-    ("masked-patches", ["masked=0"], "share between 0 and 1"),
-    ("masked-patches", ["masked=1"], "share between 0 and 1"),
-    ("masked-patches", ["masked=1.5"], "between 0 and 1"),
-    ("masked-autoencoder", ["masked=0.999"], "some of each kind"),
-    ("masked-patches", ["objective=colors"], "one of labels"),
-    ("masked-patches", ["architecture=vit_base_r50_s16_224"], "vit_base_r50_s16_224 is none of them"),
-    ("masked-patches", ["architecture=resnet50"], "plain Vision Transformers"),
-    ("masked-patches", ["image_size=30"], "30 pixels do not divide into patches of 4"),
-    ("masked-patches", ["objective=colors-4x4", "image_size=36", "patch_size=6"], "6 pixels are no multiple of 4"),
-    ("masked-patches", ["decoder_depth=2"], "decoder_depth is of the decoder"),
-    ("masked-autoencoder", ["decoder_depth=0"], "1 or more there"),
-    ("masked-autoencoder", ["width=90"], "multiple of 8"),
-    ("masked-patches", ["tokenizer=conv-stem"], "must not show in another's token"),
-    ("masked-autoencoder", ["tokenizer=shifted-patches"], "must not show in another's token"),
-    ("masked-patches", ["attention=axial"], "it takes positions, read-out and registers"),
-    ("masked-autoencoder", ["positions=rotary"], "sees some of the patches only"),
-    ("masked-autoencoder", ["positions_at=every-layer"], "sees some of the patches only"),
-    ("masked-patches", ["label_smoothing=0.1"], "label_smoothing=0.1"),
-    ("masked-patches", ["loss=sigmoid"], "loss=sigmoid"),
-    ("masked-patches", ["head=mlp"], "head=mlp"),
-    ("masked-patches", ["patch_drop=0.5", "patch_drop_until=0.5"], "patch_drop=0.5"),
-    ("masked-patches", ["augment.mixup=0.2"], "no labels to mix"),
-    ("masked-patches", ["model.dynamic_img_size=true"], "no dynamic_img_size"),
-    ("masked-patches", ["init=elsewhere"], "random weights"),
-    ("masked-patches", ["continues=true"], "random weights"),
-    ("tiny-imagenet", ["masked=0.5"], "objective without labels"),
-    ("tiny-imagenet", ["decoder_depth=2"], "objective=autoencoder"),
+@pytest.mark.parametrize("settings, message", [
+    (["masked=0"], "share between 0 and 1"), (["masked=1"], "below 1"), (["objective=colors"], "one of labels"),
+    (["architecture=vit_base_r50_s16_224"], "plain Vision Transformers"), (["image_size=30"], "multiple of patch_size"),
+    (["objective=colors-4x4", "image_size=36", "patch_size=6"], "multiple of 4"), (["attention=axial"], "whole images"),
+    (["label_smoothing=0.1"], "label_smoothing"), (["loss=sigmoid"], "loss"), (["head=mlp"], "head"),
+    (["patch_drop=0.5", "patch_drop_until=0.5"], "patch_drop"), (["augment.mixup=0.2"], "mixup"),
+    (["model.dynamic_img_size=true"], "one size"), (["init=elsewhere"], "come with the model"),
+    (["tokenizer=conv-stem"], "experiments/small_data"), (["objective=autoencoder"], "one of labels"),
 ])  # fmt: skip
-def test_what_does_not_go_together_is_refused_in_a_sentence(name, settings, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        recipe(name).override(*settings)
-    assert str(caught.value).endswith(".")
-
-
-def test_the_recipe_goes_to_json_and_back_with_what_it_learns(tmp_path):
-    r = recipe("masked-autoencoder")
-    assert json.loads(r.to_json())["objective"] == "autoencoder" and type(r).from_json(r.to_json()) == r
+def test_contradictions_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        recipe("masked-patches").override(*settings)
 
 
 def test_capture_of_a_model_that_is_being_trained_is_that_of_the_plain_one(data):
-    r, x = VARIANTS["autoencoder"], batch(data, 2)
+    r, x = VARIANTS["pixels"], batch(data, 2)
     model = r.build().eval()
     logits = model(x)
     assert len(captured(model, x)) == 2 and torch.equal(model(x), logits)

@@ -3,10 +3,16 @@
 As in the paper and its authors' code, the encoder never sees a hidden patch or a mask token, the decoder is light, and
 the target is each hidden patch, normalized by its own mean and deviation. Ours is half as wide as the encoder.
 
+    train.run(RECIPE, DATA, OUT, build=autoencoder.build)
+
+trains one; OUT/model is the encoder, a plain Vision Transformer that `vitlens train --model` fine-tunes.
+
 Shapes: B batch, R prefix tokens, P patches of p × p pixels of which V are visible, D width.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +20,21 @@ from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from vitlens.data.augment import seed_of
+from vitlens.train import Recipe, recipe, register
 from vitlens.train.masked import assembled, in_patches
+
+# He et al. hide 75 % and found shallow decoders as good. The rest is that of masked-patches.
+RECIPE = register(replace(recipe("masked-patches"), name="masked-autoencoder", objective="labels", masked=0.0)).name
+
+
+def build(plan: Recipe, share: float = 0.75, depth: int = 2) -> nn.Module:
+    """The recipe's model, with a `MaskedAutoencoder` as its objective. share: hidden patches; depth: decoder layers."""
+    model = replace(plan, objective="mean-color", masked=0.5).build()  # without a head
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(plan.seed, 1))
+        model.objective = MaskedAutoencoder(model, depth, share, plan.mean, plan.std)
+    return model
 
 
 def shuffled(batch: int, patches: int, share: float, device: torch.device | str = "cpu") -> tuple[Tensor, int]:

@@ -1,0 +1,102 @@
+"""The masked autoencoder of experiments/autoencoder.py: what it sees, what it is measured by, exact resume."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from experiments import autoencoder
+from vitlens import load_model
+from vitlens.train import recipe, runs
+
+torch.set_num_threads(1)
+PLAN = replace(recipe(autoencoder.RECIPE), image_size=16, width=48, depth=2, heads=3, readout="class-token")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return autoencoder.build(PLAN, depth=1).eval()
+
+
+def batch(count):
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_encoder_sees_nothing_of_hidden_patches(model):
+    x = batch(3)
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(3, 16, 0.75)
+    assert visible == 4
+    hidden = torch.ones(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], False)
+    noise = 10 * torch.randn_like(x)
+    of_patch = hidden.view(3, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    tokens = model.objective.encoded(model, x, order[:, :visible])
+    assert tokens.shape == (3, 1 + 4, 48)
+    assert torch.equal(model.objective.encoded(model, x + noise * of_patch, order[:, :visible]), tokens)
+    assert not torch.equal(model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens)
+
+
+def test_the_encoder_of_all_patches_is_timms_forward(model):
+    x = batch(3)
+    every = torch.arange(16).expand(3, -1)
+    torch.testing.assert_close(model.objective.encoded(model, x, every), model.forward_features(x))
+
+
+def test_unshuffling_restores_the_order():
+    torch.manual_seed(0)
+    order, _ = autoencoder.shuffled(5, 16, 0.75)
+    tokens = torch.randn(5, 16, 7)
+    mixed = torch.stack([each[rows] for each, rows in zip(tokens, order, strict=True)])
+    assert not torch.equal(mixed, tokens) and torch.equal(autoencoder.unshuffled(mixed, order), tokens)
+
+
+def test_every_patch_is_equally_likely_to_be_visible():
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(40_000, 16, 0.75)
+    seen = torch.bincount(order[:, :visible].flatten(), minlength=16)
+    low, high = binom.interval(1 - 1e-7, 40_000, 0.25)
+    assert (seen >= low).all() and (seen <= high).all()
+
+
+def test_predictions_do_not_depend_on_the_order_that_patches_were_drawn_in(model):
+    x = batch(2)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+    again = torch.cat([order[:, :4].flip(1), order[:, 4:].flip(1)], 1)
+    one, other = (model.objective.decoded(model.objective.encoded(model, x, o[:, :4]), o) for o in (order, again))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_is_the_squared_error_of_hidden_normalized_patches(model):
+    x = batch(3)
+    torch.manual_seed(0)
+    order, visible = autoencoder.shuffled(3, 16, 0.75)
+    predicted = torch.randn(3, 16, 48, requires_grad=True)
+    loss = model.objective.loss(predicted, x, order[:, visible:])
+    loss.backward()
+    each, values = [], x.double().numpy()
+    for image, patch in ((i, int(p)) for i in range(3) for p in order[i, visible:]):
+        top, left = patch // 4 * 4, patch % 4 * 4
+        pixels = values[image, :, top : top + 4, left : left + 4].transpose(1, 2, 0).ravel()
+        target = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
+        each.append(np.square(predicted[image, patch].detach().numpy() - target).mean())
+    np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
+    shown = torch.zeros(3, 16, dtype=torch.bool).scatter(1, order[:, :visible], True)
+    assert not predicted.grad[shown].any() and predicted.grad[~shown].any(-1).all()
+
+
+def test_a_run_resumes_exactly_and_its_encoder_is_fine_tuned(tmp_path):
+    options = {"tiny": True, "device": "cpu", "quiet": True, "watch": 3, "build": autoencoder.build}
+    options["overrides"] = ["image_size=8", "patch_size=2"]
+    whole = runs.run("masked-autoencoder", "digits", tmp_path / "a", **options)
+    assert not runs.run("masked-autoencoder", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
+    rest = runs.run("masked-autoencoder", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
+    assert rest["validation"] == whole["validation"] and whole["validation"]["valid_loss"] > 0
+    a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
+    assert a == b and load_model(tmp_path / "a" / "model").num_classes == 0
+    tuned = runs.run(
+        "masked-tuning", "digits", tmp_path / "c", model=str(tmp_path / "a" / "model"), overrides=["image_size=8"],
+        tiny=True, device="cpu", quiet=True, watch=0,
+    )  # fmt: skip
+    assert tuned["validation"]["top1"] > 0

@@ -1,0 +1,255 @@
+"""The paper's variants are what their definitions say: by hand, by counting, saved and opened."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from capture_support import captured
+
+from vitlens import capture, filters, load_model, positions
+from vitlens.train import Recipe, export, recipe, starting_from
+from vitlens.train.optim import UNDECAYED, optimizers
+from vitlens.variants import SETTINGS, keywords
+
+torch.set_num_threads(1)
+NAMES = "abcdefghij"
+# D = 24, H = 2, K = 12, L = 3, 4 × 4 patches of 8 pixels: P = 16, T = 17
+BASE = replace(recipe("digits").tiny(), image_size=32, patch_size=8, width=24, depth=3, heads=2)
+VARIANTS = [
+    {}, {"positions": "none"}, {"positions": "learned-2d"}, {"positions": "relative-1d"}, {"readout": "mean"},
+    {"attention": "axial", "readout": "mean"}, {"attention": "axial", "readout": "mean", "positions": "relative-1d"},
+    {"positions": "learned-2d", "positions_at": "every-layer"}, {"positions_at": "every-layer"},
+    {"positions": "learned-2d", "positions_at": "every-layer-shared"}, {"positions_at": "every-layer-shared"},
+    {"attention": "axial", "positions": "learned-1d", "readout": "mean", "positions_at": "every-layer"},
+]  # fmt: skip
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "+".join(map(str, v.values())) or "plain")
+
+
+def images(count=2, side=32):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def made(variant):
+    """The model in float64, its attention not uniform and its positions large enough to matter."""
+    model = replace(BASE, **variant).build().eval().double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(20.0 if "pos" in name else 5.0 if "blocks" in name else 1.0)
+    return model
+
+
+def by_hand(model, variant: dict, x: torch.Tensor):
+    """(logits, maps) of a model from its weights, in float64 and without timm's blocks."""
+    weights, kind = model.state_dict(), variant.get("positions", "learned-1d")
+    linear = lambda name, z: F.linear(z, weights[name + ".weight"], weights[name + ".bias"])  # noqa: E731
+    norm = lambda name, z: F.layer_norm(z, z.shape[-1:], weights[name + ".weight"], weights[name + ".bias"], 1e-6)  # noqa: E731
+    tokens = F.conv2d(x, weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"], stride=8).flatten(2).mT
+    prefix = [weights["cls_token"].expand(len(x), -1, -1)] if "cls_token" in weights else []
+    z = torch.cat([*prefix, tokens], 1)
+    first = z.shape[1] - 16
+    table = of_table(weights, "positions." if kind == "learned-2d" else "", first) if "learned" in kind else 0
+    z, maps = z + table, []
+    for i in range(len(model.blocks)):
+        at = f"blocks.{i}."
+        if i and hasattr(model.blocks[i], "positions"):
+            own = any(name.startswith(at + "positions.") for name in weights)
+            z = z + (of_table(weights, at + "positions.", first) if own else table)
+        q, k, v = linear(at + "attn.qkv", norm(at + "norm1", z)).unflatten(-1, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+        logits = torch.empty(len(x), 2, z.shape[1], z.shape[1], dtype=torch.float64)
+        for a in range(z.shape[1]):
+            for b in range(z.shape[1]):
+                key = k[:, :, b]
+                if kind == "relative-1d" and a >= first and b >= first:
+                    key = key + weights[at + "attn.offset_pos_embed"][a - b + 15]
+                logits[:, :, a, b] = (q[:, :, a] * key).sum(-1) / math.sqrt(12)
+        maps.append(softmax_by_hand(logits, variant.get("attention"), i))
+        z = z + linear(at + "attn.proj", (maps[-1] @ v).transpose(1, 2).flatten(2))
+        z = z + linear(at + "mlp.fc2", F.gelu(linear(at + "mlp.fc1", norm(at + "norm2", z))))
+    z = norm("norm", z)
+    return linear("head", z[:, first:].mean(1) if variant.get("readout") == "mean" else z[:, 0]), maps
+
+
+def softmax_by_hand(logits: torch.Tensor, attention: str | None, layer: int) -> torch.Tensor:
+    """(B, H, T, T) the map of logits: over all tokens, or a line of 4 patches at a time."""
+    if attention != "axial":
+        return logits.softmax(-1)
+    maps = torch.zeros_like(logits)
+    for n in range(4):
+        line = range(n, 16, 4) if layer % 2 else range(4 * n, 4 * n + 4)
+        for a in line:
+            maps[:, :, a, line] = logits[:, :, a, line].softmax(-1)
+    return maps
+
+
+def of_table(weights, prefix: str, first: int) -> torch.Tensor:
+    """(T, D) a table from the weights below a prefix; first: position of the first patch."""
+    if prefix + "pos_embed" in weights:
+        return weights[prefix + "pos_embed"][0]
+    row, col = weights[prefix + "row_pos_embed"], weights[prefix + "col_pos_embed"]
+    patches = [torch.cat([col[c], row[r]]) for r in range(4) for c in range(4)]
+    return torch.stack([torch.zeros(24)] * first + patches)
+
+
+@each_variant
+def test_capture_equals_a_computation_by_hand(variant):
+    model, x = made(variant), images().double()
+    logits, maps = by_hand(model, variant, x)
+    for layer, expected in zip(captured(model, x), maps, strict=True):
+        torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), logits, atol=1e-10, rtol=0)
+    assert 0.2 < maps[0].amax(-1).mean() < 0.99  # neither uniform nor one-hot, or little would be told apart
+
+
+# Parameters beside those of the plain model: T = 17, D = 24, P = 16, K = 12, L = 3.
+COUNTS = (
+    ({"positions": "none"}, -17 * 24), ({"positions_at": "every-layer"}, 2 * 17 * 24),
+    ({"positions_at": "every-layer-shared"}, 0), ({"positions": "learned-2d"}, 8 * 12 - 17 * 24),
+    ({"positions": "learned-2d", "positions_at": "every-layer"}, 3 * 8 * 12 - 17 * 24),
+    ({"positions": "relative-1d"}, 3 * 31 * 12 - 17 * 24), ({"readout": "mean"}, -2 * 24),
+    ({"attention": "axial", "readout": "mean"}, 3 * (12 * 24**2 + 13 * 24) - 2 * 24),
+)  # fmt: skip
+
+
+def test_parameters_are_counted_by_formula():
+    plain = sum(p.numel() for p in BASE.build().parameters())
+    for variant, count in COUNTS:
+        assert sum(p.numel() for p in replace(BASE, **variant).build().parameters()) - plain == count, variant
+
+
+@pytest.mark.parametrize("kind", SETTINGS["positions"])
+def test_only_a_bag_of_patches_ignores_their_order(kind):
+    model, x = made({"positions": kind}), images().double()
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    patches = F.unfold(x, 8, stride=8)[..., order]
+    with torch.no_grad():
+        change = (model(F.fold(patches, 32, 8, stride=8)) - model(x)).abs().max()
+    assert change < 1e-5 if kind == "none" else change > 1e-3
+
+
+@each_variant
+def test_saved_and_opened_and_built_by_timm(variant, tmp_path):
+    r, model = replace(BASE, **variant), replace(BASE, **variant).build().eval()
+    assert Recipe.from_json(r.to_json()) == r
+    opened = load_model(export(model, tmp_path, r, NAMES, dtype=torch.float32))
+    copied = copy.deepcopy(model)  # with a shared table of its own
+    sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=10)
+    direct = timm.create_model("vitlens_vit", **sizes, **keywords(variant)).eval()
+    direct.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        logits = model(images())
+        for parameter in model.parameters():
+            parameter.add_(1)
+        assert all(torch.equal(each(images()), logits) for each in (opened, copied, direct))
+    assert type(opened) is type(model)
+
+
+def test_a_folder_opens_without_the_training_room_and_only_in_vitlens(tmp_path):
+    r = replace(BASE, positions="learned-2d")
+    export(r.build(), tmp_path, r, NAMES)
+    code = "import sys, vitlens; vitlens.load_model(sys.argv[1]); sys.exit('vitlens.train' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path]).returncode == 0
+    code = f"import timm; timm.create_model('local-dir:{tmp_path}', pretrained=True)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode and "Unknown model (vitlens_vit)" in found.stderr
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"), ({"whiskers": 3}, "whiskers"),
+    ({"positions": "relative-1d"}, "cannot open vitlens_vit.*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
+    ({"dynamic_img_size": True}, "no dynamic_img_size"), ({"tokenizer": "conv-stem"}, r"experiments/small_data\.py"),
+    ({"positions": "rotary"}, r"experiments/small_data\.py"), ({"tokenizer": "patches", "equivariance": "none"}, ""),
+])  # fmt: skip
+def test_a_folder_with_other_settings_is_refused(change, message, tmp_path):
+    r = replace(BASE, positions="learned-2d")
+    export(r.build(), tmp_path, r, NAMES)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not message:  # as earlier versions wrote them
+        load_model(tmp_path)
+        return
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+@each_variant
+@pytest.mark.parametrize("optimizer", ["muon", "sgd"])
+def test_positions_and_tokens_do_not_decay(variant, optimizer):
+    r = replace(BASE, optimizer=optimizer, weight_decay=0.1, layer_decay=1.0 if optimizer == "muon" else 0.5, **variant)
+    model = r.build()
+    names = {p: name for name, p in model.named_parameters()}
+    *muon, plain = optimizers(model, r)
+    decay = {names[p]: g["weight_decay"] for g in plain.param_groups for p in g["params"]}
+    placed = [name for name in names.values() if name.endswith(UNDECAYED)]
+    assert all(decay[name] == 0 for name in placed)
+    linear = [n + ".weight" for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    assert len(linear) > 13 and all(decay.get(name, 0.1) == 0.1 for name in linear)
+    if optimizer == "sgd":
+        rates = {names[p]: g["peak_lr"] for g in plain.param_groups for p in g["params"]}
+        stem = {rate for n, rate in rates.items() if n.startswith("patch_embed.") or n in placed and "blocks" not in n}
+        assert stem == {min(rates.values())} and rates["head.weight"] == max(rates.values())
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.get("readout")], ids=str)
+def test_filters_and_positions_are_read(variant):
+    model = made(variant)
+    assert filters.components(model, 3)[0].shape == (3, 8, 8, 3)
+    kind = variant.get("positions", "learned-1d")
+    if kind in ("none", "relative-1d"):
+        with pytest.raises(ValueError, match="no learned"):
+            positions.similarity(model)
+        return
+    expected = of_table(model.state_dict(), "positions." if kind == "learned-2d" else "", 1)[1:]
+    cosine = F.cosine_similarity(expected[:, None], expected, dim=-1).reshape(4, 4, 4, 4)
+    torch.testing.assert_close(positions.similarity(model).double(), cosine, atol=1e-5, rtol=0)
+
+
+def test_the_readout_is_recorded_with_registers_of_timm():
+    for readout, expected in (("class-token", [1.0] + [0.0] * 20), ("mean", [0.0] * 4 + [1 / 16] * 16)):
+        model = made({"readout": readout, "model_kwargs": {"reg_tokens": 4}})
+        with torch.no_grad(), capture(model) as attn:
+            model(images().double())
+        assert attn.grid.readout.tolist() == expected and attn.grid.prefix == len(expected) - 16
+
+
+def test_a_row_and_a_column_of_axial_attention_compose_to_a_map_over_the_image():
+    """Along the row, then along the column, attention is computed line by line, and differentiated by its values."""
+    attn = captured(made({"attention": "axial", "readout": "mean"}), images().double())
+    assert len(attn) == 6
+    for rows, columns in zip(attn[::2], attn[1::2], strict=True):
+        whole = columns.weights() @ rows.weights()
+        assert (whole > 0).all() and (rows.weights() == 0).sum() == (columns.weights() == 0).sum() == 2 * 2 * 16 * 12
+
+        def both(v, rows=rows, columns=columns):
+            """(B, H, rows, cols, K) values → the same, from the queries and keys of both."""
+            grid = lambda t: t.unflatten(2, (4, 4))  # noqa: E731
+            along = F.scaled_dot_product_attention(grid(rows.q), grid(rows.k), v)
+            turned = [t.transpose(2, 3) for t in (grid(columns.q), grid(columns.k), along)]
+            return F.scaled_dot_product_attention(*turned).transpose(2, 3)
+
+        values = torch.zeros(2, 2, 4, 4, 1, dtype=torch.float64)
+        slope = torch.autograd.functional.jacobian(lambda v, both=both: both(v).sum((0, 1)), values)
+        slope = slope.squeeze((2, -1)).permute(2, 3, 0, 1, 4, 5).flatten(4).flatten(2, 3)
+        torch.testing.assert_close(slope, whole)
+
+
+def test_a_model_with_a_variant_is_started_from(tmp_path):
+    r = replace(BASE, positions="learned-2d", positions_at="every-layer")
+    model = r.build()
+    export(model, tmp_path, r, NAMES, dtype=torch.float32)
+    tuned = starting_from(recipe("finetune-small").override("image_size=32", "resize=0", "num_classes=4"), tmp_path)
+    state, before = tuned.build().state_dict(), model.state_dict()
+    assert Recipe.from_json(tuned.to_json()) == tuned and not state["head.weight"].any()
+    assert all(torch.equal(state[name], before[name]) for name in state if not name.startswith("head."))
+    with pytest.raises(ValueError, match="come with the model"):
+        replace(tuned, positions="none")
+    with pytest.raises(ValueError, match="another shape at this resolution"):
+        starting_from(recipe("finetune-small").override("image_size=48", "resize=0", "num_classes=4"), tmp_path).build()

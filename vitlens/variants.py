@@ -1,0 +1,230 @@
+"""The variants that the paper compares, as `vitlens_vit`, an architecture of timm's with what timm has no keywords for.
+
+Positions (D.4 and Table 8), the mean of patches as read-out (D.3 and Fig. 9) and axial attention (D.6 and Fig. 13).
+Importing this module registers `vitlens_vit`; `vitlens.load_model` does so for a folder that names it.
+
+Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+NAME = "vitlens_vit"
+SETTINGS = {
+    "positions": ("learned-1d", "none", "learned-2d", "relative-1d"),
+    "positions_at": ("stem", "every-layer", "every-layer-shared"),
+    "readout": ("class-token", "mean"),
+    "attention": ("plain", "axial"),
+}
+"""Values of each setting; the first is that of the plain model."""
+KEYWORDS = {
+    "none": {"pos_embed": "none"}, "learned-2d": {"pos_embed": "none"}, "relative-1d": {"pos_embed": "none"},
+    "mean": {"global_pool": "avg", "fc_norm": False, "class_token": False},
+}  # fmt: skip
+"""timm's keywords for a value."""
+BY_TIMM = ("none", "mean")
+"""Values that timm's keywords suffice for; all others need `vitlens_vit`."""
+MOVED = {
+    "positions": ("sinusoidal", "relative-2d", "rotary"), "attention": ("locality",), "readout": ("attention-pool",),
+    "tokenizer": ("conv-stem", "shifted-patches"), "equivariance": ("flips", "rotations"), "registers": (4,),
+}  # fmt: skip
+"""Values that earlier versions had, and experiments/small_data.py builds."""
+
+
+def chosen(settings: Mapping) -> dict[str, str]:
+    """The settings whose value is not that of the plain model."""
+    return {name: settings[name] for name, values in SETTINGS.items() if settings.get(name, values[0]) != values[0]}
+
+
+def keywords(settings: Mapping) -> dict:
+    """Keywords of timm's, and of `vitlens_vit` where timm has none, for the variants in a recipe's settings."""
+    variants = chosen(settings)
+    own = {name: value for name, value in variants.items() if value not in BY_TIMM}
+    return {key: word for value in variants.values() for key, word in KEYWORDS.get(value, {}).items()} | own
+
+
+def check_moved(settings: Mapping) -> None:
+    """Raise ValueError for a value that experiments/small_data.py builds."""
+    for name, values in MOVED.items():
+        if settings.get(name) in values:
+            raise ValueError(f"{name}={settings[name]} moved to experiments/small_data.py: train or open it there.")
+
+
+def check(settings: Mapping) -> None:
+    """Raise ValueError for keywords of `vitlens_vit` that would compute something else than their names say."""
+    check_moved(settings)
+    for name, values in SETTINGS.items():
+        if settings.get(name, values[0]) not in values:
+            raise ValueError(f"{name} must be one of {', '.join(values)}, got {settings[name]!r}.")
+    variants, table = chosen(settings), settings.get("pos_embed", "learn")
+    positions = variants.get("positions", "learned-1d")
+    prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
+    partial = settings.get("patch_drop_rate") and set(variants) & {"attention", "positions_at"}
+    for wrong, sentence in (
+        ("positions_at" in variants and (positions not in ("learned-1d", "learned-2d") or
+         positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d"),
+        (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
+         f"pos_embed={table} adds a second table beside positions={positions}; leave pos_embed out"),
+        (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width"),
+        ("attention" in variants and prefix,
+         "attention=axial has no place for prefix tokens; set readout=mean and no registers"),
+        (partial or settings.get("patch_drop_rate") and positions == "relative-1d",
+         f"{NAME} needs all patches in every layer; set patch_drop=0 and patch_drop_until=0"),
+        (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
+         f"{NAME} takes images of one size, with positions for all tokens: no dynamic_img_size, no no_embed_class"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"{sentence}.")
+
+
+class Table(nn.Module):
+    """Learned positions, a vector for each token. () → (1, T, D)."""
+
+    def __init__(self, grid: tuple[int, int], prefix: int, width: int):
+        super().__init__()
+        self.pos_embed = nn.Parameter(trunc_normal_(torch.empty(1, prefix + grid[0] * grid[1], width), std=0.02))
+
+    def forward(self) -> Tensor:
+        return self.pos_embed
+
+
+class FactoredTable(nn.Module):
+    """Learned positions: half a vector for each column, half for each row, zeros for prefix tokens. () → (1, T, D)."""
+
+    def __init__(self, grid: tuple[int, int], prefix: int, width: int):
+        super().__init__()
+        self.prefix = prefix
+        self.row_pos_embed, self.col_pos_embed = (
+            nn.Parameter(trunc_normal_(torch.empty(count, width // 2), std=0.02)) for count in grid
+        )
+
+    def forward(self) -> Tensor:
+        rows, cols = len(self.row_pos_embed), len(self.col_pos_embed)
+        halves = self.col_pos_embed.expand(rows, -1, -1), self.row_pos_embed[:, None].expand(-1, cols, -1)
+        return F.pad(torch.cat(halves, -1).flatten(0, 1), (0, 0, self.prefix, 0))[None]
+
+
+class PlacedAttention(Attention):
+    """timm's attention that knows where patches lie; nothing is added to the logits of prefix tokens.
+
+    Axial attention is attention over all patches with the others masked: its maps are exact, and its cost is not lower.
+    """
+
+    def prepare(self, positions: str, attention: str, grid: tuple[int, int], layer: int) -> None:
+        """Add the parts of a variant. layer: from 0; axial attention is along rows in even ones, else along columns."""
+        self.attention, self.grid, self.layer = attention, grid, layer
+        self.offset_pos_embed = None
+        if positions == "relative-1d":
+            offsets = torch.empty(2 * grid[0] * grid[1] - 1, self.head_dim)
+            self.offset_pos_embed = nn.Parameter(trunc_normal_(offsets, std=0.02))
+
+    def forward(self, x: Tensor, attn_mask: Tensor = None, is_causal: bool = False) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError(f"{NAME} takes no mask.")
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
+        visible, bias = self.visible(q), self.bias(q, scale)
+        mask = visible if bias is None else bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        drop = self.attn_drop.p if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop, scale=scale)
+        return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+
+    def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Queries, keys and the scale of their products."""
+        return q, k, self.scale
+
+    def visible(self, q: Tensor) -> Tensor | None:
+        """(T, T) True where a query sees a key, or None where every query sees all keys."""
+        if self.attention != "axial":
+            return None
+        place = torch.arange(q.shape[2], device=q.device)
+        line = place % self.grid[1] if self.layer % 2 else place // self.grid[1]
+        return line[:, None] == line
+
+    def bias(self, q: Tensor, scale: float) -> Tensor | None:
+        """(B, H, T, T) added to the logits for the relative positions of two patches, or None."""
+        if self.offset_pos_embed is None:
+            return None
+        patches = (len(self.offset_pos_embed) + 1) // 2
+        place = torch.arange(patches, device=q.device)
+        offset = place[:, None] - place + patches - 1
+        bias = (q[:, :, -patches:] * scale) @ self.offset_pos_embed.mT
+        bias = bias.gather(-1, offset.expand(*bias.shape[:2], -1, -1))
+        prefix = q.shape[2] - patches
+        return F.pad(bias, (prefix, 0, prefix, 0)).to(q.dtype)
+
+
+class PlacedBlock(Block):
+    """timm's block that adds positions to its input; the first has them from the stem."""
+
+    def forward(self, x: Tensor, **masks) -> Tensor:
+        return super().forward(x if self.positions is None else x + self.positions(), **masks)
+
+
+class PaperTransformer(VisionTransformer):
+    """timm's Vision Transformer with a variant of the paper's. Raises ValueError for ones that do not go together."""
+
+    def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
+        check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
+        for setting in MOVED:  # folders of earlier versions name them, at values that change nothing
+            kwargs.pop(setting, None)
+        placed = positions == "relative-1d" or attention == "axial"
+        if positions != "learned-1d":
+            kwargs["pos_embed"] = "none"
+        if placed:
+            kwargs["attn_layer"] = PlacedAttention
+        if positions_at != "stem":
+            kwargs["block_fn"] = PlacedBlock
+        if attention == "axial":
+            kwargs["depth"] = 2 * kwargs.get("depth", 12)
+        super().__init__(**kwargs)
+        grid, prefix, width = self.patch_embed.grid_size, self.num_prefix_tokens, self.embed_dim
+        factored = positions == "learned-2d"
+        table = functools.partial(FactoredTable if factored else Table, grid, prefix, width)
+        if factored:
+            self.positions = table()
+        for index, block in enumerate(self.blocks):
+            if placed:
+                block.attn.prepare(positions, attention, grid, index)
+            if positions_at != "stem":  # a shared table is not a module of the block, so it is saved once
+                shared = functools.partial(getattr, self, "pos_embed")
+                block.positions = None if index == 0 else table() if positions_at == "every-layer" else shared
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        groups = super().group_matcher(coarse)
+        return {**groups, "stem": groups["stem"] + r"|positions"}
+
+
+class FactoredTransformer(PaperTransformer):
+    """A Vision Transformer whose table of positions is made of one for columns and one for rows."""
+
+    @property
+    def pos_embed(self) -> Tensor | None:
+        """(1, T, D) the table, put together anew each time."""
+        return self.positions() if "positions" in self._modules else None
+
+    @pos_embed.setter
+    def pos_embed(self, nothing: None) -> None:
+        """timm sets this to None where a model has no table of positions, which is what it does here."""
+
+
+default_cfgs = generate_default_cfgs({NAME: {
+    "num_classes": 1000, "input_size": (3, 224, 224), "fixed_input_size": True, "first_conv": "patch_embed.proj",
+    "classifier": "head",
+}})  # fmt: skip
+
+
+@register_model
+def vitlens_vit(pretrained: bool = False, **kwargs) -> PaperTransformer:
+    """timm's plain Vision Transformer as a variant: `timm.create_model("vitlens_vit", positions="learned-2d")`."""
+    kind = FactoredTransformer if kwargs.get("positions") == "learned-2d" else PaperTransformer
+    return build_model_with_cfg(kind, NAME, pretrained, **kwargs)
