@@ -434,12 +434,29 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.enter_context(watching_graph(model, attn.cuts.append))
         yield attn
     if not attn.complete:
+        replaced = replaced_forward(model, modules)
         elsewhere = "it was run in another thread; open the capture in the thread that runs the model"
         other = (
             "it was not run to its last block inside the `with` block, or not with its own parameters "
             "(functional_call, quantized layers)"
         )
-        raise refuse(model, elsewhere if threads - {threading.get_ident()} else other)
+        elsewhere = elsewhere if threads - {threading.get_ident()} else None
+        raise refuse(model, elsewhere or replaced or other)
+
+
+def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:
+    """Message for attention, or a block, whose `forward` is not that of its class, or None."""
+    blocks = [(f"block {number}", block) for number, block in enumerate(family(model).blocks)]
+    for name, module in [*(pair for layer in modules for pair in layer), *blocks]:
+        forward = getattr(module.forward, "__func__", module.forward)
+        own = {kind.__module__ for kind in type(module).__mro__}
+        if "forward" in vars(module) or getattr(forward, "__module__", None) not in own:
+            return (
+                f"the forward of {name} was replaced, and the new one does not call "
+                "torch.nn.functional.scaled_dot_product_attention with its own parameters; put the class's own "
+                "forward back (`del module.forward` for one module), or let the new one call it"
+            )
+    return None
 
 
 class _Recorder(Interception):

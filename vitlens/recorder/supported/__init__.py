@@ -46,14 +46,34 @@ FAMILIES: dict[str, Callable[[nn.Module], Family]] = {
 _MULTIHEAD = "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
 
 
+HARMLESS = {
+    "__init__", "init_weights", "_init_weights", "fix_init_weight", "no_weight_decay", "group_matcher",
+    "load_pretrained", "get_classifier", "reset_classifier", "set_grad_checkpointing",
+}  # fmt: skip
+"""Methods of timm's models that do not change the forward."""
+
+
+def extended(model: nn.Module) -> tuple[str | None, list[str]]:
+    """Full name of the model's class, or of the timm class that it extends, and the methods that it overrides."""
+    kinds = type(model).__mro__
+    for number, kind in enumerate(kinds):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name in FAMILIES and (number == 0 or name in timm.MODELS):
+            own = {method for each in kinds[:number] for method, value in vars(each).items() if callable(value)}
+            forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
+            return name, sorted(own & forward - HARMLESS)
+    return None, []
+
+
 def known(model: nn.Module) -> bool:
-    """True if the model's own class is a known one."""
-    return qualified_name(model) in FAMILIES
+    """True if the model's class is a known one, or extends one of timm without changing its forward."""
+    name, overridden = extended(model)
+    return name is not None and not overridden
 
 
 def family(model: nn.Module) -> Family:
-    """Adapter for a model's class; unknown classes get the timm adapter."""
-    return FAMILIES.get(qualified_name(model), timm.Timm)(model)
+    """Adapter for a model's class. Unknown classes get the timm adapter."""
+    return FAMILIES[extended(model)[0]](model) if known(model) else timm.Timm(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -241,4 +261,14 @@ def _why_not(model: nn.Module) -> str:
     if inner:
         named = ", ".join(f"`{path}`" for path in inner)
         return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
-    return f"its class is not among those known to attend with a softmax over the patches of the image ({timm.KNOWN})"
+    name, overridden = extended(model)
+    register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
+    if name is not None:
+        return (
+            f"it extends timm's {name.rsplit('.', 1)[-1]} and overrides {', '.join(overridden)}, so its tokens and "
+            f"read-out are unknown; use timm's own class, or {register}"
+        )
+    return (
+        "its class is not among those known to attend with a softmax over the patches of the image "
+        f"({timm.KNOWN}); if it does, {register}"
+    )

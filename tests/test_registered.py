@@ -1,0 +1,102 @@
+"""Models that no library defines: subclasses of timm's, and hand-written ones that `register_model` opens."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import vitlens
+from vitlens import UnsupportedModelError, attention, attribution, capture
+from vitlens.recorder.supported import FAMILIES
+
+
+class HandAttention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.num_heads, self.to_qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class HandBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.first, self.attend = nn.LayerNorm(width), HandAttention(width, heads)
+        self.second, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x):
+        x = x + self.attend(self.first(x))
+        return x + self.mlp(self.second(x))
+
+
+class HandViT(nn.Module):
+    """Two extra tokens, patches of 8 × 4 pixels by a linear layer, and a head that reads the mean of the patches."""
+
+    def __init__(self, width=24, heads=3, depth=3, classes=5):
+        super().__init__()
+        self.to_tokens, self.extra = nn.Linear(3 * 8 * 4, width), nn.Parameter(torch.randn(1, 2, width))
+        self.layers = nn.ModuleList(HandBlock(width, heads) for _ in range(depth))
+        self.last, self.classify, self.num_classes = nn.LayerNorm(width), nn.Linear(width, classes), classes
+
+    def forward(self, images):
+        b, c, h, w = images.shape
+        patches = images.reshape(b, c, h // 8, 8, w // 4, 4).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        x = torch.cat([self.extra.expand(b, -1, -1), self.to_tokens(patches)], 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.classify(self.last(x)[:, 2:].mean(1))
+
+
+@pytest.fixture
+def hand():
+    vitlens.register_model(
+        HandViT, blocks="layers", attention="attend", embedding="to_tokens", patch=(8, 4), size=(32, 24),
+        prefix=["extra 1", "extra 2"], readout="patches",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    yield HandViT().double().eval()
+    del FAMILIES[f"{__name__}.HandViT"]
+
+
+def maps_by_hand(model, images):
+    """The attention maps (B, H, T, T) of each layer, as part of autograd's graph, and the logits."""
+    maps = []
+
+    def explicit(q, k, v):
+        maps.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1))
+        return maps[-1] @ v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", explicit)
+        return maps, model(images)
+
+
+def test_a_hand_written_vit_is_captured_and_explained(hand):
+    images = torch.randn(2, 3, 32, 24, dtype=torch.float64)
+    maps, logits = maps_by_hand(hand, images)
+    with torch.no_grad(), capture(hand) as attn:
+        torch.testing.assert_close(hand(images), logits, rtol=1e-10, atol=1e-12)
+    assert (attn.grid.rows, attn.grid.cols, attn.grid.prefix) == (4, 6, 2)
+    for layer, a in zip(attn, maps, strict=True):
+        torch.testing.assert_close(layer.weights(), a.detach(), rtol=1e-10, atol=1e-12)
+    eye, row = torch.eye(26, dtype=torch.float64), torch.zeros(26, dtype=torch.float64)
+    row[2:] = 1 / 24
+    joint = eye
+    for a in maps:
+        joint = (a.detach().mean(1) + eye) / 2 @ joint
+    torch.testing.assert_close(attention.rollout(attn), (row @ joint)[:, 2:].unflatten(1, (4, 6)), rtol=1e-6, atol=1e-9)
+    gradients = torch.autograd.grad(logits[:, 3].sum(), maps)
+    relevance = eye.expand(2, -1, -1)
+    for a, gradient in zip(maps, gradients, strict=True):
+        relevance = relevance + (a * gradient).clamp(min=0).mean(1) @ relevance
+    expected = (row @ (relevance.detach() - eye))[:, 2:].unflatten(1, (4, 6))
+    torch.testing.assert_close(attribution.relevance(hand, images, 3), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_a_hand_written_vit_that_is_not_registered_is_told_how():
+    with pytest.raises(UnsupportedModelError, match=r"register it by `vitlens\.register_model\(HandViT"):
+        capture(HandViT()).__enter__()
+    with pytest.raises(ValueError, match="class token, patches, tokens or None, got 'cls'"):
+        vitlens.register_model(HandViT, blocks="", attention="", embedding="", patch=8, size=8, readout="cls")
