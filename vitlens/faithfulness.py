@@ -74,19 +74,10 @@ def usual_step(patches: int) -> int:
 
 
 def curves(
-    model: nn.Module,
-    images: Tensor,
-    maps: Tensor,
-    target=None,
-    *,
-    against=None,
-    baseline: str | Tensor = "mean",
-    step: int | None = None,
-    score: str | None = None,
-    seed: int = 0,
-    grid: TokenGrid | None = None,
-    internal_batch_size: int = 32,
-) -> Curves:
+    model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
+    baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
+    grid: TokenGrid | None = None, internal_batch_size: int = 32,
+) -> Curves:  # fmt: skip
     """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
 
     Deletion covers the patches of the image with the baseline, highest value first; insertion uncovers them in the same
@@ -138,16 +129,9 @@ def curves(
 
 
 def table(
-    model: nn.Module,
-    images: Tensor,
-    maps: Mapping[str, Tensor],
-    target=None,
-    *,
-    orders: int = 10,
-    seed: int = 0,
-    grid: TokenGrid | None = None,
-    **options,
-) -> DataFrame:
+    model: nn.Module, images: Tensor, maps: Mapping[str, Tensor], target=None, *, orders: int = 10,
+    seed: int = 0, grid: TokenGrid | None = None, **options,
+) -> DataFrame:  # fmt: skip
     """A DataFrame with one row for each image and map, and two for the control: mean and spread of random orders.
 
     maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), at least 2; the
@@ -299,15 +283,9 @@ class Randomization:
 
 
 def randomization(
-    model: nn.Module,
-    images: Tensor,
-    method: Callable[[nn.Module, Tensor, Tensor], Tensor],
-    target=None,
-    *,
-    threshold: float = 0.5,
-    seed: int = 0,
-    internal_batch_size: int = 32,
-) -> Randomization:
+    model: nn.Module, images: Tensor, method: Callable[[nn.Module, Tensor, Tensor], Tensor], target=None, *,
+    threshold: float = 0.5, seed: int = 0, internal_batch_size: int = 32,
+) -> Randomization:  # fmt: skip
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
     The parts are the model's own, blocks one by one, from the last it holds to the first: in a timm model the head, the

@@ -46,16 +46,9 @@ class OneImage:
 
 
 def integrated_gradients(
-    model,
-    images,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    baseline: float | Tensor = 0.0,
-    n_steps: int = 50,
-    internal_batch_size: int = 16,
-) -> Tensor:
+    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
+    n_steps: int = 50, internal_batch_size: int = 16,
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
 
     The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
@@ -75,18 +68,9 @@ def integrated_gradients(
 
 
 def gradient_shap(
-    model,
-    images,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    baseline: float | Tensor = 0.0,
-    n_samples: int = 50,
-    stdevs: float = 0.1,
-    seed: int = 0,
-    internal_batch_size: int = 16,
-) -> Tensor:
+    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
+    n_samples: int = 50, stdevs: float = 0.1, seed: int = 0, internal_batch_size: int = 16,
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) Gradient SHAP (Lundberg and Lee 2017; Erion et al. 2021), summed over each patch.
 
     The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two. stdevs:
@@ -117,16 +101,9 @@ def input_x_gradient(model, images, target=None, *, against=None, names=None) ->
 
 
 def occlusion(
-    model,
-    images,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    baseline: float | Tensor = 0.0,
-    window: int = 3,
+    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0, window: int = 3,
     internal_batch_size: int = 16,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) occlusion (Zeiler and Fergus 2014): the logit lost when a square around the patch is covered.
 
     A square of window × window patches moves patch by patch; a patch gets the mean over the squares that cover it.
@@ -149,15 +126,9 @@ def occlusion(
 
 
 def feature_ablation(
-    model,
-    images,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    baseline: float | Tensor = 0.0,
+    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
     internal_batch_size: int = 16,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image.
 
     Arguments as in `vitlens.attribution.captum_maps`.
@@ -173,17 +144,9 @@ def feature_ablation(
 
 
 def kernel_shap(
-    model,
-    images,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    baseline: float | Tensor = 0.0,
-    n_samples: int | None = None,
-    seed: int = 0,
-    internal_batch_size: int = 16,
-) -> Tensor:
+    model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
+    n_samples: int | None = None, seed: int = 0, internal_batch_size: int = 16,
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) KernelSHAP (Lundberg and Lee 2017): the patches' Shapley values, by regression on random covers.
 
     Each cover is tried with its complement (Covert and Lee 2021), so effects of pairs of patches do not disturb the
@@ -245,15 +208,9 @@ def _captum():
 
 
 def _each_image(
-    map_of: Callable[[OneImage], Tensor],
-    model: nn.Module,
-    images: Tensor,
-    target: object,
-    against: object,
-    names: object,
-    baseline: float | Tensor,
-    gradients: bool = False,
-) -> Tensor:
+    map_of: Callable[[OneImage], Tensor], model: nn.Module, images: Tensor, target: object, against: object,
+    names: object, baseline: float | Tensor, gradients: bool = False,
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) from map_of(OneImage) → (1, P) of each image. gradients: the map is made of gradients, so they
     must reach every layer, and the score must have a slope."""
     _captum()

@@ -52,15 +52,10 @@ class Explained:
 
 
 def explained(
-    model: nn.Module | Attention | Explained,
-    images: Tensor | None = None,
-    target: object = None,
-    *,
-    against: object = None,
-    names: Sequence[str] | None = None,
-    needs: Collection[str] = ("gradients",),
+    model: nn.Module | Attention | Explained, images: Tensor | None = None, target: object = None, *,
+    against: object = None, names: Sequence[str] | None = None, needs: Collection[str] = ("gradients",),
     layer: int = -1,
-) -> Explained:
+) -> Explained:  # fmt: skip
     """Run the model once, and differentiate it once.
 
     model, images, target, against, names: as in `vitlens.attribution`. In place of the model it takes a capture that
@@ -289,15 +284,9 @@ def relevance(
 
 
 def gradient_rollout(
-    model,
-    images=None,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    query: tuple[int, int] | None = None,
+    model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None,
     head_fusion: str = "mean",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) rollout of attention × gradient, from the read-out to the patches.
 
     Abnar and Zuidema's rollout (2020), the read-out's row of Â_L ⋯ Â_1 with Â = (G + I) / row sum, in which G takes the
@@ -331,15 +320,9 @@ def gradient_rollout(
 
 
 def attention_gradient(
-    model,
-    images=None,
-    target=None,
-    *,
-    against=None,
-    names=None,
-    layer: int | None = None,
+    model, images=None, target=None, *, against=None, names=None, layer: int | None = None,
     query: tuple[int, int] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
 
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
