@@ -8,8 +8,8 @@ import sys
 import pytest
 import timm
 import torch
-from families_support import small
 from safetensors.torch import save_file
+from supported_support import small
 
 import vitlens
 from vitlens import attention, attribution, capture

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_support import saved
-from families_support import small
 from PIL import Image
+from supported_support import small
 from test_explorer import PICTURE, browser, values, words
 
 from vitlens import faithfulness, intervene, widgets

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from families_support import small
+from supported_support import small
 from torch import nn
 
 from vitlens.commands import app

@@ -8,8 +8,8 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from families_support import small
 from maps_support import refuses
+from supported_support import small
 from test_attribution import materialized, relevance_of, starts
 from typer.testing import CliRunner
 

@@ -1,8 +1,8 @@
 """Small models with random weights of every class that vitlens knows besides timm's, made from their configurations.
 
-    python tests/families_support.py data/results/support.csv
+    python tests/supported_support.py data/results/support.csv
 
-writes the table of what works with each; `test_families.py` compares with it. Takes a minute.
+writes the table of what works with each; `test_supported.py` compares with it. Takes a minute.
 """
 
 import contextlib
@@ -248,7 +248,7 @@ if __name__ == "__main__":
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write(
-            f"# python tests/families_support.py; {versions}; {platform.machine()}; random weights, seed 0\n"
+            f"# python tests/supported_support.py; {versions}; {platform.machine()}; random weights, seed 0\n"
         )
         found = rows()
         writer = csv.DictWriter(file, found[0], lineterminator="\n")
