@@ -11,7 +11,7 @@ from typer import Option
 
 from vitlens.commands import options
 from vitlens.data.sources import source_names
-from vitlens.evaluate.registry import PROTOCOLS
+from vitlens.evaluate import PROTOCOLS
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Options:
     protocol: Annotated[str, Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "top1"
     out: Annotated[Path | None, Option(help="A JSON file to add the records to.")] = None
     shots: Annotated[str, Option(help="For fewshot: images per class; by default 1,5,10,25.")] = ""
-    seeds: Annotated[int | None, Option(help="Number of seeds; by default 3 for fewshot, 1 for fine-tuning.")] = None
-    neighbors: Annotated[int | None, Option(help="For knn: number of neighbors; by default 20.")] = None
+    seeds: Annotated[int | None, Option(min=1, help="Number of seeds; default 3 for fewshot, else 1.")] = None
+    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors; by default 20.")] = None
     tasks: Annotated[str, Option(help="Tasks of vtab, separated by commas; by default all 19.")] = ""
     recipe: Annotated[str, Option(help="Fine-tune by this recipe, not by the data's own.")] = ""
     settings: options.Settings = None
@@ -49,7 +49,7 @@ def evaluate(asked: Options) -> None:
         options.require_file(asked.out, "--out")
         if asked.out.exists():
             evaluation.read_results(asked.out)  # refuse now what could not be added to when all is measured
-    question = evaluation.Question(
+    question = evaluation.Evaluation(
         asked.model, asked.data, asked.protocol, counts(asked.shots), asked.seeds, asked.neighbors,
         options.comma_separated(asked.tasks), asked.recipe, tuple(asked.settings or ()), asked.runs, asked.root,
         asked.workers, asked.device, evaluation.command_of(sys.argv[1:]), lambda text: options.echo(f"Note: {text}"),

@@ -54,7 +54,7 @@ def effects(
     model, data: a timm name, a folder or a model of timm, and what `data.load` reads, or loaded images. ways: some of
     "zero" and "mean", over these images and by position.
     images: how many are drawn, by default all. out: a CSV. settings: root, workers, device, command and say of
-    `Question`.
+    `Evaluation`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images that are called another class; `kl`,

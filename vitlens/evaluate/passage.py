@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from vitlens.evaluate.classes import class_numbers, matched
-from vitlens.evaluate.question import Question
+from vitlens.evaluate.protocols import Evaluation
 from vitlens.evaluate.reading import normalized_for
 from vitlens.models import class_count, require_classes
 from vitlens.recorder.intervention import Intervention, Place, head_places, outputs
@@ -37,7 +37,7 @@ class Pictures:
     def __init__(self, model, data, images, seed, batch, progress, settings, first: int = 0):
         require_count(batch=batch, **({} if images is None else {"images": images}))
         known = isinstance(data, str | Path)
-        question = Question(model, str(data) if known else "images", **settings)
+        question = Evaluation(model, str(data) if known else "images", **settings)
         self.model, self.progress = question.network, progress
         self.modules = attention_modules(self.model)
         require_capturable(self.model)

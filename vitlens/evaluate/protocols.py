@@ -1,141 +1,397 @@
-"""The protocols of `registry.PROTOCOLS`: each is a function from a question to its records."""
+"""Evaluation of a model by the protocols of the paper: each yields `Record`s with intervals, as soon as they are known.
+
+    for record in evaluate(model, "flowers", "fewshot", shots=(1, 5)):
+        print(record.manner, record.cell)
+
+A protocol is a row of `evaluate.PROTOCOLS` and a function here of the same name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime
+import hashlib
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitlens.data import UNLABELED
+from vitlens.data import UNLABELED, ImageStream
+from vitlens.data.tasks import TASKS, VTAB, Task
+from vitlens.evaluate import PROTOCOLS
 from vitlens.evaluate.classes import class_numbers, imagenet_numbers, matched
 from vitlens.evaluate.classifiers import few_shot, linear_probe, nearest, supports
-from vitlens.evaluate.question import Question
-from vitlens.evaluate.reading import Reading, before_the_head, named_classes
-from vitlens.evaluate.registry import PROTOCOLS
-from vitlens.evaluate.scores import another_order, over_seeds, proportion, real, top_k, validation_numbers
-from vitlens.evaluate.tuning import Tuned, fine_tuned, group_means, vtab_tasks
-from vitlens.models import class_count
-from vitlens.paper.records import Record
-
-ONE_SEED = (
-    "With one seed the interval is that of the images measured on alone; how far other images to learn from would "
-    "change the number, it does not say."
+from vitlens.evaluate.reading import Reading, before_the_head, lost_classes, named_classes, opened, read
+from vitlens.evaluate.scores import (
+    Score,
+    another_order,
+    mean_of,
+    over_seeds,
+    proportion,
+    real,
+    top_k,
+    validation_numbers,
 )
+from vitlens.models import class_count, load_model
+from vitlens.paper.records import Record
+from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
+from vitlens.train import World, join, runs
+from vitlens.train.runs import versions
+
+ONE_SEED = "One seed: the interval covers other test images, not other training images."
 
 
-def evaluate(
-    model: Question | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings
-) -> Iterator[Record]:
-    """The records that answer a question, each as soon as it is known.
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings of an evaluation, with the model, images and records that its protocol needs.
 
-    model: a `Question`, or the model of one, with its data, protocol and other settings (see `Question`). The
-    protocols are rows of `PROTOCOLS`. Raises ValueError for what does not fit together, and what the protocols raise.
+    Raises ValueError for settings that the protocol does not read.
     """
-    question = model if isinstance(model, Question) else Question(model, data, protocol, **settings)
-    return PROTOCOLS[question.protocol](question)
+
+    model: str | Path | nn.Module
+    """A timm name, a folder, or a timm model, which stays on its device unless `device` is given."""
+    data: str = ""
+    """A data set of `data.load`; empty for the protocol vtab."""
+    protocol: str = "top1"
+    """A name of `PROTOCOLS`."""
+    shots: tuple[int, ...] = ()
+    """For fewshot, images of each class: 1, 5, 10 and 25 by default."""
+    seeds: int | None = None
+    """Number of seeds, from 0 up: three by default for fewshot, one for fine-tuning."""
+    neighbors: int | None = None
+    """For knn: 20 by default."""
+    tasks: tuple[str, ...] = ()
+    """For vtab: all 19 by default."""
+    recipe: str = ""
+    """For fine-tuning: the data's own by default."""
+    settings: tuple[str, ...] = ()
+    """Changes to the recipe, "key=value"."""
+    runs: Path = Path("runs")
+    """Folder for the runs of fine-tuning, each in a folder of its model, data, recipe and seed."""
+    root: Path | None = None
+    workers: int | None = None
+    device: str | None = None
+    command: str = ""
+    say: Callable[[str], None] = print
+    """Called with notes about the data and with the damaged images."""
+    failures: list[str] = field(default_factory=list)
+    """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
+
+    def __post_init__(self):
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"There is no protocol {self.protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
+        reads = PROTOCOLS[self.protocol].reads
+        for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
+            if getattr(self, option) and option not in reads:
+                others = ", ".join(protocol.name for protocol in PROTOCOLS.values() if option in protocol.reads)
+                flag = {"settings": "set"}.get(option, option)
+                raise ValueError(f"The protocol {self.protocol} does not read --{flag}, which is for {others}.")
+        if "data" in reads and not self.data:
+            raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
+        if isinstance(self.model, nn.Module) and "recipe" in reads:
+            raise ValueError(f"The protocol {self.protocol} trains, so it starts from a timm name or a model folder.")
+
+    @cached_property
+    def world(self) -> World:
+        """The processes that share the images."""
+        device = self.device
+        if device is None and isinstance(self.model, nn.Module):
+            device = next(self.model.parameters()).device
+        return join(device)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The model, opened, on its device."""
+        model = unwrap(self.model) if isinstance(self.model, nn.Module) else load_model(self.model)
+        if not states_preprocessing(model):
+            raise ValueError(f"{type(model).__name__} has no pretrained_cfg, which gives the normalization of images.")
+        return model.to(self.world.device)
+
+    @property
+    def name(self) -> str:
+        """The model's name in records: its timm name, its folder's name, or its architecture."""
+        return short_name(self.network) if isinstance(self.model, nn.Module) else short(str(self.model))
+
+    @cached_property
+    def weights(self) -> str:
+        """The first digits of the SHA-256 of all weights and buffers, as `Record.weights`."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.network.state_dict().items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:12]
+
+    @property
+    def manner(self) -> str | None:
+        """The recipe and the changes to it; None for the data's own, unchanged."""
+        recipe = short(self.recipe)
+        if Path(self.recipe).is_file():
+            recipe += f" ({_digest(Path(self.recipe).read_bytes())})"
+        return ", ".join((*filter(None, [recipe]), *map(_short_value, self.settings))) or None
+
+    def note(self, text: str) -> None:
+        """Pass a note to `say`, once for all processes."""
+        if text and self.world.rank == 0:
+            self.say(text)
+
+    def images(self, split: str) -> ImageStream:
+        """A split of the data, preprocessed as the model takes it."""
+        images = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
+        self.note(images.note)
+        return images
+
+    def read(self, images: ImageStream, output: Callable[[Tensor], Tensor], progress: str) -> Reading:
+        """`output` of all images (`reading.read`), with a note for each damaged one."""
+        reading = read(self.network, images, output, world=self.world, progress=progress)
+        for reason in reading.damaged:
+            self.note(f"Left out: {reason}.")
+        return reading
+
+    def check_classes(self, images: ImageStream, reading: Reading) -> str:
+        """Add the sentence about classes without a readable image to `failures` and return it; "" if there are none."""
+        sentence = lost_classes(images, reading)
+        self.note(sentence)
+        self.failures.extend(filter(None, [sentence]))
+        return sentence
+
+    def features(self, split: str) -> tuple[Reading, str]:
+        """Inputs of the head for a split, and the sentence about its classes without a readable image."""
+        images = self.images(split)
+        reading = self.read(images, before_the_head(self.network), split)
+        return reading, self.check_classes(images, reading)
+
+    def place(self, data: str) -> str:
+        """The first digits of the SHA-256 of the folders of the data, as `Record.place`; "" for named data."""
+        folders = [str(Path(path).resolve()) for path in (data, self.root) if path and Path(path).exists()]
+        return _digest(" ".join(folders).encode()) if folders else ""
+
+    def folder(self, data: str) -> Path:
+        """The folder of the runs of fine-tuning on `data`."""
+        name = "-".join(filter(None, (short(data), self.place(data))))
+        return self.runs / _file(f"{self.name}-{self.weights}") / _file(", ".join(filter(None, (name, self.manner))))
+
+    def record(
+        self, metric: str, score: Score, images: int, damaged: Sequence[str], notes=(), data: str = "", **more
+    ) -> Record:
+        """The record of a score on so many images of `data`."""
+        data = data or self.data
+        return Record(
+            self.name, short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
+            datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), versions(), len(damaged),
+            self.command, self.weights, self.place(data), note=" ".join(filter(None, notes)) or None, **more,
+        )  # fmt: skip
 
 
-def top1(q: Question) -> Iterator[Record]:
+def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings):
+    """Iterator of the `Record`s of a model on data by a protocol, each as soon as it is known.
+
+    settings: the other fields of `Evaluation`, which may also take the place of the model. Raises ValueError for
+    settings that do not go together, and the errors of the protocol.
+    """
+    evaluation = model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
+    row = PROTOCOLS[evaluation.protocol]
+    return (row.function or globals()[row.name])(evaluation)
+
+
+def top1(e: Evaluation) -> Iterator[Record]:
     """Top-1 and top-5 of the model as it is, of a folder without splits over all of its images.
 
     ReaL too where the files are ImageNet's validation images and the model's classes ImageNet's, in whatever order.
     """
-    images, known = q.images("whole"), imagenet_numbers(q.network)
-    real_alone = q.data == "imagenet-real" or images.class_names == UNLABELED
+    images, known = e.images("whole"), imagenet_numbers(e.network)
+    real_alone = e.data == "imagenet-real" or images.class_names == UNLABELED
     if real_alone and known is None:
         raise ValueError(
             "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all. Name its classes by "
             "their WordNet ids, or measure top1 on other data."
         )
     if not real_alone:
-        numbers = class_numbers(q.network, images.class_names)
-        q.note(how := matched(q.network, images.class_names))
-    said = q.read(images, named_classes(q.network), "top1")
+        numbers = class_numbers(e.network, images.class_names)
+        e.note(how := matched(e.network, images.class_names))
+    reading = e.read(images, named_classes(e.network), "top1")
     notes: list[str] = []
     if not real_alone:
-        labels, count = numbers[said.labels], class_count(q.network)
-        order = another_order(said.values[:, 0], labels, count) if how else ""
-        q.note(order)
-        notes = [how, order, q.whole(images, said)]
+        labels, count = numbers[reading.labels], class_count(e.network)
+        order = another_order(reading.values[:, 0], labels, count) if how else ""
+        e.note(order)
+        notes = [how, order, e.check_classes(images, reading)]
         for k in (1, 5) if count > 5 else (1,):
-            yield q.record(q.data, f"top{k}", top_k(said.values, labels, k), len(labels), said.damaged, notes)
-    files = validation_numbers([images.samples.name(int(i)) for i in images.rows[said.rows]])
+            yield e.record(f"top{k}", top_k(reading.values, labels, k), len(labels), reading.damaged, notes)
+    files = validation_numbers([images.samples.name(int(i)) for i in images.rows[reading.rows]])
     if real_alone or known is not None and (files >= 0).all():
-        score, scored = real(known[said.values], files)
-        yield q.record(q.data, "real", score, scored, said.damaged, notes)
+        score, scored = real(known[reading.values], files)
+        yield e.record("real", score, scored, reading.damaged, notes)
 
 
-def fewshot(q: Question) -> Iterator[Record]:
+def fewshot(e: Evaluation) -> Iterator[Record]:
     """Least squares on the features of a few training images of each class, by number of shots."""
-    images, seeds = q.images("train"), q.seeds or 3
+    images, seeds = e.images("train"), e.seeds or 3
     whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
-    while True:  # what was drawn and is damaged is taken out, and all is drawn anew from the rest
+    while True:  # take damaged images out, and draw anew from the rest
         sound = whole.nonzero()[:, 0]
-        wanted = supports(images.labels[sound], q.shots or (1, 5, 10, 25), range(seeds), images.class_names)
-        rows = sound[torch.cat([each for drawn in wanted.values() for each in drawn]).unique()]
-        train = q.read(images.chosen(rows), before_the_head(q.network), "to learn from")
+        drawn = supports(images.labels[sound], e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
+        rows = sound[torch.cat([support for several in drawn.values() for support in several]).unique()]
+        train = e.read(images.chosen(rows), before_the_head(e.network), "to learn from")
         damaged |= {*train.damaged}
         if len(train.rows) == len(rows):
             break
         whole[rows] = False
         whole[rows[train.rows]] = True
-    wanted = {n: [torch.searchsorted(rows, sound[each]) for each in drawn] for n, drawn in wanted.items()}
-    test, lost = _features(q, "test")
-    if seeds == 1:
-        q.note(ONE_SEED)
+    drawn = {n: [torch.searchsorted(rows, sound[support]) for support in several] for n, several in drawn.items()}
+    test, lost = e.features("test")
     notes = [lost, ONE_SEED if seeds == 1 else ""]
-    found = few_shot(train[:2], test[:2], wanted, len(images.class_names))
-    for shots, values in found.items():
-        score, every = over_seeds(values, len(test.labels)), damaged | {*test.damaged}
-        yield q.record(q.data, "top1", score, len(test.labels), every, notes, shots=shots, seeds=seeds)
+    e.note(notes[1])
+    for shots, values in few_shot(train[:2], test[:2], drawn, len(images.class_names)).items():
+        score, left_out = over_seeds(values, len(test.labels)), damaged | {*test.damaged}
+        yield e.record("top1", score, len(test.labels), left_out, notes, shots=shots, seeds=seeds)
 
 
-def knn(q: Question) -> Iterator[Record]:
+def knn(e: Evaluation) -> Iterator[Record]:
     """Weighted k-nearest-neighbor classification of the features of the test images."""
-    neighbors = q.neighbors or 20
-    (train, _), (test, _) = found = _features(q, "train"), _features(q, "test")
-    right = int((nearest(train[:2], test.values, neighbors) == test.labels).sum())
-    yield _of_features(q, right, found, neighbors=neighbors)
+    neighbors = e.neighbors or 20
+    yield _on_features(e, lambda train, test: nearest(train, test[0], neighbors) == test[1], neighbors=neighbors)
 
 
-def probe(q: Question) -> Iterator[Record]:
+def probe(e: Evaluation) -> Iterator[Record]:
     """Logistic regression on the features of the training images."""
-    (train, _), (test, _) = found = _features(q, "train"), _features(q, "test")
-    right = round(linear_probe(train[:2], test[:2]) * len(test.labels) / 100)
-    yield _of_features(q, right, found)
+
+    def right(train, test):
+        return torch.arange(len(test[1])) < round(linear_probe(train, test) * len(test[1]) / 100)
+
+    yield _on_features(e, right)
 
 
-def _features(q: Question, split: str) -> tuple[Reading, str]:
-    """What the head reads of a split, and the sentence about its lost classes."""
-    images = q.images(split)
-    found = q.read(images, before_the_head(q.network), split)
-    return found, q.whole(images, found)
+def _on_features(e: Evaluation, right: Callable, **more) -> Record:
+    """The record of a classifier; `right` returns (N,) bool for train and test, each features and labels."""
+    (train, lost_train), (test, lost_test) = e.features("train"), e.features("test")
+    images, damaged = len(test.labels), {*train.damaged, *test.damaged}
+    score = proportion(int(right(train[:2], test[:2]).sum()), images)
+    return e.record("top1", score, images, damaged, [lost_train, lost_test], **more)
 
 
-def _of_features(q: Question, right: int, found: tuple[tuple[Reading, str], ...], **more) -> Record:
-    readings, notes = zip(*found, strict=True)
-    images = len(readings[-1].labels)
-    damaged = {reason for each in readings for reason in each.damaged}
-    return q.record(q.data, "top1", proportion(right, images), images, damaged, notes, **more)
+class Tuned(NamedTuple):
+    """Top-1 of fine-tuned models on the test images of a data set."""
+
+    score: Score
+    images: int
+    damaged: tuple[str, ...]
+    """Test images that could not be decoded; each run's `training.json` counts those of training and validation."""
+    lost: str = ""
+    """The sentence about classes without a readable test image, or ""."""
 
 
-def finetune(q: Question) -> Iterator[Record]:
+def finetune(e: Evaluation) -> Iterator[Record]:
     """Top-1 after fine-tuning by the data's recipe, of the averaged weights where it keeps them."""
-    yield _tuned(q, q.data, "top1", fine_tuned(q, q.data))
+    yield _of_tuned(e, e.data, "top1", fine_tuned(e, e.data))
 
 
-def vtab(q: Question) -> Iterator[Record]:
+def vtab(e: Evaluation) -> Iterator[Record]:
     """Fine-tuning on the tasks of VTAB-1k, and the means of those groups that are complete."""
-    found = {}
-    for task in vtab_tasks(q.tasks):
-        found[task.name] = fine_tuned(q, task.name)
-        yield _tuned(q, task.name, "top1", found[task.name])
-    for name, mean in group_means(found).items():
-        yield _tuned(q, name, "mean", mean)
+    tuned = {}
+    for task in vtab_tasks(e.tasks):
+        tuned[task.name] = fine_tuned(e, task.name)
+        yield _of_tuned(e, task.name, "top1", tuned[task.name])
+    for name, mean in group_means(tuned).items():
+        yield _of_tuned(e, name, "mean", mean)
 
 
-def _tuned(q: Question, data: str, metric: str, found: Tuned) -> Record:
-    about = {"notes": [found.lost], "seeds": q.seeds, "recipe": q.manner}
-    return q.record(data, metric, found.score, found.images, found.damaged, **about)
+def _of_tuned(e: Evaluation, data: str, metric: str, tuned: Tuned) -> Record:
+    about = {"notes": [tuned.lost], "seeds": e.seeds, "recipe": e.manner, "data": data}
+    return e.record(metric, tuned.score, tuned.images, tuned.damaged, **about)
+
+
+def recipe_of(data: str) -> tuple[str, list[str]]:
+    """The recipe for a data set, and the changes that its task needs; for a folder the recipe for small data.
+
+    Images are not flipped, or not cropped, where that would change their label.
+    """
+    task = TASKS.get(data.replace("vtab800/", "vtab/"))
+    if task is None:
+        return "finetune-small", []
+    return task.recipe, [key for key, may in (("augment.flip=0", task.flip), ("resize=0", task.crop)) if not may]
+
+
+def fine_tuned(e: Evaluation, data: str) -> Tuned:
+    """Fine-tune the model on the training images of `data` once for each seed, and measure on its test images.
+
+    The runs are those of `vitlens train`, each in a folder of its own in `e.folder(data)`; a stopped one is resumed. Of
+    a finished one only the model is kept; it is not run again unless the images changed. With one seed the interval is
+    that of the test images; with several, that of both (`over_seeds`).
+
+    Raises KeyboardInterrupt if a run was stopped, and what `runs.run`, `load_model` and `read` raise.
+    """
+    recipe, required = recipe_of(data)
+    values = []
+    for seed in range(e.seeds or 1):
+        folder = e.folder(data) / f"seed-{seed}"
+        account = runs.run(
+            e.recipe or recipe, data, folder, model=e.model, resume=folder.is_dir(), seed=seed, watch=0,
+            overrides=[*required, *e.settings], device=str(e.world.device), root=e.root, workers=e.workers,
+            on_damaged="skip", goes_on="the same command goes on",
+        )  # fmt: skip
+        if not account["finished"]:
+            raise KeyboardInterrupt
+        e.world.total(0)  # the first process writes the model, the others wait
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        model = load_model(folder / "model").to(e.world.device)
+        images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
+        reading = read(model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned")
+        values.append(top_k(reading.values, class_numbers(model, images.class_names)[reading.labels], 1).value)
+    for text in (*(f"Left out: {reason}." for reason in reading.damaged), images.note):
+        e.note(text)
+    count = len(reading.labels)
+    return Tuned(over_seeds(values, count), count, reading.damaged, e.check_classes(images, reading))
+
+
+def vtab_tasks(names: Sequence[str]) -> list[Task]:
+    """The tasks of VTAB-1k with these names, with or without "vtab/"; all 19 by default. Raises ValueError."""
+    known = {task.name.removeprefix("vtab/"): task for task in VTAB}
+    names = [name.removeprefix("vtab/") for name in names] or list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"VTAB-1k has no task {unknown[0]!r}. Its tasks are {', '.join(known)}.")
+    return [known[name] for name in names]
+
+
+def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
+    """Means over the groups of VTAB-1k, and over all 19 tasks, of those that are complete in `tuned` (by task name)."""
+    means = {}
+    for name in ("vtab natural", "vtab specialized", "vtab structured", "vtab"):
+        parts = [tuned.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
+        if all(parts):
+            scores, images, damaged, lost = zip(*parts, strict=True)
+            means[name] = Tuned(mean_of(scores), sum(images), sum(damaged, ()), " ".join(filter(None, lost)))
+    return means
+
+
+def short(name: str) -> str:
+    """The last part of a path, or RUN/model for a model's run: results should not contain local paths."""
+    if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is the current folder
+        return name
+    path = Path(name).resolve()
+    return f"{path.parent.name}/model" if path.name == "model" else path.name
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The vitlens command with these arguments, local paths shortened."""
+    return shlex.join(["vitlens", *map(_short_value, arguments)])
+
+
+def _short_value(argument: str) -> str:
+    """`--option=value` or `key=value` with a short value."""
+    key, equals, value = argument.rpartition("=")
+    return key + equals + short(value) if re.fullmatch(r"[-\w.=]+", key) else short(argument)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
+
+
+def _file(name: str) -> str:
+    """A name for a folder, the same for the same text."""
+    plain = re.sub(r"[^\w.,=+-]+", "-", name)
+    return plain if len(plain) < 100 else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
