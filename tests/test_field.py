@@ -2,6 +2,83 @@
 
 
 def test_F11_subclasses_of_timms_vision_transformer():
+"""Faults that a field trial found, each as its kind: the case reported and a neighbor of it."""
+
+
+def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
+    """QuickGELU where the tag has it, and GELU for the same architecture with other weights."""
+    import open_clip
+    import torch
+    from open_clip.transformer import QuickGELU
+
+    from vitlens import load_model
+
+    def quick(model):
+        return any(isinstance(module, QuickGELU) for module in model.visual.modules())
+
+    names = [(name, tag) for name, tag in open_clip.list_pretrained()
+             if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
+             and not open_clip.get_model_config(name).get("quick_gelu")]  # fmt: skip
+    assert len(names) > 20
+    small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+             "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}}  # fmt: skip
+    for name, tag in names:
+        if "layers" in open_clip.get_model_config(name)["vision_cfg"] and "RN" not in name:
+            assert quick(load_model(f"open_clip:{name}/{tag}", pretrained=False, **small))
+    model = load_model("open_clip:ViT-B-32/openai", pretrained=False, **small)
+    torch.save(model.state_dict(), tmp_path / "clip.pt")
+    for tag, expected in (("openai", True), ("laion2b_s34b_b79k", False)):
+        opened = load_model(f"open_clip:ViT-B-32/{tag}", checkpoint=tmp_path / "clip.pt", **small)
+        assert quick(opened) is expected
+        assert torch.equal(opened.visual.conv1.weight, model.visual.conv1.weight)
+
+
+def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_path):
+    """CLIP with "size": 224, and other settings that the package has no words for."""
+    import json
+
+    import numpy as np
+    import torch
+    import transformers
+    from families_support import small
+
+    from vitlens import load_model
+    from vitlens.images import samples
+    from vitlens.models import pixels, preprocess, restore
+
+    images = [samples()["chelsea"], samples()["astronaut"].crop((0, 0, 200, 500))]
+    cases = {
+        "CLIPImageProcessor": [
+            {"size": 224, "crop_size": 224, "do_center_crop": True}, {"do_center_crop": False, "size": [32, 48]},
+            {"do_normalize": False}, {"do_rescale": False, "do_normalize": False}, {"rescale_factor": 1 / 127.5},
+            {"size": {"shortest_edge": 40}, "crop_size": {"height": 24, "width": 56}},
+        ],
+        "ViTImageProcessor": [{}, {"resample": 0}, {"do_resize": False}, {"image_std": [0.2, 0.3, 0.4]}],
+        "BitImageProcessor": [{"size": {"shortest_edge": 256}, "crop_size": 224, "image_mean": [0.485, 0.456, 0.406]}],
+        "SiglipImageProcessor": [{"size": {"height": 256, "width": 256}}],
+        "BeitImageProcessor": [{}], "DeiTImageProcessor": [{"size": {"height": 256, "width": 256}}],
+    }  # fmt: skip
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    for kind, settings in cases.items():
+        for given in settings:
+            text = json.dumps({"image_processor_type": kind, **given})
+            (tmp_path / "preprocessor_config.json").write_text(text)
+            processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+            model = load_model(tmp_path)
+            for image in images:
+                expected = processor(images=image, return_tensors="pt")["pixel_values"]
+                batch = preprocess(model, image)
+                assert np.abs(batch.numpy() - expected.numpy()).max() <= 1e-4, given
+                levels = processor(images=image, return_tensors="np", do_rescale=False, do_normalize=False)
+                shown = np.moveaxis(levels["pixel_values"][0], 0, -1)
+                assert np.abs(restore(model, batch)[0] - shown.astype(float)).max() <= 0.51
+                stored = pixels(model)(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+                assert np.array_equal(stored.permute(1, 2, 0), restore(model, batch)[0])
+
+
+def test_F5_patch_filters_are_never_resampled(tmp_path):
+    """Weights of other patches are refused: in a checkpoint, a folder, Google's arrays, and by a timm name."""
+    import numpy as np
     import pytest
     import timm
     import torch
@@ -44,6 +121,72 @@ def test_F11_subclasses_of_timms_vision_transformer():
 
 
 def test_F12_replaced_forwards_are_named():
+    from vitlens import load_model
+
+    small = dict(embed_dim=48, depth=1, num_heads=2, num_classes=3)
+    model = timm.create_model("vit_tiny_patch16_224", **small)
+    torch.save(model.state_dict(), tmp_path / "patch16.pth")
+    timm.models.save_for_hf(model, tmp_path, model_args=small, safe_serialization=True)
+    np.savez(tmp_path / "google.npz", **{"embedding/kernel": np.zeros((32, 32, 3, 48), np.float32)})
+    larger = load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", img_size=64, **small)
+    assert larger.pos_embed.shape[1] == 17
+    assert torch.equal(larger.patch_embed.proj.weight, model.patch_embed.proj.weight)
+    for call in (
+        lambda: load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "patch16.pth", patch_size=8, **small),
+        lambda: load_model("vit_small_patch14_dinov2", checkpoint=tmp_path / "patch16.pth", **small),
+        lambda: load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "google.npz", **small),
+        lambda: load_model(tmp_path, patch_size=8),
+    ):
+        with pytest.raises(ValueError, match="patches of (16 × 16|32 × 32) and the model"):
+            call()
+
+
+def test_F6_outputs_that_do_not_compete_are_scored_apart():
+    """transformers' problem_type, and a timm model whose outputs are declared independent."""
+    import pytest
+    import timm
+    import torch
+    from families_support import small
+
+    from vitlens import load_model
+    from vitlens.models import scores, top_classes
+
+    logits = torch.tensor([[2.87, 3.31, 3.07, -3.0]])
+    model = small("ViTForImageClassification", num_labels=4)
+    softmax = [score for _, score in top_classes(model, logits)[0]]
+    assert sum(softmax) == pytest.approx(1)
+    model.config.problem_type = "multi_label_classification"
+    assert [score for _, score in top_classes(model, logits, 3)[0]] == pytest.approx([0.965, 0.956, 0.946], abs=1e-3)
+    plain = load_model("test_vit", pretrained=False, num_classes=4, outputs="independent")
+    assert torch.equal(scores(torch.nn.DataParallel(plain), logits), logits.sigmoid())
+    assert torch.equal(scores(timm.create_model("test_vit", num_classes=4), logits), logits.softmax(-1))
+
+
+def test_F7_a_single_output_is_a_value():
+    """A regression of ages, in the table, the score of a map, and the title of a figure; neighbor: three values."""
+    import timm
+    import torch
+
+    from vitlens import load_model
+    from vitlens.attribution.target import asked
+    from vitlens.models import scores, top_classes
+
+    model = timm.create_model("test_vit")
+    model.reset_classifier(1)
+    logits = torch.tensor([[62.3]])
+    ((_, value),), = top_classes(model, logits)
+    assert abs(value - 62.3) < 1e-5
+    assert torch.equal(asked(model, logits, 0).measured(logits, "probability"), logits[:, 0])
+    several = load_model("test_vit", pretrained=False, num_classes=3, outputs="value")
+    assert torch.equal(scores(several, logits.expand(1, 3)), logits.expand(1, 3))
+    assert scores(load_model("test_vit", pretrained=False, num_classes=1, outputs="independent"), logits).item() == 1
+
+
+def test_F8_checkpoints_as_training_programs_write_them(tmp_path, capsys):
+    """Around the weights: arguments, wrappers, Lightning, DINO; and what does not fit is named."""
+    import argparse
+    import pathlib
+
     import pytest
     import timm
     import torch
@@ -75,3 +218,149 @@ def test_F12_replaced_forwards_are_named():
     block.forward = lambda x, **_: x  # and a block that skips its attention
     with pytest.raises(UnsupportedModelError, match="the forward of block 0 was replaced"), capture(module):
         module(images)
+    from vitlens import load_model
+
+    name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
+    model = timm.create_model(name, num_classes=5, **small)
+    state, file = model.state_dict(), tmp_path / "weights.pth"
+    features = {key: value for key, value in state.items() if not key.startswith("head.")}
+
+    def prefixed(prefix, weights=state):
+        return {prefix + key: value for key, value in weights.items()}
+
+    projection = {"head.mlp.0.weight": torch.zeros(3, 48)}
+    for content, classes in (
+        (state, 5), ({"state_dict": state, "args": argparse.Namespace(lr=1)}, 5), (prefixed("module."), 5),
+        ({"model": prefixed("_orig_mod.module.")}, 5), ({"state_dict": prefixed("model."), "epoch": 3}, 5),
+        ({"student": prefixed("module.backbone.", {k: v + 1 for k, v in features.items()}),
+          "teacher": prefixed("backbone.", features) | projection, "epoch": 3}, 0),
+        ({"model": prefixed("student.backbone.", {k: v + 1 for k, v in features.items()})
+          | prefixed("teacher.backbone.", features)}, 0),
+        (prefixed("net.vit."), 5),
+    ):  # fmt: skip
+        torch.save(content, file)
+        opened = load_model(name, checkpoint=file, **small)
+        assert opened.num_classes == classes
+        assert all(torch.equal(value, opened.state_dict()[key]) for key, value in features.items())
+        if classes:
+            assert torch.equal(opened.head.weight, model.head.weight)
+        assert f"its head has {classes} classes" in (said := capsys.readouterr().err) or "it has no head" in said
+    torch.save(state, file)
+    assert load_model(name, checkpoint=file, num_classes=0, **small).num_classes == 0
+
+    bare = {key: value for key, value in state.items() if "blocks.1.mlp" not in key}
+    for content, word in (
+        ({"student": {"a": torch.zeros(1)}, "predictor": {"b": torch.zeros(1)}}, "it holds predictor, student"),
+        (bare, "its head has 5 classes"), (state | {"decoder.weight": torch.zeros(3)}, "such as decoder.weight"),
+        (prefixed("model.") | {"criterion.weight": torch.zeros(3)}, "such as criterion.weight"),
+        (timm.create_model(name, **small | {"depth": 3}).state_dict(), "does not hold the weights"),
+        ({"state_dict": state, "extra": pathlib.PurePosixPath("a")}, "cannot be read"), (model, "cannot be read"),
+    ):  # fmt: skip
+        torch.save(content, file)
+        with pytest.raises(ValueError, match=word):
+            load_model(name, checkpoint=file, **small)
+    torch.save(state, file)
+    with pytest.raises(ValueError, match="its head has 5 classes, not 7"):
+        load_model(name, checkpoint=file, num_classes=7, **small)
+    for damaged in (b"", b"hello", file.read_bytes()[:3000]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cannot be read"):
+            load_model(name, checkpoint=file, **small)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load_model(name, checkpoint=tmp_path / "none.pth", **small)
+
+
+def test_F8_the_papers_own_arrays(tmp_path):
+    """Google's .npz opens with its head, and one of another depth, or with pickled objects, is refused."""
+    import numpy as np
+    import pytest
+    import timm
+    import torch
+
+    from vitlens import load_model
+
+    name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
+    model = timm.create_model(name, num_classes=5, **small)
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    renamed = {"norm1": "LayerNorm_0", "norm2": "LayerNorm_2", "fc1": "MlpBlock_3/Dense_0", "fc2": "MlpBlock_3/Dense_1"}
+    arrays = {"cls": state["cls_token"], "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+              "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
+              "embedding/bias": state["patch_embed.proj.bias"], "head/kernel": state["head.weight"].T,
+              "head/bias": state["head.bias"], "Transformer/encoder_norm/scale": state["norm.weight"],
+              "Transformer/encoder_norm/bias": state["norm.bias"]}  # fmt: skip
+    for layer in range(2):
+        block = f"Transformer/encoderblock_{layer}/"
+        attention = f"{block}MultiHeadDotProductAttention_1/"
+        for kind in ("weight", "bias"):
+            leaf = "kernel" if kind == "weight" else "bias"
+            shape = (48, 2, 24) if kind == "weight" else (2, 24)
+            qkv = np.split(state[f"blocks.{layer}.attn.qkv.{kind}"], 3)
+            for part, value in zip(("query", "key", "value"), qkv, strict=True):
+                arrays[f"{attention}{part}/{leaf}"] = value.T.reshape(shape)
+            out = state[f"blocks.{layer}.attn.proj.{kind}"]
+            arrays[f"{attention}out/{leaf}"] = out.T.reshape(2, 24, 48) if kind == "weight" else out
+            for ours, theirs in renamed.items():
+                value = state[f"blocks.{layer}.{'mlp.' if 'fc' in ours else ''}{ours}.{kind}"]
+                scale = "scale" if kind == "weight" and "norm" in ours else leaf
+                arrays[f"{block}{theirs}/{scale}"] = value.T
+    np.savez(tmp_path / "vit.npz", **arrays)
+    opened = load_model(name, checkpoint=tmp_path / "vit.npz", **small)
+    assert all(torch.equal(value, opened.state_dict()[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="has 2 layers"):
+        load_model(name, checkpoint=tmp_path / "vit.npz", **small | {"depth": 1})
+    np.savez(tmp_path / "vit.npz", **arrays | {"pre_logits/kernel": np.zeros((48, 48), np.float32)})
+    assert load_model(name, checkpoint=tmp_path / "vit.npz", **small).num_classes == 0
+    np.savez(tmp_path / "vit.npz", code=np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="vit.npz"):
+        load_model(name, checkpoint=tmp_path / "vit.npz", **small)
+
+
+def test_F9_averaged_weights_are_preferred(tmp_path, capsys):
+    import timm
+    import torch
+
+    from vitlens import load_model
+
+    small = dict(img_size=32, embed_dim=48, depth=1, num_heads=2, num_classes=3)
+    a, b = (timm.create_model("vit_tiny_patch16_224", **small).state_dict() for _ in range(2))
+    for plain, averaged in (("state_dict", "state_dict_ema"), ("model", "model_ema")):
+        torch.save({plain: a, averaged: b}, tmp_path / "weights.pth")
+        opened = load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "weights.pth", **small)
+        assert torch.equal(opened.pos_embed, b["pos_embed"]) and f"Took {averaged}" in capsys.readouterr().err
+
+
+def test_F12_a_folder_of_a_lora_adapter_is_named(tmp_path):
+    import json
+
+    import pytest
+
+    from vitlens import load_model
+
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "google/vit-base"}))
+    with pytest.raises(ValueError, match="LoRA adapter of google/vit-base.*merge_and_unload"):
+        load_model(tmp_path)
+
+
+def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
+    """Without preprocessing in config.json that of the architecture is taken; neighbor: a model without any."""
+    import json
+
+    import timm
+    from torch import nn
+
+    from vitlens import load_model
+    from vitlens.images import samples
+    from vitlens.models import data_config, preprocess
+
+    model = timm.create_model("test_vit")
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    load_model(tmp_path)
+    assert not capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({k: config[k] for k in ("architecture", "num_classes")}))
+    opened, notes = load_model(tmp_path), []
+    assert data_config(opened) == data_config(model) and data_config(opened)["crop_pct"] != 0.875
+    preprocess(opened, samples()["chelsea"], on_note=notes.append)
+    assert "has no input_size, interpolation, crop_pct, mean, std" in capsys.readouterr().err and len(notes) == 1
+    preprocess(nn.Identity(), samples()["chelsea"], on_note=notes.append)
+    assert "is a guess" in notes[1]

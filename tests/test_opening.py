@@ -1,7 +1,6 @@
 """Models of other libraries by name and from folders, beside the same weights in timm."""
 
 import json
-import re
 import subprocess
 import sys
 
@@ -16,7 +15,6 @@ from vitlens import attention, attribution, capture
 from vitlens.models import architecture, class_count, label_names, load_model, preprocess
 from vitlens.recorder.running import run
 from vitlens.recorder.supported import family
-from vitlens.recorder.supported.opening import prepared
 
 BLOCK = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.o_proj",
          "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}  # fmt: skip
@@ -117,39 +115,11 @@ def test_deit_tiny_in_transformers_layout(real_data, tmp_path):
     theirs = load_model(str(tmp_path))
     assert label_names(theirs) == label_names(model) and class_count(theirs) == 1000
     images = preprocess(model, vitlens.images.samples()["chelsea"])
-    torch.testing.assert_close(preprocess(theirs, vitlens.images.samples()["chelsea"]), images)
+    difference = preprocess(theirs, vitlens.images.samples()["chelsea"]) - images  # another library's resizing
+    assert difference.abs().max() < 0.02
     for method in ("relevance", "gradient_rollout", "legrad", "grad_cam"):
         mine, other = (attribution.METHODS[method](each, images) for each in (model, theirs))
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3)
-
-
-def test_processors_are_read():
-    vit = {"size": {"height": 224, "width": 224}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    assert prepared(vit) == {"crop_mode": "squash", "crop_pct": 1.0, "mean": (0.5,) * 3, "std": (0.5,) * 3,
-                             "input_size": (3, 224, 224), "interpolation": "bilinear"}  # fmt: skip
-    dino = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
-    assert prepared(dino) == {"crop_mode": "center", "crop_pct": 224 / 256, "input_size": (3, 224, 224)}
-    for size in (224, [224, 224], {"height": 224, "width": 224, "shortest_edge": None}):
-        assert prepared({"size": size})["input_size"] == (3, 224, 224)
-    assert prepared({"resample": "bicubic"})["interpolation"] == "bicubic"
-    assert prepared({}) == {"crop_mode": "center", "crop_pct": 1.0}
-
-
-@pytest.mark.parametrize("key, value", [
-    ("size", {"height": 0, "width": 32}), ("size", {"height": 32}), ("size", [32]), ("resample", "best"),
-    ("size", {"shortest_edge": -1}), ("size", "big"), ("crop_size", 0.5),
-    ("image_mean", "x"), ("image_std", [0, 0, 0]), ("resample", 99),
-])  # fmt: skip
-def test_wrong_settings_of_processors_are_refused_by_name(key, value, tmp_path):
-    small("ViTForImageClassification").save_pretrained(tmp_path)
-    file = tmp_path / "preprocessor_config.json"
-    file.write_text(json.dumps({key: value}))
-    with pytest.raises(ValueError, match=f"{key} in {file} must be .*, but is {re.escape(repr(value))}"):
-        load_model(tmp_path)
-    for text in ("{broken", "[1]"):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=f"{file} is not the settings of an image processor"):
-            load_model(tmp_path)
 
 
 def test_names_and_classes(tmp_path):
@@ -176,11 +146,52 @@ def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_pa
         assert torch.equal(run(model, images), model(images).last_hidden_state[:, 0])
     last = sorted(k for k in state if "pooler" not in k)[-1]
     save_file({k: v for k, v in state.items() if k != last}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="no weights for 1 part"):
+    with pytest.raises(ValueError, match="do not fit its config.json: 1 are missing"):
         load_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="cannot open the folder"):
+    with pytest.raises(ValueError, match="cannot be opened"):
         load_model(tmp_path)
+
+
+def test_refused_folders_and_names_of_libraries(tmp_path, monkeypatch):
+    import transformers
+
+    def refused(name, word, error=ValueError, **kwargs):
+        with pytest.raises(error, match=word):
+            load_model(name, **kwargs)
+
+    small("ViTForImageClassification").save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    good, settings = weights.read_bytes(), config.read_text()
+    for content in (b"", good[:3000], good[:-300]):
+        weights.write_bytes(content)
+        refused(tmp_path, "cannot be opened .*header")
+    weights.write_bytes(good)
+    for changed in ({"image_size": "64"}, {"hidden_act": "none"}, {"architectures": 5}, {"hidden_size": 64}):
+        edited(config, **changed)
+        refused(tmp_path, str(tmp_path))
+        config.write_text(settings)
+    refused(f"hf:{tmp_path}", "cannot be opened", num_labels=3)
+    refused(f"hf:{tmp_path}", "no setting nonsense", nonsense=1)
+    for text in ("{broken", '{"image_processor_type": "ViTImageProcessor", "size": "big"}',
+                 '{"image_processor_type": "ViTImageProcessor", "image_mean": "x"}'):  # fmt: skip
+        (tmp_path / "preprocessor_config.json").write_text(text)
+        refused(tmp_path, str(tmp_path))
+    bert = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    transformers.BertModel(bert).save_pretrained(tmp_path / "bert")
+    refused(tmp_path / "bert", "BertModel.*Dinov2Model")
+    timm.models.save_for_hf(timm.create_model("test_vit"), tmp_path / "timm", safe_serialization=True)
+    refused(f"hf:{tmp_path / 'timm'}", "vitlens knows no class")
+    refused("torchvision:vit_b_32", "nonsense", pretrained=False, nonsense=1)
+    refused("torchvision:vit_b_16/NONE", "NONE")
+    refused("open_clip:ViT-B-32", "nonsense", pretrained=False, nonsense=1)
+    refused("open_clip:none", "open_clip has no weights")
+    refused("open_clip:ViT-B-32", "ViT-B-32/openai")
+    refused("hf:", "cannot be opened", (ValueError, ConnectionError))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai", "torchvision:vit_b_16"):
+        refused(name, f"{name} cannot be opened .*Check the network", ConnectionError)
 
 
 def edited(file, **settings):
@@ -197,41 +208,8 @@ def test_weights_of_more_layers_than_the_configuration_has_are_refused(name, ope
     edited(tmp_path / "config.json", architectures=[opened])
     assert type(load_model(tmp_path)).__name__ == opened
     edited(tmp_path / "config.json", num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"no place for, such as .*layers\.1\."):
+    with pytest.raises(ValueError, match=r"have no place, such as .*layers\.1\."):
         load_model(tmp_path)
-
-
-def test_weights_of_other_sizes_than_the_configuration_says_are_refused(tmp_path):
-    small("ViTForImageClassification").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"expected classifier\.bias of 3, got 7\. Use the settings"):
-        load_model(f"hf:{tmp_path}", num_labels=3)
-    edited(tmp_path / "config.json", hidden_size=64)
-    with pytest.raises(ValueError, match=r"expected classifier\.weight of 7 × 64, got 7 × 32\."):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("length", [0, 3000, -300])
-def test_weights_that_are_cut_off_are_refused(length, tmp_path):
-    """As an interrupted download leaves them."""
-    small("ViTForImageClassification").save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:length])
-    with pytest.raises(ValueError, match=f"transformers cannot open the folder {tmp_path}: .*header"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("settings", [{"image_size": "64"}, {"hidden_act": "none"}, {"architectures": 5}])
-def test_wrong_settings_of_a_folder_are_refused_with_its_name(settings, tmp_path):
-    small("ViTForImageClassification").save_pretrained(tmp_path)
-    edited(tmp_path / "config.json", **settings)
-    with pytest.raises(ValueError, match=f"transformers cannot open the folder {tmp_path}: .*(64|none|int)"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "open_clip:ViT-B-32"])
-def test_arguments_that_a_library_does_not_have_are_refused(name):
-    with pytest.raises(ValueError, match=f"cannot open {name}: .*nonsense"):
-        load_model(name, pretrained=False, nonsense=1)
 
 
 def test_weights_in_several_files(tmp_path):
@@ -243,7 +221,7 @@ def test_weights_in_several_files(tmp_path):
         assert opened.keys() == model.state_dict().keys()
         assert all(torch.equal(opened[key], value) for key, value in model.state_dict().items())
     next(tmp_path.glob("model-00002*")).unlink()
-    with pytest.raises(ValueError, match="cannot open the folder"):
+    with pytest.raises(ValueError, match="cannot be opened"):
         load_model(tmp_path)
 
 
@@ -260,49 +238,6 @@ def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
     assert type(model).__name__ == "ViTMAEModel" and attn.grid.patches == 16
 
 
-def test_a_folder_of_timm_is_none_of_transformers(tmp_path):
-    timm.models.save_for_hf(timm.create_model("test_vit"), tmp_path, safe_serialization=True)
-    with pytest.raises(ValueError, match="is a model of timm.*without hf:"):
-        load_model(f"hf:{tmp_path}")
-
-
-def test_classes_that_are_unknown_are_refused(tmp_path):
-    import transformers
-
-    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    transformers.BertModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="BertModel.*Dinov2Model"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai", "torchvision:vit_b_16"])
-def test_without_the_network_a_sentence_says_so(name, monkeypatch):
-    def unreachable():
-        raise OSError("no network")
-
-    monkeypatch.setattr("vitlens.models.opening.reach", unreachable)
-    monkeypatch.setenv("TORCH_HOME", "/nowhere")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
-    with pytest.raises(ConnectionError, match=f"{name} is not on this disk"):
-        load_model(name)
-
-
-@pytest.mark.parametrize(
-    "name, match",
-    [("torchvision:resnet18", "vit_b_16"), ("torchvision:vit_b_16/NONE", "IMAGENET1K_V1"),
-     ("open_clip:none", "list_models"), ("open_clip:ViT-B-32", "ViT-B-32/openai"),
-     ("hf:", "name of a model of transformers after hf:"), ("torchvision:", "after torchvision:")],
-)  # fmt: skip
-def test_names_that_libraries_do_not_have(name, match):
-    with pytest.raises(ValueError, match=match):
-        load_model(name)
-
-
-def test_random_weights_by_name():
-    model = load_model("torchvision:vit_b_32", pretrained=False)
-    assert architecture(model) == "vit_b_32" and class_count(model) == 1000
-
-
 @pytest.mark.parametrize("name, extra", [("hf:a/b", "transformers"), ("open_clip:ViT-B-32/openai", "openclip")])
 def test_extras(name, extra):
     """Nothing of vitlens imports the libraries, and without them a sentence says which extra has them."""
@@ -311,7 +246,7 @@ def test_extras(name, extra):
         "real = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name in ('transformers', 'open_clip') else real(name, *rest)\n"
         "for name in ('transformers', 'open_clip', 'peft'): sys.modules[name] = None\n"
-        "import vitlens, vitlens.commands, vitlens.attribution.maps, vitlens.widgets.app\n"
+        "import vitlens, vitlens.commands, vitlens.widgets.app\n"
         "vitlens.load_model('test_vit', pretrained=False)\n"
         f"try: vitlens.load_model({name!r})\n"
         "except ImportError as error: print(error)"
@@ -319,32 +254,3 @@ def test_extras(name, extra):
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert f'pip install "vitlens[{extra}]"' in said.stdout
-
-
-def test_checkpoints_of_torch_hub(tmp_path):
-    """DINO's and DINOv2's; the latter has a token for masks, which timm leaves out."""
-    for name, more in (
-        ("vit_small_patch14_dinov2", {"mask_token": torch.zeros(1, 64)}),
-        ("vit_small_patch16_224.dino", {}),
-    ):
-        settings = dict(embed_dim=64, depth=2, num_heads=2, num_classes=0)
-        model = timm.create_model(name, **settings)
-        torch.save(model.state_dict() | more, tmp_path / "weights.pth")
-        opened = load_model(name, checkpoint=tmp_path / "weights.pth", **settings)
-        assert all(torch.equal(v, opened.state_dict()[k]) for k, v in model.state_dict().items())
-    whole = (tmp_path / "weights.pth").read_bytes()
-    torch.save(model, tmp_path / "model.pth")
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    for file, content in (
-        ("weights.pth", b""), ("weights.pth", whole[:3000]), ("weights.pth", b"hello"), ("weights.pth", b"i am text"),
-        ("model.pth", (tmp_path / "model.pth").read_bytes()), ("weights.safetensors", b""),
-        ("weights.safetensors", (tmp_path / "model.safetensors").read_bytes()[:3000]),
-    ):  # fmt: skip
-        (tmp_path / file).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{file} could not be read .*Download it again, or save .*state_dict"):
-            load_model(name, checkpoint=tmp_path / file, **settings)
-    torch.save({"something": torch.zeros(1)}, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match="does not hold the weights"):
-        load_model(name, checkpoint=tmp_path / "weights.pth", **settings)
-    with pytest.raises(ValueError, match="there is no file"):
-        load_model(name, checkpoint=tmp_path / "nothing.pth", **settings)

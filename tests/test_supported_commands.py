@@ -1,7 +1,6 @@
 """Reports, explorer, evaluation and commands with a model of each library."""
 
 import json
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -19,7 +18,6 @@ from vitlens.images import samples
 from vitlens.models import built_size, preprocess, restore
 from vitlens.recorder.running import run
 from vitlens.recorder.supported import family, pooled
-from vitlens.recorder.supported.opening import LIBRARIES
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
 
@@ -128,9 +126,8 @@ def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
 ])  # fmt: skip
 def test_commands_take_names_of_libraries(name, small_one, tmp_path, monkeypatch):
     """As if the library had found its weights."""
-    library = name.partition(":")[0]
-    there = replace(LIBRARIES[library], open=lambda *_, **__: small(small_one))
-    monkeypatch.setitem(LIBRARIES, library, there)
+    opener = {"hf": "_transformers", "open_clip": "_open_clip", "torchvision": "_torchvision"}[name.partition(":")[0]]
+    monkeypatch.setattr(f"vitlens.models.{opener}", lambda *_, **__: small(small_one))
     samples()["chelsea"].save(cat := tmp_path / "cat.png")
     samples()["coffee"].save(cup := tmp_path / "cup.png")
     data = colors(tmp_path / "data")

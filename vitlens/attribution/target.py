@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, preprocess, probabilities
+from vitlens.models import built_size, label_names, output_kind, preprocess, scores
 from vitlens.recorder.running import evaluating
 from vitlens.recorder.supported import embed_texts, model_name, pooled
 
@@ -34,6 +34,8 @@ class ClassTarget:
 
     numbers: Tensor
     against: Tensor | None = None
+    outputs: str = "classes"
+    """Meaning of the model's outputs, one of `vitlens.models.OUTPUTS`."""
 
     of_features = False
 
@@ -56,11 +58,12 @@ class ClassTarget:
             return self.score(logits)
         if self.against is not None:
             return self.score(logits).sigmoid()
-        return probabilities(logits).gather(-1, self.numbers[:, None])[:, 0]
+        return scores(self.outputs, logits).gather(-1, self.numbers[:, None])[:, 0]
 
     def of(self, images: Tensor) -> ClassTarget:
         """The target of some images, by their (N,) numbers."""
-        return ClassTarget(self.numbers[images], None if self.against is None else self.against[images])
+        against = None if self.against is None else self.against[images]
+        return ClassTarget(self.numbers[images], against, self.outputs)
 
     def called(self, image: int) -> str:
         return f"class {self.numbers[image].item()}"
@@ -267,11 +270,11 @@ def resolved(
         return target
     numbers = classes(model, output, target, names)
     if against is None:
-        return ClassTarget(numbers)
+        return ClassTarget(numbers, outputs=output_kind(model))
     others = classes(model, output, against, names)
     if (same := numbers == others).any():
         raise NothingToExplain(f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class.")
-    return ClassTarget(numbers, others)
+    return ClassTarget(numbers, others, output_kind(model))
 
 
 def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequence[str] | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
 from vitlens.recorder.running import cast, evaluating, require_pooled, run
-from vitlens.recorder.supported import family, pooled
+from vitlens.recorder.supported import pooled
 from vitlens.train import World
 
 
@@ -82,7 +82,7 @@ def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | N
 
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
     """Images (b, 3, H, W), uint8 or of [0, 1], normalized as a model wants them, in the precision of its weights."""
-    config = family(model).preprocessing
+    config = data_config(model)
     return cast(model, normalized(images, config["mean"], config["std"]))
 
 

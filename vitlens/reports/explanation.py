@@ -18,7 +18,7 @@ from vitlens.attribution import SHARED, explained, methods
 from vitlens.attribution.target import ClassTarget, NothingToExplain, Similarity, Target
 from vitlens.data import files
 from vitlens.images import ImageError
-from vitlens.models import architecture, label_names, probabilities, restore
+from vitlens.models import architecture, label_names, output_kind, restore, scores
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, model_name, states_preprocessing, transformer, unwrap
 from vitlens.reports.pictures import SHARP, prepared
@@ -144,9 +144,10 @@ def _question(model: nn.Module, asked: Target, said: Tensor) -> dict:
     names = label_names(model, said.shape[-1])
     numbers = [None if part is None else part.item() for part in (asked.numbers, asked.against)]
     target, against = ("" if k is None else names[k] if names else str(k) for k in numbers)
-    value = probabilities(said)[0, numbers[0]].item()
+    value = scores(model, said)[0, numbers[0]].item()
     rather = f" rather than “{against}”" if against else ""
-    title = f"Why “{target}” ({value:.1%}){rather}? {about}"
+    shown = f"{value:.3g}" if output_kind(model) == "value" else f"{value:.1%}"
+    title = f"Why “{target}” ({shown}){rather}? {about}"
     return {"target": target, "against": against, "value": value, "title": title}
 
 

@@ -64,7 +64,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     training flag of each module is left as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
-    from vitlens.models import class_count, probabilities
+    from vitlens.models import class_count, scores
     from vitlens.recorder.record import capture
 
     def principal() -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         if not logits:
             logits.append(model(images))
         if class_count(model):
-            arrays["top1_confidence"] = probabilities(logits[0]).amax(-1)
+            arrays["top1_confidence"] = scores(model, logits[0]).amax(-1)
         if hasattr(getattr(model, "objective", None), "pictured"):
             torch.manual_seed(0)  # the same patches are hidden in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens import stream
-from vitlens.models import probabilities
+from vitlens.models import scores
 from vitlens.recorder.running import evaluating
 from vitlens.recorder.supported import family
 from vitlens.widgets.subjects import Subject
@@ -129,7 +129,7 @@ def _share(subject: Subject, layer: int, target: int, wanted: Callable[[], bool]
         if not wanted():
             raise Superseded
         with evaluating(subject.model):
-            found.append(probabilities(stream.read_each(subject.model, tokens)[0])[:, target].float())
+            found.append(scores(subject.model, stream.read_each(subject.model, tokens)[0])[:, target].float())
     return torch.cat(found)
 
 
@@ -144,7 +144,7 @@ def _said(subject: Subject, query: str | int | tuple[int, int], wanted: Callable
                 logits = family(subject.model).head(tokens)
             else:
                 logits = stream.read_each(subject.model, tokens[:, [subject.grid.position(query)]])[:, 0]
-        share, number = probabilities(logits[0]).float().max(0)
+        share, number = scores(subject.model, logits[0]).float().max(0)
         found.append(torch.stack([number.float(), share]))
     return torch.stack(found)
 

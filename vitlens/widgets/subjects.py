@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.images import load_image
-from vitlens.models import architecture, built_size, class_count, label_names, preprocess, probabilities, restore
+from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore, scores
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.running import evaluating, taking
@@ -98,7 +98,7 @@ class Subject:
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()
-        self._names, self._shares = label_names(model, logits.shape[-1]), probabilities(self.logits)
+        self._names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
         self.prefix = family(model).prefix
         self.name = architecture(model)

@@ -1,0 +1,687 @@
+"""Open models, name their classes, turn logits into scores, and prepare images for them.
+
+A model is timm's by name, that of another library by its name after the library's ("hf:facebook/dinov2-small"), or a
+local folder in timm's or transformers' layout. No pickled code is ever run. Images are prepared by the library that the
+model comes from, and the inverse of its normalization gives them back.
+
+Shapes: B batch, C channels, H height and W width in pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor, nn
+
+from vitlens.images import MAX_ELONGATION, ImageError, load_image
+from vitlens.recorder import supported
+from vitlens.recorder.running import channels, run
+from vitlens.recorder.supported import family, model_name, states_preprocessing, title, unwrap, within
+
+__all__ = [
+    "OUTPUTS", "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "guessed",
+    "label_names", "load_model", "output_kind", "pixels", "preprocess", "require_classes", "restore", "run", "scores",
+    "top_classes",
+]  # fmt: skip
+
+SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
+"""Folder of the bundled model, in a clone of the project."""
+
+OUTPUTS = ("classes", "independent", "value")
+"""Meanings of a model's outputs: classes that compete (softmax), independent labels (sigmoid), or plain values."""
+
+_PREPROCESSING = ("input_size", "interpolation", "crop_pct", "mean", "std")
+_PROBLEMS = {"multi_label_classification": "independent", "regression": "value"}
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "teacher.")
+_KERNELS = r"((patch_embed|embeds|patchifier|vision_embed)\.proj|visual\.conv1)\.weight$|embedding/kernel$"
+
+
+def load_model(
+    name_or_path: str | os.PathLike | None = None,
+    *,
+    pretrained: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+    outputs: str | None = None,
+    **kwargs,
+) -> nn.Module:
+    """A model in eval mode; without a name, the bundled one.
+
+    name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless `pretrained=False`),
+    a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a name in another library:
+    "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights), "torchvision:vit_b_16".
+    checkpoint: a file with the weights of a timm or open_clip model, as training programs and authors publish them
+    (.pth, .safetensors, Google's .npz). Averaged (EMA) weights are preferred, and what was taken is printed.
+    outputs: one of `OUTPUTS`, where the model does not state it. kwargs go to the model's constructor
+    (`dynamic_img_size=True`, `img_size=…`).
+
+    Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit, and ConnectionError
+    where weights cannot be fetched.
+    """
+    if outputs is not None and outputs not in OUTPUTS:
+        raise ValueError(f"outputs must be one of {', '.join(OUTPUTS)}, got {outputs!r}.")
+    if name_or_path is None and not SPECIMEN.is_dir():
+        raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Give a "
+                         "timm name or a folder.")  # fmt: skip
+    name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
+    is_file = Path(name).name in ("config.json", "model.safetensors", "model.safetensors.index.json")
+    folder = Path(name).parent if is_file else Path(name)
+    library, _, rest = name.partition(":")
+    try:
+        if library == "open_clip":
+            model = _open_clip(rest, pretrained, checkpoint, **kwargs)
+        elif checkpoint is not None:
+            model = _fill(load_model(name_or_path, pretrained=False, **kwargs), Path(checkpoint), kwargs)
+        elif library == "hf" or folder.is_dir() and _is_transformers(folder):
+            model = _transformers(rest if library == "hf" else str(folder), pretrained, **kwargs)
+        elif library == "torchvision":
+            model = _torchvision(rest, pretrained, **kwargs)
+        elif name and folder.is_dir():
+            model = _folder(folder, pretrained, **kwargs)
+        else:
+            model = _timm(name, pretrained, **kwargs)
+    except (ValueError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:400].rstrip(".!")
+        kind = ConnectionError if not Path(name).exists() and _is_hub_error(error) else ValueError
+        advice = " Check the network, or open a folder" if kind is ConnectionError else ""
+        raise kind(f"{name} cannot be opened ({type(error).__name__}: {text}).{advice}") from error
+    if outputs is not None:
+        model.outputs = outputs
+    return model.eval()
+
+
+def _is_hub_error(error: BaseException | None) -> bool:
+    """True if an error, or one that caused it, comes from fetching weights."""
+    libraries = ("huggingface_hub", "requests", "httpx", "urllib", "urllib3", "httpcore")
+    while error is not None:
+        if isinstance(error, ConnectionError) or type(error).__module__.split(".")[0] in libraries:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _report(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
+    if os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:")) or not timm.is_model(name.split(".")[0]):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(close)}?" if close else ""
+        raise ValueError(f"There is no model folder {name!r}, and timm {timm.__version__} has no model of that name."
+                         f"{hint}")  # fmt: skip
+    model = timm.create_model(name, pretrained=pretrained, **kwargs)
+    if pretrained and "patch_size" in kwargs:
+        with torch.device("meta"):
+            plain = timm.create_model(name, **{k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")})
+        if _patch(plain) != _patch(model):
+            raise _other_patches(name, _patch(plain), model)
+    return model
+
+
+def _patch(model: nn.Module) -> tuple[int, int]:
+    return tuple(family(model).embedding.patch_size)
+
+
+def _other_patches(source: object, patch: tuple[int, int], model: nn.Module) -> ValueError:
+    sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, _patch(model)))
+    return ValueError(f"{source} has patches of {sizes} pixels. Resampled filters would be other filters: use the "
+                      "architecture of the weights.")  # fmt: skip
+
+
+def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
+    """A model in timm's hub layout."""
+    config_file, weights_file = folder / "config.json", folder / "model.safetensors"
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not config_file.is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ValueError(f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
+                         "peft, call merge_and_unload(), and save the result.")  # fmt: skip
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise ValueError(f"The folder {folder} has no {file.name}. A model folder holds config.json and "
+                             "model.safetensors; pickled weights (.bin, .pth) go to checkpoint=.")  # fmt: skip
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{config_file} is not a model's configuration ({type(error).__name__}: {error}).") from error
+    if script := config.get("built_by"):
+        raise ValueError(f"{folder} holds a model built by {script}. Build it there, then load model.safetensors.")
+    if timm.models.parse_model_name(f"local-dir:{folder}")[1] != str(folder):  # before 1.0.30 it reads an address
+        raise ValueError(f"timm {timm.__version__} opens no folder with # or ? in its path, as in {folder}. Rename it.")
+    if not timm.is_model(architecture):
+        import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
+    # Named, because timm before 1.0.29 may take other weights in the folder for the model's, pickled ones too.
+    overlay = kwargs.pop("pretrained_cfg_overlay", {})
+    overlay |= {"source": "", "file": str(weights_file), "custom_load": False}
+    missing = [key for key in _PREPROCESSING if settings.get(key) is None]
+    default = timm.get_pretrained_cfg(architecture, allow_unregistered=True) or timm.models.PretrainedCfg()
+    overlay |= {key: getattr(default, key) for key in missing}
+    if "input_size" in missing:
+        overlay["fixed_input_size"] = default.fixed_input_size
+    model = timm.create_model(f"local-dir:{folder}", pretrained, pretrained_cfg_overlay=overlay, **kwargs)
+    if pretrained:
+        from safetensors import safe_open
+
+        with safe_open(weights_file, "pt") as file:
+            _require_patches({n: file.get_slice(n).get_shape() for n in file.keys()}, model, weights_file)  # noqa: SIM118
+    if missing:
+        if "input_size" in missing and (size := family(model).built_size):
+            model.pretrained_cfg["input_size"] = (channels(model), *size)
+        what = f"{config_file} has no {', '.join(missing)}"
+        model.guessed_preprocessing = f"{what}; those of timm's {architecture} are used."
+        _report(model.guessed_preprocessing)
+    names = config.get("label_names") or settings.get("label_names")
+    if isinstance(names, dict) and set(names) == {str(i) for i in range(len(names))}:  # {"0": "tench", …}
+        names = [names[str(i)] for i in range(len(names))]
+    if names and ("num_classes" not in kwargs or len(names) == model.num_classes):  # not those of another head
+        if not isinstance(names, list) or len(names) != model.num_classes:
+            raise ValueError(f"label_names in {config_file} must be a list of {model.num_classes} names.")
+        model.label_names = [str(name) for name in names]
+    if (kind := config.get("outputs")) is not None:
+        if kind not in OUTPUTS:
+            raise ValueError(f"outputs in {config_file} must be one of {', '.join(OUTPUTS)}, got {kind!r}.")
+        model.outputs = kind
+    return model
+
+
+def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
+    """A model of timm with the weights in a file, which must be all of them."""
+    if not file.is_file():
+        raise ValueError(f"There is no checkpoint {file}.")
+    if file.suffix == ".npz":
+        return _fill_from_google(model, file, kwargs)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        try:
+            state = timm.models.load_state_dict(str(file), use_ema=True, weights_only=True)
+        except Exception as error:
+            raise ValueError(f"{file} cannot be read ({type(error).__name__}): it is damaged, or holds pickled code. "
+                             "Save the model's state_dict() instead of the model.") from error  # fmt: skip
+        inside = state.keys()
+        with suppress(Exception):  # names only: the weights are read above
+            inside = torch.load(file, map_location="cpu", weights_only=True, mmap=True).keys()
+    taken = [name for name in ("state_dict_ema", "model_ema", "state_dict", "model") if name in inside][:1]
+    if isinstance(state.get("teacher"), dict):  # DINO keeps a student and its average, the teacher
+        state, taken = state["teacher"], ["teacher"]
+    convert = next((f for kind in type(model).__mro__
+                    if (f := getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None))),
+                   lambda weights, _: weights)  # fmt: skip
+    heads = tuple(f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head"))
+    _require_patches({name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file)
+    last = next(name for name in reversed(model.state_dict()) if "blocks." in name)
+    prefixes = {name.removesuffix(last) for name in state if name.endswith(f".{last}")}
+    prefix = next((p for p in prefixes if "teacher." in p), min(prefixes, default=""))
+    part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    beside = [n for n in state if not n.startswith(tuple(prefixes)) and not _is_head(n)] if prefix else []
+    names = sorted({name.split(".")[0] for name in inside})
+    holds = f"{file} does not hold the weights of {model_name(model)}: it holds {', '.join(names[:12])}"
+    try:
+        weights = convert(part, model)
+        count = len(weights.get(f"{heads[0]}weight", ()))
+        holds += f", and its head has {count} classes" if count else ", and no head"
+        model = _with_head(model, count, kwargs, file)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{holds}. {' '.join(str(error).split())[:300]}") from error
+    if wrong := [*missing, *(name for name in unexpected if not _is_head(name)), *beside]:
+        raise ValueError(f"{holds}. {len(wrong)} names do not fit, such as {wrong[0]}.")
+    taken += [f"without the prefix {prefix}"] if prefix else []
+    _report(f"Took {', '.join(taken) or 'the weights'} of {file}; "
+            f"{f'its head has {count} classes' if count else 'it has no head'}.")  # fmt: skip
+    return model
+
+
+def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
+    """A model of timm with the weights of the paper's authors, NumPy arrays."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            shapes = {name: arrays[name].shape for name in arrays.files}
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): it is damaged, or holds pickled objects.") from error
+    try:
+        _require_patches(shapes, model, file)
+        blocks = {match[1] for name in shapes if (match := re.search(r"encoderblock_(\d+)/", name))}
+        stacked = [shape[0] for name, shape in shapes.items() if name.endswith("encoderblock/LayerNorm_0/scale")]
+        depth = len(blocks) or max(stacked, default=0)
+        if depth != len(model.blocks):
+            raise ValueError(f"{file} has {depth} layers, and {model_name(model)} has {len(model.blocks)}.")
+        count = next((shape[0] for name, shape in shapes.items() if re.search(r"(^|/)head/bias$", name)), 0)
+        if any("pre_logits" in name for name in shapes):
+            count = 0  # timm leaves this layer out, and the head reads its output
+        model = _with_head(model, count, kwargs, file)
+        model.load_pretrained(str(file))
+    except (KeyError, AttributeError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{file} does not hold the weights of {model_name(model)} ({why}).") from error
+    _report(f"Took the weights of {file}; {f'its head has {count} classes' if count else 'without a head'}.")
+    return model
+
+
+def _is_head(name: str) -> bool:
+    return re.fullmatch(r"(\w+_)?heads?(_\w+)?|classifier|fc", name.split(".")[0]) is not None
+
+
+def _with_head(model: nn.Module, count: int, kwargs: dict, file: Path) -> nn.Module:
+    """The model with a head of as many classes as the file, because a random head gives random classes."""
+    if (wanted := kwargs.get("num_classes")) not in (None, 0, count):
+        raise ValueError(f"{file}: its head has {count} classes, not {wanted}. Leave num_classes out.")
+    if wanted != 0 and count != class_count(model):
+        model.reset_classifier(count)
+    return model
+
+
+def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
+    """Raise ValueError if weights have another patch size than the model: timm would resample the filters."""
+    for name, shape in shapes.items():
+        if not re.search(_KERNELS, str(name)) or len(shape) not in (2, 4):
+            continue
+        if len(shape) == 2:  # NaFlex: (D, p·q·C)
+            patch = (round((shape[1] / channels(model)) ** 0.5),) * 2
+        else:
+            patch = tuple(shape[:2] if name.endswith("kernel") else shape[2:])
+        if patch != _patch(model):
+            raise _other_patches(source, patch, model)
+
+
+def _is_transformers(folder: Path) -> bool:
+    with suppress(OSError, ValueError, TypeError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return "model_type" in config and "architecture" not in config
+    return False
+
+
+def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
+    """A vision model of transformers from the hub or a folder, with safetensors weights and its own image processor."""
+    _require_library("transformers", "transformers", name)
+    import transformers
+
+    from vitlens.recorder.supported.transformers import MODELS
+
+    try:  # what is on this disk first, as its libraries ask the hub about every file
+        here = {"local_files_only": True}
+        config, unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **here, **kwargs)
+    except OSError:
+        here = {"local_files_only": False}
+        config, unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **here, **kwargs)
+    kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
+    known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
+    if kind not in known or unused:
+        wrong = f"setting {next(iter(unused))}" if unused else f"class {kind or 'that config.json names'}"
+        raise ValueError(f"vitlens knows no {wrong} in {name}. It knows {', '.join(known)} of transformers.")
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0
+    kind = getattr(transformers, kind)
+    if not pretrained:
+        model = kind._from_config(config, attn_implementation="sdpa")
+    else:
+        options = dict(config=config, attn_implementation="sdpa", use_safetensors=True) | here
+        options["output_loading_info"] = True
+        model, info = kind.from_pretrained(name, **options)
+        if (missing := info["missing_keys"]) and all(key.startswith("pooler.") for key in missing):
+            model, info = kind.from_pretrained(name, **options, add_pooling_layer=False)
+        base = f"{kind.base_model_prefix}."  # a model without a head may come from the weights of one with a head
+        lists = tuple(f"{path}.".removeprefix(base) for path, part in model.named_modules()
+                      if isinstance(part, nn.ModuleList))  # fmt: skip
+        beyond = [key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)]
+        if wrong := sorted(info["missing_keys"]) + sorted(beyond):
+            raise ValueError(f"The weights of {name} do not fit its config.json: {len(wrong)} are missing or have no "
+                             f"place, such as {wrong[0]}.")  # fmt: skip
+    model.pretrained_cfg = {"architecture": Path(name).name}
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(name, **here)
+        model.image_transform = _Processor(processor)
+        _measured(model.image_transform)
+    except Exception as error:
+        if not isinstance(error, OSError) or (Path(name) / "preprocessor_config.json").is_file():
+            text = " ".join(str(error).split())[:300]
+            raise ValueError(f"The image processor of {name} cannot be used: {text}") from error
+        model.guessed_preprocessing = f"{name} has no image processor; the usual one of {kind.__name__} is used."
+        _report(model.guessed_preprocessing)
+    return model
+
+
+def _require_library(package: str, extra: str, name: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f'{name} is a model of {package}: pip install "vitlens[{extra}]".')
+
+
+def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
+    """A CLIP of open_clip by the name of its architecture and, after a slash, that of its weights."""
+    _require_library("open_clip", "openclip", name)
+    import open_clip
+
+    name, _, tag = name.partition("/")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if pretrained and checkpoint is None and tag not in tags:
+        raise ValueError(f"open_clip has no weights {name}/{tag}. It has {', '.join(f'{name}/{t}' for t in tags)}.")
+    quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
+    options = {"device": torch.empty(0).device, "force_quick_gelu": quick} | kwargs  # also the meta device
+    if pretrained or checkpoint is not None:
+        source = tag if checkpoint is None else str(checkpoint)
+        model, transform = open_clip.create_model_from_pretrained(name, source, **options)
+    else:
+        model, _, transform = open_clip.create_model_and_transforms(name, **options)
+    model.image_transform, model.pretrained_cfg = transform, {"architecture": name}
+    return model
+
+
+def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
+    """A Vision Transformer of torchvision, with its default weights or those named after a slash."""
+    from torchvision import models
+
+    name, _, tag = name.partition("/")
+    weights = models.get_model_weights(name)[tag or "DEFAULT"] if pretrained else None
+    model = models.get_model(name, weights=weights, **kwargs)
+    model.pretrained_cfg = {"architecture": name}
+    if weights is not None:
+        model.label_names, model.image_transform = weights.meta["categories"], weights.transforms()
+    return model
+
+
+def architecture(model: nn.Module) -> str:
+    """Name of a model in a figure: its architecture, with the sizes that differ from those in timm's name."""
+    return title(model)
+
+
+def class_count(model: nn.Module) -> int | None:
+    """Number of classes: the head's outputs, or `num_classes` where it has none; 0 for features, None if unknown."""
+    return family(unwrap(model)).classes
+
+
+def require_classes(model: nn.Module) -> None:
+    """Raise ValueError for a model without a classifier: its output looks like logits, but is features."""
+    if class_count(model) == 0:
+        raise ValueError(f"{model_name(unwrap(model))} has no classifier head, so its output is features. Open it with "
+                         "its classifier, or create it with num_classes=… and train one.")  # fmt: skip
+
+
+def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
+    """Names of the classes: the folder's own, else ImageNet's for a model of 1,000 classes, else None.
+
+    count: number of logits the model gave; by default as many as its head has outputs. None also where there are names
+    for another number of classes, because the head was replaced.
+    """
+    model = unwrap(model)
+    names = supported.label_names(model)
+    if names is None and count is not None:
+        model = within(model)  # a wrapper has the names of its model, if there are as many
+        names = supported.label_names(model)
+    classes = class_count(model)
+    count = classes if count is None else count
+    if names is None and count == classes == 1000:
+        names = list(_imagenet_names())
+    return names if names is not None and count in (None, len(names)) else None
+
+
+@functools.cache
+def _imagenet_names() -> tuple[str, ...]:
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return tuple(info.index_to_description(i) for i in range(1000))
+
+
+def output_kind(model: nn.Module) -> str:
+    """Meaning of a model's outputs, one of `OUTPUTS`.
+
+    That of `load_model(outputs=…)`, a folder's config.json or transformers' `problem_type`; else "value" for a single
+    output and "classes" for more.
+    """
+    for part in (unwrap(model), within(model)):
+        if (kind := getattr(part, "outputs", None)) in OUTPUTS:
+            return kind
+        problem = getattr(getattr(part, "config", None), "problem_type", None)
+        if problem in _PROBLEMS:
+            return _PROBLEMS[problem]
+    return "value" if class_count(model) == 1 else "classes"
+
+
+def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
+    """Scores of logits (…, classes), in float32 or wider: softmax for classes, sigmoid for independent labels, and the
+    values themselves otherwise. model: the model, or one of `OUTPUTS`."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    kind = model if isinstance(model, str) else output_kind(model)
+    if kind == "classes" and logits.shape[-1] > 1:
+        return logits.softmax(-1)
+    return logits.sigmoid() if kind == "independent" else logits
+
+
+def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
+    """The k highest outputs for each row of (B, classes) logits: (name or number, score).
+
+    Raises ValueError for logits of another shape, and for a model without a classifier.
+    """
+    require_classes(model)
+    if logits.dim() != 2:
+        raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
+    names = label_names(model, logits.shape[-1])
+    values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
+    return [
+        [(names[c] if names else str(c), value) for c, value in zip(cs, vs, strict=True)]
+        for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Processor:
+    """An image processor of transformers as a function: an RGB image to (C, H, W)."""
+
+    processor: object
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        given = self.processor(images=image, return_tensors="pt")
+        values = given["pixel_values"][0]
+        if "spatial_shapes" in given:  # SigLIP 2: patches (P, p·q·C)
+            (rows, cols), side = given["spatial_shapes"][0].tolist(), self.processor.patch_size
+            patches = values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
+            values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
+        if values.dim() != 3:
+            raise ValueError(f"It makes {tuple(values.shape)} of an image, and not one image (C, H, W).")
+        return values
+
+    @property
+    def interpolation(self) -> str:
+        return Image.Resampling(self.processor.resample).name.lower()
+
+
+@functools.lru_cache(maxsize=32)
+def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
+    """Preprocessing of a library, measured on test images and expressed as timm's settings.
+
+    Flat images give mean and standard deviation. An image of coordinates gives the size, the part that is cut out
+    (`crop_pct`), and whether the image is squashed, padded or cropped.
+    """
+
+    def level(value: int) -> Tensor:
+        flat = transform(Image.new("RGB", (256, 256), (value,) * 3)).double()
+        return flat[:, flat.shape[1] // 2, flat.shape[2] // 2]
+
+    black, gray, white = level(0), level(51), level(255)
+    if not torch.allclose(gray, black + (white - black) / 5, atol=1e-3 * float((white - black).abs().max())):
+        raise ValueError("Its outputs are not a linear function of the levels of an image.")
+    mean, std = -black / (white - black), 1 / (white - black)
+    width, height = 320, 240
+    y, x = np.mgrid[:height, :width]
+    ramps = np.dstack([x * 255 / (width - 1), y * 255 / (height - 1), np.full_like(x, 255)]).round().astype(np.uint8)
+    seen = transform(Image.fromarray(ramps)).double() * std[:, None, None] + mean[:, None, None]
+    channels, rows, cols = seen.shape
+    quarter = [(rows // 4, rows - rows // 4), (cols // 4, cols - cols // 4)]
+    (top, bottom), (left, right) = quarter
+    across = float(seen[0, rows // 2, right - 1] - seen[0, rows // 2, left]) * (width - 1) / (right - 1 - left) * cols
+    down = float(seen[1, bottom - 1, cols // 2] - seen[1, top, cols // 2]) * (height - 1) / (bottom - 1 - top) * rows
+    shares = across / width, down / height  # of the image that is seen
+    stretched = abs(across / cols - down / rows) > 0.02 * down / rows
+    mode = "squash" if stretched else "border" if float(seen[2].min()) < 0.9 else "center"
+    name = getattr(transform, "interpolation", "bicubic")
+    return {
+        "input_size": (channels, rows, cols), "mean": tuple(mean.tolist()), "std": tuple(std.tolist()),
+        "interpolation": getattr(name, "value", name), "crop_mode": mode,
+        "crop_pct": round(max(shares) * 200) / 200 if mode == "center" else 1.0,
+    }  # fmt: skip
+
+
+def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
+    """Preprocessing by the library of a model, an RGB image to (C, H, W); None for models of timm."""
+    for part in (unwrap(model), within(model)):
+        if "image_transform" in vars(part):
+            return part.image_transform
+        if vars(part).get("pretrained_cfg"):
+            return None
+        tower = getattr(part, "visual", part)
+        if isinstance(settings := getattr(tower, "preprocess_cfg", None), dict):  # open_clip
+            from open_clip.transform import PreprocessCfg, image_transform_v2
+
+            part.image_transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+            return part.image_transform
+        if origin := getattr(getattr(part, "config", None), "name_or_path", None):
+            with suppress(Exception):  # without a processor on this disk, that of its kind is used
+                from transformers import AutoImageProcessor
+
+                part.image_transform = _Processor(AutoImageProcessor.from_pretrained(origin, local_files_only=True))
+                return part.image_transform
+    return None
+
+
+def guessed(model: nn.Module) -> str:
+    """A sentence if the preprocessing of a model is a guess, else ""."""
+    parts = (unwrap(model), within(model))
+    if sentence := next((part.guessed_preprocessing for part in parts if hasattr(part, "guessed_preprocessing")), ""):
+        return sentence
+    if _own_transform(model) is not None or any(vars(part).get("pretrained_cfg") for part in parts):
+        return ""
+    return f"{model_name(parts[0])} has no pretrained_cfg, so how it wants images is a guess: {data_config(model)}."
+
+
+def built_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) in pixels of the images that a model is given, or None if it has no size of its own."""
+    own = _own_transform(model)
+    return family(within(model)).built_size if own is None else _measured(own)["input_size"][1:]
+
+
+def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
+    """Preprocessing of `model` in timm's settings, with the model's own channels and, if given, another (H, W).
+
+    Raises ImageError for a model of neither one nor three channels, and for as many means or deviations.
+    """
+    if (own := _own_transform(model)) is not None:
+        config = dict(_measured(own))
+    else:
+        model = unwrap(model)
+        config = dict(family(model if states_preprocessing(model) else within(model)).preprocessing)
+    channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise ImageError(f"Expected a model with 1 or 3 input channels, got one with {channels}.")
+    height, width = size or (height, width)
+    if channels == 1:
+        config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})
+    elif wrong := [key for key in ("mean", "std") if np.size(config[key]) not in (1, channels)]:
+        came = f"{wrong[0]} of {model_name(model)}, got {config[wrong[0]]!r}"
+        raise ImageError(f"Expected {channels} numbers as the {came}.")
+    return config | {"input_size": (channels, height, width)}
+
+
+def _transform(model: nn.Module, size: tuple[int, int] | None = None, whole: bool = False) -> Callable:
+    """A function from a PIL image to the model's input (C, H, W)."""
+    config, own = data_config(model, size), _own_transform(model)
+    squashed = config["crop_mode"] == "squash" and config["crop_pct"] == 1
+    if own is not None and config["input_size"] == _measured(own)["input_size"] and (squashed or not whole):
+        return own
+    if whole:
+        config.update(crop_mode="squash", crop_pct=1.0)
+    return create_transform(**config, is_training=False)
+
+
+def preprocess(
+    model: nn.Module,
+    images,
+    *,
+    size: tuple[int, int] | None = None,
+    whole: bool = False,
+    on_note: Callable[[str], None] | None = None,
+) -> Tensor:
+    """Images, one or a list of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
+
+    Models of transformers, open_clip and torchvision use their library's own preprocessing. All others, and all other
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. Models with one input channel are shown
+    gray, normalized by the means of the configured means and deviations.
+
+    size: (H, W) in pixels, in place of the configured size: the image is resized until it covers H × W divided by
+    `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads).
+    `timm.create_model(..., img_size=...)` does not change the configured size: give `built_size(model)`.
+    whole: squeeze the whole image into the size and cut nothing off.
+    on_note: called with a sentence for each image that `load_image` has changed, and if the preprocessing is a guess.
+
+    Raises ImageError for what `load_image` refuses, an empty list, an image over 100 times as long as wide (or as wide
+    as long), and a model of neither one nor three channels.
+    """
+    transform = _transform(model, size, whole)
+    mode = "L" if data_config(model)["input_size"][0] == 1 else "RGB"
+    sources = images if isinstance(images, (list, tuple)) else [images]
+    loaded = [load_image(source, on_note=on_note) for source in sources]
+    if not loaded:
+        raise ImageError("Expected at least one image, got an empty list.")
+    for width, height in (image.size for image in loaded):
+        if max(width, height) > MAX_ELONGATION * min(width, height):
+            raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
+    if on_note is not None and (sentence := guessed(model)):
+        on_note(sentence)
+    return torch.stack([transform(image.convert(mode)) for image in loaded])
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """`preprocess` without the normalization, for one decoded image: uint8 (C, H, W) in, uint8 (C, H, W) out."""
+
+    transform: Callable
+    normalized: tuple | None = None
+    """Mean and standard deviation to undo, where the transform normalizes."""
+
+    def __call__(self, image: Tensor) -> Tensor:
+        made = self.transform(Image.fromarray(image.permute(1, 2, 0).numpy()))
+        return made if self.normalized is None else _levels(made[None], *self.normalized)[0]
+
+
+def pixels(model: nn.Module) -> Pixels:
+    """The `Pixels` of a model, for data sets, which hold images as bytes and normalize them later."""
+    config = data_config(model)
+    if (own := _own_transform(model)) is not None:
+        return Pixels(own, (config["mean"], config["std"]))
+    return Pixels(create_transform(**config, is_training=False, use_prefetcher=True))
+
+
+def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
+    """The images in a preprocessed `batch` (B, C, H, W) as uint8 (B, H, W, 3): the model's input, un-normalized.
+
+    Resizing and cropping stay. Gray is repeated over the three channels, and values outside the range of images, as in
+    a perturbed batch, become 0 or 255. Raises ImageError if the shape is not that of a batch for this model.
+    """
+    config = data_config(model)
+    if batch.ndim != 4 or batch.shape[1] != config["input_size"][0]:
+        raise ImageError(f"Expected a batch (B, {config['input_size'][0]}, H, W), got {tuple(batch.shape)}.")
+    levels = _levels(batch.detach().cpu().float(), config["mean"], config["std"])
+    return levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def _levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
+    """uint8 (B, C, H, W) of a normalized batch."""
+    mean, std = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) for part in (mean, std))
+    return ((batch * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
