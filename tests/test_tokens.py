@@ -56,7 +56,7 @@ def test_patches_that_are_left_out_are_refused(vit):
 
 
 def test_images_that_a_model_does_not_take(vit):
-    with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
+    with pytest.raises(ValueError, match=r"does not take this size"):
         tokens.features(vit(), torch.zeros(1, 3, 80, 80))
     naflex = small("naflexvit_base_patch16_gap", img_size=None)
     with pytest.raises(ValueError, match="size: patches of 16 × 16 pixels do not divide images of 40 × 48"):

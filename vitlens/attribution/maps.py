@@ -252,13 +252,14 @@ class Constants(TorchFunctionMode):
 
 
 def rollout(
-    model, images=None, target=None, *, query: tuple[int, int] | None = None, head_fusion: str = "mean", discard=0.0
-) -> Tensor:
+    model, images=None, target=None, *, against=None, names=None,
+    query: tuple[int, int] | None = None, head_fusion: str = "mean", discard: float = 0.0,
+) -> Tensor:  # fmt: skip
     """(B, rows, cols) attention rollout (Abnar and Zuidema 2020), the same for every target.
 
     See `vitlens.attention.rollout`, also for query, head_fusion and discard.
     """
-    attn = explained(model, images, target, needs=("capture",)).attn
+    attn = explained(model, images, target, against=against, names=names, needs=("capture",)).attn
     return attention.rollout(attn, query, head_fusion, discard)
 
 
