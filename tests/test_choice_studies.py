@@ -51,7 +51,7 @@ MASKED = replace(
     recipe=replace(MASKED.recipe, image_size=8, patch_size=2),
 )  # fmt: skip
 FIELDS = {
-    "positions", "positions_at", "readout", "lr", "tokenizer", "attention", "equivariance", "optimizer", "momentum",
+    "positions", "positions_at", "readout", "lr", "attention", "optimizer", "momentum",
     "weight_decay", "schedule", "depth", "width", "heads", "patch_size", "mlp_ratio",
 }  # fmt: skip
 
