@@ -65,9 +65,9 @@ def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10)
 
 def write(path: Path | str, rows: Iterable[Mapping], note: str = "", digits: int | None = None) -> None:
     """Write rows as a plain CSV file; a column that a row lacks stays empty. digits: significant digits of floats."""
-    table = pd.DataFrame(list(rows), dtype=object)  # whole numbers stay whole beside empty ones
     if digits:
-        table = table.map(lambda value: f"{value:.{digits}g}" if isinstance(value, float) else value)
+        rows = ({k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    table = pd.DataFrame(list(rows), dtype=object)  # whole numbers stay whole beside empty ones
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"# {line}\n" for line in note.splitlines()) + table.to_csv(index=False, lineterminator="\n")
     Path(path).write_text(text, encoding="utf-8", newline="\n")

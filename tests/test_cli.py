@@ -356,7 +356,7 @@ def test_without_a_command_the_commands_are_shown():
     assert "--max-minutes" in vitlens("train", "--help").stdout
 
 
-@pytest.mark.parametrize("command", ["inspect", "explain", "ablate", "evaluate", "study", "train", "app"])
+@pytest.mark.parametrize("command", ["inspect", "explain", "ablate", "evaluate", "train", "app"])
 def test_help_shows_values_and_no_objects_of_python(command):
     assert not re.search(r"object at|MISSING|<class|dataclass", vitlens(command, "--help").stdout)
 

@@ -18,8 +18,8 @@ from PIL import Image
 from test_explorer import values
 from timm.models import save_for_hf
 
+from experiments import studies
 from vitlens import load_model, positions
-from vitlens.paper import studies
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))

@@ -12,7 +12,6 @@ import typer
 import yaml
 
 from vitlens import commands
-from vitlens.paper.studies import STUDIES
 from vitlens.train.recipes import RECIPES
 
 try:
@@ -86,7 +85,7 @@ TEXTS = sorted({"README.md", "data/README.md", "notebooks/README.md", *(f"notebo
 def test_commands_in_texts_have_the_options_they_are_given(text):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
     content = (ROOT / text).read_text().replace('\\"', '"').replace("\\n", "\n")
-    words = r"((?:inspect|explain|app|train|study|evaluate|ablate|compute|models|table)(?: [^`\n#|]+)?)"
+    words = r"((?:inspect|explain|app|train|evaluate|ablate|compute|models|table)(?: [^`\n#|]+)?)"
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert found or text != "README.md"
     for command in found:
@@ -94,7 +93,6 @@ def test_commands_in_texts_have_the_options_they_are_given(text):
         if arguments:  # else it is only named
             given = typer.main.get_command(commands.app).commands[name].make_context(name, arguments).params
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
-            assert name != "study" or not given["name"] or given["name"] in STUDIES, command
 
 
 def test_readme_python_runs_as_written(tmp_path, monkeypatch):

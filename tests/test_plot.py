@@ -244,18 +244,6 @@ ALONE = {
 }
 """Pages of one Axes, which may be given."""
 PAGES |= ALONE | {
-    "variants": lambda: plot.variants(
-        {
-            "none": {"filters": RNG.normal(size=(28, 4, 4, 3)), "distances": RNG.uniform(0, 9, (3, 3))},
-            "a long name, of two lines": {
-                "positions": cosines(5, 5),
-                "rollout": attention(2, 5, 5),
-                "distances": RNG.uniform(0, 9, (4, 2)),
-            },
-        },
-        picture=picture(20, 20),
-        uniform=8.0,
-    ),
     "distances": lambda: plot.attention_distances({"Trained": np.ones((6, 3)), "Untrained": np.eye(6)}, uniform=1.5),
     "gallery": lambda: plot.gallery({"": list(attention(6, 8, 8))}, titles=[f"last {k} of 6" for k in range(6)]),
     "gallery, three rows": lambda: plot.gallery(

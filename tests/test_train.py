@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from timm.models import save_for_hf
 from torch import nn
 
+from experiments.networks import Network
 from vitlens.data import load
 from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
-from vitlens.paper.studies import Network
 from vitlens.train import World, accuracy, checkpoint, compiled, export, fit
 from vitlens.train.loop import numerics
 from vitlens.train.losses import unfused_attention
@@ -151,7 +151,7 @@ def test_a_kernel_is_the_matrix_of_its_outputs(order):
 
 
 def test_muon_takes_the_kernels_in_the_blocks_of_a_resnet():
-    model = Network("R", stages=(1, 1), channels=32).build(replace(recipe("digits"), image_size=8))
+    model = Network(stages=(1, 1), channels=32).build(replace(recipe("digits"), image_size=8))
     muon, adamw = optimizers(model, recipe("digits"))
     taken, left = ({id(p) for g in each.param_groups for p in g["params"]} for each in (muon, adamw))
     for name, p in model.named_parameters():

@@ -1,4 +1,4 @@
-"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `study`, `evaluate`, `ablate`, `compute`,
+"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `evaluate`, `ablate`, `compute`,
 `models` and `table`.
 
 A wrong option, path or file ends the command with one line on stderr and exit code 2. If only some of several images
@@ -17,11 +17,10 @@ from vitlens.commands.evaluating import evaluate
 from vitlens.commands.looking import explain, explorer, inspect
 from vitlens.commands.options import grouped
 from vitlens.commands.paper import models, table
-from vitlens.commands.studying import study
 from vitlens.commands.training import train
 
 COMMANDS = {
-    "inspect": inspect, "explain": explain, "app": explorer, "train": train, "study": study, "evaluate": evaluate,
+    "inspect": inspect, "explain": explain, "app": explorer, "train": train, "evaluate": evaluate,
     "ablate": ablate, "compute": compute, "models": models, "table": table,
 }  # fmt: skip
 

@@ -22,7 +22,6 @@ from vitlens.plot.parts import contributions
 from vitlens.plot.portrait import inspected
 from vitlens.plot.scaling import few_shot, pretraining_size, speed, transfer, vtab
 from vitlens.plot.style import STYLE
-from vitlens.plot.variants import variants
 
 __all__ = [
     "STYLE",
@@ -56,6 +55,5 @@ __all__ = [
     "training",
     "transfer",
     "upsample",
-    "variants",
     "vtab",
 ]
