@@ -62,53 +62,29 @@ def write(folder: Path, content: dict[str, bytes]) -> Path:
     return folder
 
 
-def tar(path: Path, content: dict[str, bytes | str], mode: str = "w") -> Path:
-    """A tar file of `content`, in which a string is what a symbolic link links to."""
+def tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as archive:
-        _fill(archive, content)
+        for name, data in content.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     return path
 
 
-def in_memory(content: dict[str, bytes], mode: str = "w") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        _fill(archive, content)
-    return buffer.getvalue()
-
-
-def _fill(archive: tarfile.TarFile, content: dict[str, bytes | str]) -> None:
-    for name, data in content.items():
-        member = tarfile.TarInfo(name)
-        if isinstance(data, str):
-            member.type, member.linkname = tarfile.SYMTYPE, data
-            archive.addfile(member)
-        else:
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-
-
-def hard_link(path: Path, name: str, to: str) -> None:
-    """Append a hard link to a tar file."""
-    with tarfile.open(path, "a") as archive:
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname = tarfile.LNKTYPE, to
-        archive.addfile(member)
-
-
-def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = None, **options) -> pa.Table:
+def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = None) -> pa.Table:
     """Write a shard as Hugging Face does, with the class `names` in its metadata if there are any."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"image": [{"bytes": data, "path": None} for data in images], "label": labels})
     if names:
         info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
-    pq.write_table(table, path, **options)
+    pq.write_table(table, path)
     return table
 
 
 def unreachable(*_, **__):
-    """Stands in for what asks a network."""
+    """Replaces functions that use a network."""
     raise OSError("no route to host")
 
 

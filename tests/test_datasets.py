@@ -1,160 +1,319 @@
-"""Images are read as they are, whatever they lie in, and what is wrong with them is said in a sentence."""
+"""Images, labels and splits of every kind of source, against other readers of the same files."""
 
+import hashlib
 import json
 import os
+import struct
+import sys
+import time
+import unicodedata
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from data_support import encoded, parquet, saved, shown, write
+import torchvision
+from data_support import assert_streams, encoded, files, parquet, saved, shown, tar, unreachable, write
 from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
+from timm.data import create_dataset
 
 from vitlens import load_image
-from vitlens.data import SOURCES, DataSource, ImageSet, Listing, Numbered, load, register
+from vitlens.data import SOURCES, DataSource, ImageSet, Samples, load, register
+from vitlens.data.folders import VALID_SHARE, place
+from vitlens.data.named import TORCH
 from vitlens.data.sources import source_names
+from vitlens.reports.pictures import image_files
 
 REAL = os.environ.get("VITLENS_REAL_DATA")
 NAMES = ["ant", "bee", "cat"]
-SQUARE = {"size": (16, 16)}
-SEEDS = [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
 
 
-@pytest.fixture
-def shards(tmp_path):
-    """Ten training images in two shards, and one for validation."""
-    for i in range(2):
-        images = [encoded(seed, **SQUARE) for seed in SEEDS[5 * i : 5 * i + 5]]
-        parquet(tmp_path / f"train-{i:05d}-of-00002.parquet", images, [0, 1, 2, 0, 1], NAMES)
-    parquet(tmp_path / "validation-00000-of-00001.parquet", [encoded(99, **SQUARE)], [2], NAMES)
-    return tmp_path
+def by_timm(dataset) -> tuple[torch.Tensor, list[int]]:
+    images, labels = zip(*list(dataset), strict=True)
+    return torch.stack([torch.from_numpy(np.array(i.convert("RGB"))).permute(2, 0, 1) for i in images]), list(labels)
 
 
-def loaded(folder: Path, *images: bytes, **options) -> ImageSet:
-    """What is loaded of a shard of these images, all of other classes."""
-    parquet(folder / "train-0.parquet", images, [*range(len(images))])
-    return load(folder, **options)
+def assert_same(ours: ImageSet, images: torch.Tensor, labels: list[int]) -> None:
+    assert torch.equal(ours.images, images) and ours.labels.tolist() == labels
 
 
-def test_parquet_shards_in_order_with_names_from_their_metadata(shards):
-    train, valid = load(shards, "train"), load(shards, "valid")
-    assert train.class_names == ("ant", "bee", "cat") and len(train) == 10 and len(valid) == 1
-    assert train.labels.tolist() == [0, 1, 2, 0, 1] * 2
-    assert train.images.equal(torch.stack([shown(encoded(seed, **SQUARE)) for seed in SEEDS]))
+# Class folders
 
 
-@pytest.mark.parametrize("content", [
-    '"abc"', "3", "null", "{", '{"0": "ant"}', '{"names": {"n1": "a"}, "wnids": ["n1", "n2"]}',
-    '{"names": {"ant": 0, "bee": 1, "cat": 2}}', '[["ant"]]', '["ant", null]', '{"names": "ant"}',
-    '{"names": {"n1": "a"}, "wnids": 3}',
-])  # fmt: skip
-def test_class_names_that_are_none_are_refused_by_their_file(shards, content):
-    (shards / "classes.json").write_text(content)
-    with pytest.raises(ValueError, match="classes.json .* list of class names"):
-        load(shards)
+def test_undivided_folders_keep_a_tenth_by_the_names_of_their_files(tmp_path):
+    write(tmp_path, files(40))
+    train, valid = load(tmp_path), load(tmp_path, "valid")
+    assert train.class_names == valid.class_names == ("ant", "bee", "cat")
+    assert len(train) + len(valid) == len(load(tmp_path, "whole")) == 120 and 0.04 < len(valid) / 120 < 0.2
+    both = torch.cat([train.images, valid.images]).flatten(1)
+    assert len(torch.unique(both, dim=0)) == 120 and "about a tenth of each class" in train.note == valid.note
+    write(tmp_path, {f"bee/new{i}.png": encoded(9000 + i) for i in range(30)})
+    after = {image.numpy().tobytes() for image in load(tmp_path, "valid").images}
+    assert {image.numpy().tobytes() for image in valid.images} <= after, "a file keeps its split when others come"
+    digest = hashlib.blake2b(b"ant/0.png", digest_size=6).hexdigest()
+    assert place("ant/0.png") == int(digest, 16) / 16**12 == 0.6468104482194263
 
 
-@pytest.mark.parametrize("content, names", [
-    ('{"wnids": ["n1", "n2", "n3"], "names": ["Ameise", "Biene", "Katze"]}', ("Ameise", "Biene", "Katze")),
-    ('["ant", "bee", 3]', ("ant", "bee", "3")), ('{"wnids": ["n1", "n2", "n3"]}', ("n1", "n2", "n3")),
-    ('{"names": {"n2": "b", "n3": "c", "n1": "a"}, "wnids": ["n1", "n2", "n3"]}', ("a", "b", "c")),
-    ('{"names": {"0": "Ameise", "1": "Biene", "2": "Katze"}}', ("Ameise", "Biene", "Katze")),
-])  # fmt: skip
-def test_class_names_beside_the_shards_come_first(shards, content, names):
-    (shards / "classes.json").write_text(content)
-    assert load(shards).class_names == names
+@pytest.mark.parametrize("low", [True, False])
+def test_small_classes_are_in_both_splits(tmp_path, low):
+    names = [name for i in range(200) if (place(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
+    write(tmp_path, {name: encoded(i) for i, name in enumerate(names)})
+    assert (len(load(tmp_path)), len(load(tmp_path, "valid"))) == ((1, 3) if low else (3, 1))
 
 
-@pytest.mark.parametrize(
-    "mode, kind", [("L", "JPEG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")]
-)
-def test_any_mode_and_format_becomes_rgb_as_pillow_has_it(tmp_path, mode, kind):
+def test_class_folders_of_any_name_links_and_depth(tmp_path):
+    """`datasets` takes "bullet train" and "test pattern" for splits and a metadata.csv for the labels."""
+    classes = ["bullet train", "café [1]", "test pattern", "val"]
+    content = {f"{name}/{i}.png": encoded(10 * n + i) for n, name in enumerate(classes) for i in range(4)}
+    content |= {"val/close/far/4.png": encoded(99), "metadata.csv": b"file_name,label\nval/0.png,3\n"}
+    folder = write(tmp_path / "set", content)
+    write(tmp_path / "elsewhere", {"x/0.png": encoded(70), "x/1.jfif": encoded(71, "JPEG")})
+    (folder / "linked").symlink_to(tmp_path / "elsewhere" / "x")
+    (folder / "val" / "5.png").symlink_to(tmp_path / "elsewhere" / "x" / "0.png")
+    whole = load(folder, "whole", size=8)
+    assert whole.class_names == ("bullet train", "café [1]", "linked", "test pattern", "val")
+    assert torch.bincount(whole.labels).tolist() == [4, 4, 2, 4, 6]
+    assert f"1 files of {folder} are not read: metadata.csv." in whole.note and "val of" in whole.note
+    divided = write(tmp_path / "divided", {f"{s}/{name}": d for s in ("Train", "TEST") for name, d in content.items()})
+    for split in ("train", "valid"):
+        found = load(divided, split, size=8)
+        assert found.class_names == tuple(classes) and torch.bincount(found.labels).tolist() == [4, 4, 4, 5]
+        assert "1 files of" in found.note and "metadata.csv" in found.note
+
+
+def test_whatever_is_not_read_is_counted_and_named(tmp_path):
+    content = {f"{split}/{name}": data for split in ("train", "val") for name, data in files(3).items()}
+    copies = {"train/ant/.ipynb_checkpoints/0.png": encoded(3), "__MACOSX/ant/1.png": b"mac"}
+    odd = {"dog/1.png": encoded(1), "train/ant/notes": b"no image", "train/loose.png": encoded(2), **copies}
+    odd |= {"train/ant/x.pdf": b"%PDF", "b.txt": b""}
+    found = load(write(tmp_path, content | odd))
+    first = ", ".join(sorted(odd)[:5])
+    assert len(found) == 9 and found.note == f"7 files of {tmp_path} are not read: {first} and 2 more."
+    assert [name for name, _ in image_files(tmp_path / "train")] == sorted(["loose.png", *files(3)])
+    for path in (tmp_path / "val" / "bee").iterdir():
+        path.unlink()
+    assert "no valid image of 1 of 3 classes, such as 'bee'" in load(tmp_path, "valid").note
+
+
+REFUSED_FOLDERS = {
+    "single": ({"ant/0.png": 1, "bee/0.png": 1, "bee/1.png": 1}, "train", "class 'ant' .* single image"),
+    "lost": ({"ant/0.png": 1, "ant/1.png": 1, "owl/1.txt": 0}, "train", "has no image: .*owl"),
+    "lost valid": ({"train/ant/0.png": 1, "val/ant/0.txt": 0, "val/b/1.png": 1, "train/b/1.png": 1}, "valid", "'ant'"),
+    "unknown": ({"train/ant/0.png": 1, "val/owl/0.png": 1}, "valid", "class 'owl' that .*train lacks"),
+    "no split": ({"train/ant/0.png": 1}, "valid", "read from a folder named valid or validation"),
+    "loose": ({"train/0.png": 1, "val/0.png": 1}, "train", "one for each class of train"),
+    "nothing": ({"a.txt": 0}, "train", "no Parquet files, no WebDataset shards and no folders of images"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_FOLDERS)
+def test_folders_that_are_refused(tmp_path, case):
+    content, split, words = REFUSED_FOLDERS[case]
+    write(tmp_path, {name: encoded(i) if good else b"text" for i, (name, good) in enumerate(content.items())})
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, split)
+
+
+def test_names_in_another_unicode_form_are_told_apart(tmp_path):
+    one, other = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    write(tmp_path, {f"train/{one}/0.png": encoded(0), f"val/{other}/0.png": encoded(1)})
+    with pytest.raises(ValueError, match=r"lacks \('caf\\xe9' looks the same, .* NFC or NFD"):
+        load(tmp_path, "valid")
+
+
+def test_the_fingerprint_depends_on_the_images_and_not_on_their_place(tmp_path):
+    content = files(30)
+    sources = write(tmp_path / "a", content), write(tmp_path / "b", content)
+    found = {load(source, size=8, stream=stream).pictures for source in sources for stream in (False, True)}
+    other = write(tmp_path / "d", {name: encoded(999 + i) for i, name in enumerate(content)})
+    assert len(found) == 1 and load(other).pictures not in found
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("mode, kind", [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")])
+def test_every_mode_becomes_rgb_as_pillow_has_it(tmp_path, mode, kind):
     image = encoded(3, kind, mode=mode)
-    difference = loaded(tmp_path, image).images[0].int() - shown(image).int()
-    assert difference.abs().max() <= (2 if mode == "CMYK" else 0)
+    assert load(write(tmp_path, {"train/a/0": image})).images[0].equal(shown(image))
 
 
-def test_a_model_learns_from_what_is_shown_of_an_image(tmp_path):
-    """A photograph of a camera held upright, gray of 16 bits, and what is transparent: as `load_image` has them."""
+def test_images_are_upright_opaque_and_of_eight_bits(tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     photo = np.repeat(np.arange(0, 240, 10, dtype=np.uint8)[:, None, None], 16, 1).repeat(3, 2)
-    found = []
     for n, file in enumerate((
         saved(photo, "JPEG", exif=exif, quality=95), saved(np.full((24, 16), 128 * 257, np.uint16)),
         saved(np.zeros((24, 16, 4), np.uint8)),
     )):  # fmt: skip
-        found.append(loaded(tmp_path / str(n), file).images[0].permute(1, 2, 0).numpy())
-        assert np.abs(found[n].astype(int) - np.asarray(load_image(file)).astype(int)).max() <= 1
-    assert found[0].shape == (16, 24, 3) and found[0][8, 0, 0] > 200 > 40 > found[0][8, -1, 0], "turned to the right"
-    assert (found[1] == 128).all() and (found[2] == 255).all()
+        found = load(write(tmp_path / str(n), {"train/a/0": file})).images[0].permute(1, 2, 0).numpy()
+        assert (found == np.asarray(load_image(file))).all()
 
 
-def test_damaged_samples_are_named_and_counted(shards):
-    good, broken = encoded(1), encoded(2, "JPEG", (64, 64))
-    parquet(shards / "test-00000-of-00001.parquet", [good, broken[: len(broken) // 2], b"", good], [0, 1, 2, 0])
-    (shards / "validation-00000-of-00001.parquet").unlink()
-    with pytest.raises(ValueError, match="2 of 4 .* test-.* row 1 .*on_damaged='skip'"):
-        load(shards, "valid")
-    valid = load(shards, "valid", on_damaged="skip")
-    assert len(valid) == 2 and len(valid.damaged) == 2 and valid.labels.tolist() == [0, 0]
-    assert "row 1 (" in valid.damaged[0] and "row 2 (" in valid.damaged[1]
-    resized = load(shards, "valid", on_damaged="skip", size=8)
-    assert len(resized) == 2 and resized.damaged == valid.damaged and resized.images[0].equal(resized.images[1])
+def test_damaged_samples_are_named_and_left_out(tmp_path):
+    images = [encoded(1), encoded(2, "JPEG", (64, 64))[:400], b"", encoded(3, size=(202, 2)), encoded(1)]
+    write(tmp_path, {f"train/a/{i}.png": image for i, image in enumerate(images)})
+    with pytest.raises(ValueError, match="3 of 5 .* train/a/1.png .*on_damaged='skip'"):
+        load(tmp_path, size=8)
+    found = load(tmp_path, on_damaged="skip")
+    assert len(found) == 2 and [name[8:13] for name in found.damaged] == ["1.png", "2.png", "3.png"]
+    assert "202 × 2 pixels" in found.damaged[2]
+    resized = load(tmp_path, on_damaged="skip", size=8)
+    assert resized.damaged == found.damaged and resized.images[0].equal(resized.images[1])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_damaged_shard_is_named(tmp_path, stream):
-    shard = tmp_path / "train-00000-of-00001.parquet"
-    parquet(shard, [encoded(i, size=(32, 32)) for i in range(100)], [i % 3 for i in range(100)])
-    content = bytearray(shard.read_bytes())
-    content[4:2000] = bytes(1996)
-    shard.write_bytes(content)
-    with pytest.raises(ValueError, match="train-00000-of-00001.parquet"):
-        load(tmp_path, size=8, stream=stream, root=tmp_path / "cache")
-    assert not list(tmp_path.glob("cache/**/*.*"))
+# Tables
 
 
-@pytest.mark.parametrize("size", [(202, 2), (2, 202)])
-def test_a_strip_is_damaged(tmp_path, size):
-    """To be resized, it would take memory without bound; `preprocess` refuses it by the same measure."""
-    images = [encoded(i, size=s) for i, s in enumerate([(16, 16), tuple(min(side, 200) for side in size), size])]
-    with pytest.raises(ValueError, match=r"1 of 3 .* row 2 .*\d+ × \d+ pixels"):
-        loaded(tmp_path, *images, size=8)
-    assert load(tmp_path, size=8, on_damaged="skip").labels.tolist() == [0, 1]
-    stream = load(tmp_path, size=8, on_damaged="skip", stream=True, workers=0, root=tmp_path / "cache")
-    assert next(stream.batches([torch.arange(3)]))[1].tolist() == [0, 1, 0] and len(stream.damaged) == 1
+@pytest.fixture
+def shards(tmp_path):
+    """Ten training images in two Parquet files, and one for validation."""
+    for i in range(2):
+        images = [encoded(seed) for seed in range(5 * i, 5 * i + 5)]
+        parquet(tmp_path / f"train-{i:05d}-of-00002.parquet", images, [0, 1, 2, 0, 1], NAMES)
+    parquet(tmp_path / "validation-00000-of-00001.parquet", [encoded(99)], [2], NAMES)
+    return tmp_path
 
 
-def test_a_missing_shard_is_an_error_unless_allowed(shards):
-    (shards / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(ValueError, match="1 of the 2 train shards .* allow_partial"):
+def test_parquet_files(shards, capsys):
+    cache = {"root": shards / "cache"}
+    train, valid = load(shards, **cache), load(shards, "valid", **cache)
+    assert len(load(shards, **cache)) == 10
+    assert capsys.readouterr().err.count("to be kept there") == 2, "what is there is not put there again"
+    assert train.class_names == valid.class_names == tuple(NAMES) and valid.labels.tolist() == [2]
+    assert_same(train, torch.stack([shown(encoded(i)) for i in range(10)]), [0, 1, 2, 0, 1] * 2)
+    assert_streams(shards, shards / "cache")
+    (shards / "classes.json").write_text('{"wnids": ["n1", "n2", "n3"], "names": {"n2": "b", "n3": "c", "n1": "a"}}')
+    assert load(shards, **cache).class_names == ("a", "b", "c")
+    for wrong in ('{"names": {"n1": "a"}, "wnids": ["n1", "n2"]}', '["ant", null]', "{"):
+        (shards / "classes.json").write_text(wrong)
+        with pytest.raises(ValueError, match="classes.json .* list of class names"):
+            load(shards, **cache)
+
+
+def test_parquet_columns_of_other_names_are_read_where_they_can_only_be_these(tmp_path):
+    """CIFAR-100 has img, fine_label and coarse_label on the hub."""
+    path = tmp_path / "train-0.parquet"
+    rows = parquet(path, [encoded(i) for i in range(3)], [0, 1, 2]).rename_columns(["img", "fine_label"])
+    rows = rows.append_column("coarse_label", [[0, 0, 1]])
+    pq.write_table(rows, path)
+    found = load(tmp_path, root=tmp_path / "cache")
+    assert found.labels.tolist() == [0, 1, 2] and "img is taken for the images and fine_label for" in found.note
+
+
+def refused_tables() -> dict:
+    image = [{"bytes": encoded(0), "path": None}, {"bytes": encoded(1), "path": None}]
+    return {
+        "rows": ({"image": [{"bytes": None, "path": "a.png"}] * 2, "label": [0, 1]}, "holds paths, such as 'a.png'"),
+        "paths": ({"image": ["a.png", "b.png"], "label": [0, 1]}, "columns of paths are not read"),
+        "texts": ({"image": image, "label": ["ant", "bee"]}, "needs one of whole numbers"),
+        "missing": ({"image": image, "label": [0, None]}, "1 images of .* have no label"),
+        "several": ({"image": image, "a": [0, 1], "b": [0, 1]}, r"several could be it \(a, b\)"),
+        "ids": ({"image": image, "label": [7, 2_000_000]}, "label of 2,000,000 among 2 images"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", refused_tables())
+def test_parquet_files_that_are_refused(tmp_path, case):
+    import pyarrow as pa
+
+    columns, words = refused_tables()[case]
+    pq.write_table(pa.table(columns), tmp_path / "train-0.parquet")
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, root=tmp_path / "cache")
+
+
+def test_parquet_files_that_are_missing_or_damaged(shards):
+    first = shards / "train-00000-of-00002.parquet"
+    first.write_bytes(first.read_bytes()[:300])
+    with pytest.raises(ValueError, match="Parquet files of .* cannot be read .* Fetch them again"):
+        load(shards, root=shards / "cache")
+    first.unlink()
+    with pytest.raises(ValueError, match="1 of the 2 train shards"):
         load(shards)
-    assert len(load(shards, allow_partial=True)) == 5
+    with pytest.raises(ValueError, match="none of its test split|none of its valid split"):
+        (shards / "validation-00000-of-00001.parquet").unlink()
+        load(shards, "test")
 
 
-def test_an_image_folder(tmp_path):
-    for split, per_class in (("train", 2), ("val", 1)):
-        for name in ("bee", "ant"):
-            write(tmp_path / split / name, {f"{i}.png": encoded(i, size=(24, 16)) for i in range(per_class)})
-    train, valid = load(tmp_path, size=8), load(tmp_path, "valid", size=8)
-    assert train.class_names == ("ant", "bee") and train.labels.tolist() == [0, 0, 1, 1] and len(valid) == 2
-    assert train.images.shape == (4, 3, 8, 8)
-    (tmp_path / "val" / "cat").mkdir()
-    with pytest.raises(ValueError, match="class 'cat'"):
-        load(tmp_path, "valid", size=8)
+def shard(path: Path, first: int, n: int, sidecar: bool = False) -> None:
+    content = {}
+    for i in range(first, first + n):
+        content[f"s{i:04d}.jpg"] = encoded(i, "JPEG")
+        content |= {f"s{i:04d}.json": json.dumps({"label": i % 3 - 9 * (i == 7)}).encode()}
+        content |= {} if sidecar else {f"s{i:04d}.cls": str(i % 3).encode()}
+    tar(path, content | {"._s0000.jpg": b"mac", ".DS_Store": b"desktop"})
 
 
-def test_resizing_keeps_the_center_and_equal_sizes_are_untouched(tmp_path):
-    wide = np.zeros((16, 48, 3), np.uint8)
-    wide[:, 16:32] = 200  # exactly the center square
-    square = encoded(1, **SQUARE)
-    images = loaded(tmp_path, saved(wide), square, size=16).images
-    assert (images[0] == 200).all() and images[1].equal(shown(square))
-    with pytest.raises(ValueError, match="2 sizes .*Pass size="):
-        load(tmp_path)
+def test_webdataset_shards_are_read_where_they_lie(tmp_path):
+    folder = tmp_path / "pets [2]"
+    shard(folder / "pets-train-00.tar", 0, 5)
+    shard(folder / "pets-train-01.tar", 5, 4, sidecar=True)
+    shard(folder / "pets-validation-00.tar", 20, 3)
+    train, valid = load("wds/pets [2]", root=tmp_path), load(folder, "valid")
+    assert train.labels.tolist() == [i % 3 for i in range(9) if i != 7] and valid.labels.tolist() == [2, 0, 1]
+    assert train.class_names == valid.class_names == ("0", "1", "2")
+    assert train.images[6].equal(shown(encoded(6, "JPEG")))
+    assert_streams(folder, tmp_path)
+    assert len([*tmp_path.rglob("*")]) == 4, "nothing is copied"
+    (folder / "classes.json").write_text(json.dumps(NAMES))
+    assert load(folder).class_names == tuple(NAMES)
+    pytest.importorskip("webdataset")
+    (folder / "_info.json").write_text(json.dumps({"splits": {"val": {
+        "name": "val", "filenames": ["pets-validation-00.tar"], "shard_lengths": [3], "num_samples": 3}}}))  # fmt: skip
+    assert_same(valid, *by_timm(create_dataset("wds/pets", root=str(folder), split="val", is_training=False)))
+
+
+def test_webdataset_shards_that_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="lacks shards of its train split"):
+        load("wds/nothing", root=tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    for source in ("wds/owner/pets", "vtab/pcam"):
+        with pytest.raises(ValueError, match="is not in .* cannot be fetched from here"):
+            load(source, "test", root=tmp_path)
+    whole = tar(tmp_path / "a" / "train-0.tar", {"a.jpg": encoded(0, "JPEG"), "a.json": b"{}"})
+    with pytest.raises(ValueError, match="train-0.tar: a has no label: .* under 'label' in a .json file"):
+        load(tmp_path / "a")
+    whole.write_bytes(whole.read_bytes()[:700])
+    with pytest.raises(ValueError, match="train-0.tar is not a whole WebDataset shard"):
+        load(tmp_path / "a")
+    shard(whole, 0, 9)
+    monkeypatch.setattr("vitlens.data.imageset.free_memory", lambda device: 200)
+    with pytest.raises(ValueError, match="more than half of the free memory"):
+        load(tmp_path / "a")
+
+
+def test_sets_of_the_hub_come_from_the_cache_without_a_network(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    monkeypatch.setattr("httpx.Client.send", lambda *_, **__: asked.append(1) or unreachable())
+    start, before = time.monotonic(), datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(ValueError, match="hfds/owner/set is not in .* cannot be fetched from here"):
+        load("hfds/owner/set", root=tmp_path / "cache")
+    assert not asked and time.monotonic() - start < 20 and before == datasets.config.HF_HUB_OFFLINE
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
+    rows = {"img": [{"bytes": encoded(i), "path": None} for i in range(3)], "label": [1, 0, 1]}
+    table = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows, features)})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: table)
+    found = load("hfds/owner/set", root=tmp_path / "cache")
+    assert_same(found, torch.stack([shown(encoded(i)) for i in range(3)]), [1, 0, 1])
+    assert found.class_names == ("ant", "bee")
+    table["train"].info.builder_name = "imagefolder"
+    with pytest.raises(ValueError, match="is a folder of images, not a table"):
+        load("hfds/owner/set", root=tmp_path / "cache")
+
+
+def test_a_missing_package_is_named(shards, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for source in ("hfds/beans", shards):
+        with pytest.raises(ValueError, match="pip install datasets"):
+            load(source)
+
+
+# Named sets
 
 
 def test_digits_are_as_scikit_learn_has_them_in_five_disjoint_folds():
@@ -164,90 +323,106 @@ def test_digits_are_as_scikit_learn_has_them_in_five_disjoint_folds():
         assert len(train) + len(valid) == 1797 and train.images.shape[1:] == (3, 8, 8)
         seen += valid.images[:, 0].double().sum()
     assert seen == np.rint(digits.images * 255 / 16).sum()
-    assert torch.equal(valid.images, load("digits", "valid", fold=4).images)
 
 
-def test_subset_and_device():
-    digits = load("digits", "valid")
-    a, b, c = digits.subset(50, 1), digits.subset(50, 1), digits.subset(50, 2)
-    assert torch.equal(a.images, b.images) and not torch.equal(a.labels, c.labels) and len(a) == 50
-    assert a.to("cpu").images.device.type == "cpu"
-    with pytest.raises(ValueError, match="between 1 and 360 .*361"):
-        digits.subset(361)
+def raw_digits(root: Path, name: str, train: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels in the format of MNIST's files, uncompressed as torchvision leaves them."""
+    rng = np.random.default_rng(n)
+    images, labels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), rng.integers(0, 10, n, dtype=np.uint8)
+    folder, prefix = root / name / "raw", "train" if train else "t10k"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, n, 28, 28) + images.tobytes())
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, n) + labels.tobytes())
+    return images, labels
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"source": "nowhere"}, "'nowhere' is not a folder"), ({"split": "dev"}, "'train'.* got 'dev'"),
-    ({"size": 0}, "size .* positive .* got 0"), ({"on_damaged": "ignore"}, "'skip', got 'ignore'"),
-    ({"fold": 5}, "folds 0…4; fold 5"), ({"workers": -1}, "workers .* got -1"),
-])  # fmt: skip
-def test_what_cannot_be_loaded_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        load(**{"source": "digits", "split": "train", **change})
+def test_torchvision_sets_in_their_own_files(tmp_path, monkeypatch):
+    """Labels lie beside the images (MNIST), in rows with more (QMNIST), beside each file (GTSRB), or are folders."""
+    images, labels = raw_digits(tmp_path, "MNIST", True, 20)
+    images, labels = raw_digits(tmp_path, "MNIST", False, 8)
+    monkeypatch.setenv("VITLENS_DATA", str(tmp_path))
+    found = load("torch/mnist", "valid")
+    assert_same(found, torch.from_numpy(images)[:, None].expand(-1, 3, -1, -1), labels.tolist())
+    assert_streams("torch/mnist", tmp_path)
+    raw = tmp_path / "QMNIST/raw"
+    raw.mkdir(parents=True)
+    rows = np.random.default_rng(0).integers(0, 10, (6, 8)).astype(">i4")
+    (raw / "qmnist-train-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 6, 28, 28) + bytes(6 * 28 * 28))
+    (raw / "qmnist-train-labels-idx2-int").write_bytes(struct.pack(">3i", 0xC02, 6, 8) + rows.tobytes())
+    for n, wnid in enumerate(torchvision.datasets.Imagenette._WNID_TO_CLASS):
+        write(tmp_path / "imagenette2/train" / wnid, {f"{i}.jpeg": encoded(10 * n + i, "JPEG") for i in range(2)})
+    for n in range(3):
+        write(tmp_path / "gtsrb/GTSRB/Training" / f"0000{n}", {f"{i}.ppm": encoded(i, "PPM") for i in range(n + 1)})
+        kinds = "Animalia_Chordata_Aves_Order_Family_Genus"
+        write(tmp_path / f"2021_train/0000{n}_{kinds}_{n}", {f"{i}.jpg": encoded(i, "JPEG") for i in range(3 - n)})
+    for name, theirs in {
+        "qmnist": torchvision.datasets.QMNIST(tmp_path, train=True),
+        "gtsrb": torchvision.datasets.GTSRB(tmp_path, split="train"),
+        "inaturalist": torchvision.datasets.INaturalist(tmp_path, version="2021_train"),
+        "imagenette": torchvision.datasets.Imagenette(tmp_path, split="train"),
+    }.items():
+        assert_same(load(f"torch/{name}"), *by_timm(theirs))
 
 
-def test_folders_and_files_that_are_no_data_set(tmp_path):
-    with pytest.raises(ValueError, match="neither Parquet shards nor a folder"):
-        load(tmp_path)
-    (tmp_path / "train-0.parquet").write_bytes(b"no parquet")
-    with pytest.raises(ValueError, match="is not a Parquet shard"):
-        load(tmp_path)
-    with pytest.raises(ValueError, match="none of its valid split"):
-        load(tmp_path, "valid")
+def test_the_table_of_torchvision_sets_names_real_classes_and_options():
+    import inspect
+
+    for kind, word, *_ in TORCH.values():
+        assert word in inspect.signature(getattr(torchvision.datasets, kind)).parameters, kind
 
 
-@pytest.mark.parametrize("labels, message", [
-    (pa.array(["ant", "bee"]), "labels of type string.* column label .* whole number"),
-    (pa.array([0, None], pa.int64()), "1 labels missing.* column label"),
-    (pa.array([0.5, 1.0]), "labels of type double"),
-])  # fmt: skip
-@pytest.mark.parametrize("named", [False, True])
-def test_labels_that_are_no_whole_numbers_are_told(tmp_path, labels, message, named):
-    parquet(tmp_path / "train-0.parquet", [encoded(i) for i in range(2)], labels)
-    if named:
-        (tmp_path / "classes.json").write_text(json.dumps(["ant", "bee"]))
-    with pytest.raises(ValueError, match=f"train-0.parquet has {message}"):
-        load(tmp_path)
-
-
-def test_an_image_set_refuses_what_does_not_fit():
-    images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
-    for wrong, message in (
-        ((images.float(), labels, ("a", "b")), "uint8 images .*float32"),
-        ((images, labels[:1], ("a", "b")), r"int64 .* \(1,\)"),
-        ((images, labels, ("a",)), "0…0.* from 0 to 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ImageSet(*wrong)
+def test_a_torchvision_set_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    for source, words in {
+        "torch/cifar10": r"torch/cifar10 is not in .*CIFAR10\('.*', train=True, download=True\)",
+        "torch/imagenet": "torch/imagenet is not in .* archives by hand",
+        "torch/cifar11": "torch/cifar11 is not known. Known are torch/ and cifar10, ",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            load(source, root=tmp_path)
 
 
 def test_a_data_set_of_ones_own_has_a_name(tmp_path, monkeypatch):
-    """One row: `load` opens it, held or streamed, and help texts name it."""
-
-    def plain(request):
-        assert request.root == tmp_path
-        n = {"train": 4, "valid": 2}[request.part]
-        images = torch.full((n, 3, 8, 8), 7, dtype=torch.uint8)
-        return Listing(Numbered(request.name, images), [0, 1] * (n // 2), ("a", "b"))
+    def plain(name, split, root, fold):
+        assert root == tmp_path
+        images = torch.full(({"train": 4, "valid": 2}[split], 3, 8, 8), 7, dtype=torch.uint8)
+        return Samples(images, [0, 1] * (len(images) // 2), ("a", "b"), range(len(images)), title=f"{name} image ")
 
     monkeypatch.setattr("vitlens.data.sources.SOURCES", dict(SOURCES))
     register(DataSource("plain/COLOR", "images of one color", plain))
     train, valid = load("plain/gray", root=tmp_path), load("plain/gray", "valid", size=4, root=tmp_path, stream=True)
     assert train.labels.tolist() == [0, 1, 0, 1] and (train.images == 7).all()
     assert valid.samples.name(1) == "gray image 1" and valid.size == (4, 4)
-    assert source_names().endswith("plain/COLOR")
     with pytest.raises(ValueError, match="plain/COLOR"):
         load("plane")
+    assert source_names().endswith("plain/COLOR")
 
 
-def test_every_named_data_set_is_explained():
-    assert all(f'`"{row.name}"`: ' in load.__doc__ for row in SOURCES.values())
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    assert all(f"`{prefix}" in readme for prefix in SOURCES if prefix in ("torch/", "hfds/", "wds/"))
+@pytest.mark.parametrize("change, message", [
+    ({"source": "nowhere"}, "'nowhere' is not a folder"), ({"split": "dev"}, "'train'.* got 'dev'"),
+    ({"size": 0}, "size .* positive .* got 0"), ({"on_damaged": "ignore"}, "'skip', got 'ignore'"),
+    ({"fold": 5}, "folds 0…4; fold 5"), ({"workers": -1}, "workers .* got -1"), ({"squash": True}, "Pass size="),
+])  # fmt: skip
+def test_options_of_load_that_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        load(**{"source": "digits", "split": "train", **change})
+
+
+def test_an_image_set_refuses_images_and_labels_that_do_not_fit():
+    images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
+    for wrong, message in (
+        ((images.float(), labels, ("a", "b")), "uint8 images .*float32"),
+        ((images, labels[:1], ("a", "b")), "2 int64 labels"),
+        ((images, labels, ("a",)), "0…0.* from 0 to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ImageSet(*wrong)
+    with pytest.raises(ValueError, match="between 1 and 2 .*3"):
+        ImageSet(images, labels, ("a", "b")).subset(3)
 
 
 @pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")
-def test_tiny_imagenet():
-    valid = load(Path(REAL) / "tiny-imagenet", "valid")
+def test_tiny_imagenet(tmp_path):
+    valid = load(Path(REAL) / "tiny-imagenet", "valid", root=tmp_path)
     assert valid.images.shape == (10_000, 3, 64, 64) and len(valid.class_names) == 200
     assert torch.bincount(valid.labels).tolist() == [50] * 200 and not valid.damaged

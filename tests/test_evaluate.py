@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from data_support import encoded, write
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
-from test_sources import encoded, write
 
 from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized

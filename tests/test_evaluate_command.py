@@ -11,11 +11,11 @@ import pytest
 import scipy.io
 import timm
 import torch
+from data_support import encoded, tar, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import t
 from test_cli import saved, vitlens
-from test_sources import encoded, in_memory, tar, write
 from test_tasks import HUB, clip_benchmark, imagenet
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
@@ -209,10 +209,10 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
     done = evaluate(model, folder, "top1", tmp_path / "bare.json")
     (bare,) = done.records
     assert bare["metric"] == "real" and "scored by ReaL's labels alone" in done.stderr
-    assert "put one of ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
+    assert "put ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
     refused = evaluate(model, folder, "knn", tmp_path / "knn.json", expect=2).stderr
     assert "the train split is read from" in refused
-    with pytest.raises(ValueError, match="but no file of their labels lies there or in the folder around it: put one"):
+    with pytest.raises(ValueError, match="but no file of their labels lies there or in the folder around it: put"):
         load(folder, "test")
 
     order = np.random.default_rng(0).permutation(1000)  # the kit numbers classes in an order of its own, from 1
@@ -227,7 +227,7 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
     kit = {f"{data}ILSVRC2012_validation_ground_truth.txt": ids, f"{data}meta.mat": meta.getvalue()}
     forms = {
         "kit": kit,
-        "archive": {"ILSVRC2012_devkit_t12.tar.gz": in_memory(kit, "w:gz")},
+        "archive": {"ILSVRC2012_devkit_t12.tar.gz": tar(tmp_path / "kit.tar.gz", kit, "w:gz").read_bytes()},
         "caffe": {"val.txt": "".join(f"ILSVRC2012_val_{n:08d}.JPEG {truth[n]}\n" for n in truth).encode()},
         "wnids": {"imagenet_2012_validation_synset_labels.txt": "\n".join(wnids[truth[n]] for n in truth).encode()},
         "kaggle": {"LOC_val_solution.csv": "ImageId,PredictionString\n" + "".join(

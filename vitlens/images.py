@@ -20,6 +20,7 @@ MAX_ELONGATION = 100
 
 _ROUNDING = 1e-4  # floats may leave [0, 1] by this much, as they do after a bicubic resize
 _DRAWINGS = {"EPS", "WMF"}  # to decode these, Pillow runs another program on them
+_NO_IMAGES = _DRAWINGS | {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # Pillow has these formats and cannot decode them
 _SAMPLES = ("skimage/data/astronaut.png", "skimage/data/chelsea.png", "skimage/data/coffee.png",
             "skimage/data/rocket.jpg", "sklearn/datasets/images/china.jpg", "sklearn/datasets/images/flower.jpg")
 
@@ -76,6 +77,23 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
     if notes and on_note is not None:
         on_note(f"{name[0].upper()}{name[1:]} {'; '.join(notes)}.")
     return found
+
+
+def is_image(path: str | os.PathLike) -> bool:
+    """True for files that Pillow opens: by their ending, and without a known ending by their first bytes."""
+    kind = Image.registered_extensions().get(os.path.splitext(path)[1].lower())
+    if kind in Image.OPEN:
+        return kind not in _NO_IMAGES
+    try:
+        with Image.open(path) as image:
+            return image.format not in _NO_IMAGES
+    except Exception:  # whatever it is, Pillow does not open it
+        return False
+
+
+def hidden(path: str | os.PathLike) -> bool:
+    """True for a relative path to or through a hidden file or folder, or one that a Mac adds to archives."""
+    return any(part == "__MACOSX" or part.startswith(".") for part in Path(path).parts)
 
 
 def samples() -> dict[str, Image.Image]:

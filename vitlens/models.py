@@ -649,14 +649,14 @@ def preprocess(
 
 @dataclass(frozen=True)
 class Pixels:
-    """`preprocess` without the normalization, for one decoded image: uint8 (C, H, W) in, uint8 (C, H, W) out."""
+    """`preprocess` without the normalization, from one RGB image to uint8 (C, H, W)."""
 
     transform: Callable
     normalized: tuple | None = None
     """Mean and standard deviation to undo, where the transform normalizes."""
 
-    def __call__(self, image: Tensor) -> Tensor:
-        made = self.transform(Image.fromarray(image.permute(1, 2, 0).numpy()))
+    def __call__(self, image: Image.Image) -> Tensor:
+        made = self.transform(image)
         return made if self.normalized is None else _levels(made[None], *self.normalized)[0]
 
 

@@ -1,18 +1,17 @@
-"""Labeled images for training: held in memory, or streamed from where they lie by worker processes.
+"""Labeled images for training and evaluation: held in memory as bytes, or read by worker processes.
 
-`load` opens one split of a source and returns an `ImageSet` or an `ImageStream`. Both have `len`, `labels`,
-`class_names`, `damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`.
-`register(DataSource(…))` gives a data set of your own a name; it lists its samples as a `Listing`.
+`load` opens one split of a source as an `ImageSet` or an `ImageStream`. Both have `len`, `labels`, `class_names`,
+`damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`. `register(DataSource(…))`
+gives a data set of your own a name; it is opened as `Samples`.
 
-Names are imported when they are first used, so that help texts can be made of `SOURCES` without PyTorch.
+Names are imported when they are first used, so that help texts list `SOURCES` without PyTorch.
 """
 
 from vitlens import lazily
 
 NAMES = {
-    "SOURCES": "sources", "DataSource": "sources", "Request": "sources", "register": "sources",
-    "ImageSet": "imageset", "ImageStream": "stream", "Listing": "samples", "Numbered": "samples",
-    "UNLABELED": "folders", "load": "loading",
+    "SOURCES": "sources", "DataSource": "sources", "register": "sources", "ImageSet": "imageset",
+    "ImageStream": "imageset", "Samples": "imageset", "load": "imageset", "UNLABELED": "imagenet",
 }  # fmt: skip
 
 __all__ = list(NAMES)

@@ -1,232 +1,210 @@
-"""Images in folders, one for each class, and ImageNet's validation images in one folder with their labels in a file."""
+"""Folders of images, one for each class, read by torchvision's `ImageFolder`; what is not read is counted and named."""
 
 from __future__ import annotations
 
-import io
-import re
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import math
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.data.parquet import in_parquet
-from vitlens.data.samples import (
-    NO_CLASS,
-    SPLITS,
-    VALIDATION,
-    Listing,
-    Named,
-    beside,
-    check_known,
-    divided,
-    first_of,
-    hidden,
-    is_image,
-    is_split,
-    labeled,
-    packed,
-    parsed,
-)
-from vitlens.data.sources import Request, source_names
-from vitlens.data.tars import in_tars
+import numpy as np
+from torchvision.datasets import ImageFolder
 
-UNLABELED = ("without a label",)
-"""The one class of images without labels. ReaL can still score them, because its labels go by file name."""
+from vitlens.data import imagenet, tables
+from vitlens.data.imageset import Samples
+from vitlens.images import hidden, is_image
 
-VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
-COUNT = 50_000
-KIT = "ILSVRC2012_devkit_t12"
-TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-LISTS = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt", "LOC_val_solution.csv", "val.txt")
-EXPECTED = (
-    f"{KIT}.tar.gz, val.txt (a file and the number of its class from 0 on each line) or {LISTS[0]} (a WordNet id on "
-    "each line)"
-)
+VALIDATION = ("valid", "validation", "val")
+SPLITS = {
+    "train": ("train", "training"),
+    "valid": (*VALIDATION, "test", "testing"),
+    "test": ("test", "testing", *VALIDATION),
+}
+SPLITS["whole"] = SPLITS["test"]
+EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
+VALID_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Files(Named):
-    """Files below `root`, named by their paths from there."""
+class Files(Sequence):
+    """Paths of files: below `root`, by the bytes of their names in one array. A million Python strings would be copied
+    into each worker by their reference counts."""
 
     root: Path
+    names: np.ndarray
 
-    def content(self, i: int) -> bytes:
-        return (self.root / self.name(i)).read_bytes()
+    def __len__(self) -> int:
+        return len(self.names)
 
+    def __getitem__(self, i: int) -> Path:
+        return self.root / os.fsdecode(self.names[i])
 
-def at_path(request: Request) -> Listing:
-    """A .tar file, or a folder of Parquet shards, tar files or images."""
-    path = Path(request.source)
-    if path.suffix == ".tar" and path.is_file():
-        return in_tars([path], path, request)
-    if not path.is_dir():
-        raise ValueError(
-            f"{request.source!r} is not a folder, and no data set has that name. A source is {source_names()}, a task "
-            "such as cifar10, a .tar file, or a folder of Parquet shards, of tar files or of images."
-        )
-    if any(path.glob("*.parquet")):
-        return in_parquet(path, request.part, request.allow_partial)
-    return in_folder(path, request)
+    @classmethod
+    def samples(cls, root: Path, names: Sequence[str], labels, class_names, note: str = "") -> Samples:
+        packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+        return Samples(cls(root, packed), labels, tuple(class_names), packed, note)
 
 
-def in_folder(folder: Path, request: Request) -> Listing:
-    """Class folders in `train/` and `val/`, tar files, undivided class folders, or ImageNet's validation files."""
-    flat = validation_files(folder) if request.split != "train" else None
-    if flat and not any(_images(flat[0] / name, folder) for name in _folders(flat[0])):
-        return _validation(*flat, request.split)
-    named = [folder / name for name in _folders(folder) if is_split(name)]
-    if not any(_folders(d) for d in named):
-        tars = sorted([*folder.glob("*.tar"), *(tar for d in named for tar in d.glob("*.tar"))])
-        if tars:
-            return in_tars(tars, folder, request)
-        if named:
-            raise ValueError(NO_CLASS.format(folder, named[0].name))
-    if named:
-        found = _in_split_folders(folder, request.part, [d.name for d in named])
-        others = [name for name in _folders(folder) if not is_split(name) and _any_image(folder / name)]
-        note = beside(folder, [d.name for d in named], others)
-        return replace(found, note=" ".join(filter(None, (found.note, note))))
-    by_class = {name: found for name in _folders(folder) if (found := _images(folder / name, folder))}
-    if not by_class:
-        raise ValueError(f"{_lacking(folder, request.part)}, nor folders of images, one for each class.")
-    names, labels, note = divided(by_class, request.split, folder)
-    return Listing(Files(packed(names), folder), labels, tuple(by_class), note)
+class Classes(ImageFolder):
+    """torchvision's `ImageFolder`, in which hidden files and folders do not count.
 
-
-def has_imagenet(folder: Path, split: str) -> bool:
-    """Whether `folder` holds a split of ImageNet: folders of classes, or the validation files in one folder."""
-    classes = any(_folders(folder / name) for name in SPLITS[split] if (folder / name).is_dir())
-    return classes or folder.is_dir() and split != "train" and validation_files(folder) is not None
-
-
-def _in_split_folders(folder: Path, split: str, present: Sequence[str]) -> Listing:
-    found = first_of(split, present)
-    if found is None:
-        raise ValueError(f"{_lacking(folder, split)}.")
-    root = folder / found
-    # Labels number the training classes, so that a validation folder may lack one.
-    train = folder / (first_of("train", present) or found)
-    class_names = _folders(train)
-    check_known(_folders(root), root, class_names, train)
-    by_class = {name: _images(root / name, folder) for name in class_names}
-    names, labels = labeled(by_class.values())
-    empty = [name for name, found in by_class.items() if not found]
-    note = f"{root} holds no image of {len(empty)} of {len(by_class)} classes, such as {empty[0]!r}." if empty else ""
-    return Listing(Files(packed(names), folder), labels, tuple(class_names), note)
-
-
-def _lacking(folder: Path, split: str) -> str:
-    folders = " or ".join(SPLITS[split])
-    return f"{folder} holds neither Parquet shards nor a folder named {folders}, which the {split} split is read from"
-
-
-def _folders(folder: Path) -> list[str]:
-    return sorted(d.name for d in folder.iterdir() if d.is_dir() and not hidden(d.name))
-
-
-def _images(folder: Path, root: Path) -> list[str]:
-    below = (path.relative_to(root).as_posix() for path in sorted(folder.rglob("*")))
-    return [path for path in below if is_image(path)]
-
-
-def _any_image(folder: Path) -> bool:
-    return any(is_image(path.name) for path in folder.rglob("*"))
-
-
-# ImageNet's validation images as published
-
-
-def validation_files(folder: Path) -> tuple[Path, list[str]] | None:
-    """The folder that holds ImageNet's validation files (`folder` or its `val`), and their names."""
-    for each in (folder, *(folder / name for name in VALIDATION)):
-        if each.is_dir():
-            names = sorted(path.name for path in each.iterdir() if VALIDATION_FILE.fullmatch(path.name))
-            if names:
-                return each, names
-    return None
-
-
-def _validation(folder: Path, names: list[str], split: str) -> Listing:
-    """ImageNet's validation files with their labels. Only the split "whole" may do without labels."""
-    found = _validation_labels(folder, names)
-    if found:
-        labels, wnids, file = found
-        return Listing(Files(packed(names), folder), labels, wnids, f"The labels of {folder} are those in {file}.")
-    missing = (
-        f"{folder} holds ImageNet's validation images, but no file of their labels lies there or in the folder around "
-        f"it: put one of {EXPECTED} there"
-    )
-    if split != "whole":
-        raise ValueError(f"{missing}.")
-    note = f"{missing} for top-1; without, they are scored by ReaL's labels alone."
-    return Listing(Files(packed(names), folder), [0] * len(names), UNLABELED, note)
-
-
-def _validation_labels(folder: Path, names: list[str]) -> tuple[list[int], tuple[str, ...], Path] | None:
-    """The label of each file, ImageNet's WordNet ids in class order and the file of labels; None if there is none."""
-    from timm.data import ImageNetInfo
-
-    wnids = tuple(ImageNetInfo().label_names())
-    numbers = {wnid: number for number, wnid in enumerate(wnids)}
-    for file, read in _readers(folder):
-        if (by_number := read(file)) is None:
-            continue
-        labels = [by_number.get(int(VALIDATION_FILE.fullmatch(name)[1])) for name in names]
-        if None in labels:
-            raise ValueError(f"{file} has no label for {names[labels.index(None)]}. Fetch it again, all of it.")
-        wrong = [label for label in labels if label not in numbers and label not in range(len(wnids))]
-        if wrong:
-            raise ValueError(
-                f"{file} has the label {wrong[0]!r}, but ImageNet's classes have WordNet ids or the numbers from 0 to "
-                f"{len(wnids) - 1}. Put another file of labels in its place, such as {KIT}.tar.gz."
-            )
-        return [numbers.get(label, label) for label in labels], wnids, file
-    return None
-
-
-def _readers(folder: Path) -> Iterator[tuple[Path, Callable[[Path], dict[int, str | int] | None]]]:
-    """Where labels may lie, and what reads each: labels by the number of the image, or None if there is no file."""
-    for around in (folder, folder.parent):
-        for data in (around, around / "data", around / KIT / "data"):
-            yield data / TRUTH, _kit
-        yield around / f"{KIT}.tar.gz", _kit
-        for name in LISTS:
-            yield around / name, lambda file: parsed(file, _list, f"ImageNet's {COUNT:,} validation labels")
-
-
-def _kit(file: Path) -> dict[int, str] | None:
-    """WordNet ids from ImageNet's development kit: `file` is its archive, or the list of labels beside `meta.mat`.
-
-    The list has numbers that `meta.mat` explains. torchvision's `parse_devkit_archive` would write beside the data.
+    classes: the folders in label order, of which some may be empty; by default all, each with an image.
     """
-    import scipy.io
 
-    meta = file.with_name("meta.mat")
-    if not file.is_file():
-        return None
-    if file.name == TRUTH and not meta.is_file():
-        raise ValueError(f"{file} numbers the classes in an order that meta.mat tells; put that beside it.")
+    def __init__(self, root: Path, classes: Sequence[str] | None = None):
+        self._given = classes
+        super().__init__(root, is_valid_file=self._counts, allow_empty=classes is not None)
+
+    def _counts(self, path: str) -> bool:
+        return not hidden(os.path.relpath(path, self.root)) and is_image(path)
+
+    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+        names = list(self._given or subfolders(directory))
+        return names, {name: i for i, name in enumerate(names)}
+
+
+def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
+    """A folder of Parquet files, WebDataset shards, class folders (divided or not) or ImageNet's validation files."""
+    part = "test" if split == "whole" else split
+    if any(path.glob("*.parquet")):
+        return tables.parquet(path, part, root)
+    flat = imagenet.validation_files(path, VALIDATION) if split != "train" else None
+    if flat and not any(_any_image(flat[0] / name) for name in subfolders(flat[0])):
+        return imagenet.validation(*flat, split)
+    named = [name for name in subfolders(path) if name.lower() in EVERY_SPLIT]
+    divided = [name for name in named if any(_any_image(path / name / below) for below in subfolders(path / name))]
+    others = [name for name in subfolders(path) if name not in named and _any_image(path / name)]
+    if not divided and not others:
+        if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
+            return tables.shards(path, part)
+        if not any(_any_image(path / name) for name in subfolders(path)) or named:
+            raise ValueError(
+                f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
+                f"{f' of {named[0]}' if named else ''}."
+            )
+    # A split has no images beside its class folders; one that has, beside other class folders, is a class itself.
+    if divided and (not others or any(not _loose(path / name) for name in divided)):
+        return _of_split(path, part, divided)
+    return _undivided(path, split, named)
+
+
+def _of_split(path: Path, split: str, present: list[str]) -> Samples:
+    chosen = first_of(split, present)
+    if chosen is None:
+        raise ValueError(
+            f"{path} holds the folders {' and '.join(present)}, but the {split} split is read from a folder named "
+            f"{' or '.join(SPLITS[split])}."
+        )
+    train = first_of("train", present) or chosen  # labels number the training classes, so validation may lack one
+    class_names = subfolders(path / train)
+    if unknown := sorted({*subfolders(path / chosen)} - {*class_names}):
+        raise ValueError(
+            f"{path / chosen} holds a class {unknown[0]!r} that {path / train} lacks{alike(unknown[0], class_names)}."
+        )
+    found = _read(path / chosen, class_names if chosen != train else None)
+    names = [os.path.relpath(file, path) for file, _ in found.samples]
+    note = unread(path, names, [name for name in present if name != chosen])
+    return Files.samples(path, names, found.targets, class_names, note)
+
+
+def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
+    """All images of the split "whole", else about a tenth of each class for validation and the others for training.
+
+    A file's split depends on its own name alone, so it stays when other files come or go. Only where that would leave
+    a split of a class empty does the file with the nearest number stand in.
+    """
+    found = _read(path)
+    by_class: list[list[str]] = [[] for _ in found.classes]
+    for file, label in found.samples:
+        by_class[label].append(Path(os.path.relpath(file, path)).as_posix())
+    notes = [f"The folder {named[0]} of {path} is taken for a class, not for a split."] if named else []
+    notes.append(unread(path, [name for names in by_class for name in names]))
+    if split == "whole":
+        notes.append(f"{path} is not divided, so all its images count, also those that a model may have learned from.")
+    else:
+        by_class = [_side(name, files, split, path) for name, files in zip(found.classes, by_class, strict=True)]
+        notes.append(
+            f"{path} is not divided into training and validation images: about a tenth of each class is kept for "
+            "validation, chosen by the names of the files."
+        )
+    names = [name for files in by_class for name in files]
+    labels = [label for label, files in enumerate(by_class) for _ in files]
+    return Files.samples(path, names, labels, found.classes, " ".join(filter(None, notes)))
+
+
+def _side(class_name: str, files: list[str], split: str, where: Path) -> list[str]:
+    if len(files) < 2:
+        raise ValueError(
+            f"The class {class_name!r} of {where} has a single image, but training and validation need one each. Add "
+            "an image, or remove the class."
+        )
+    places = {name: place(name) for name in files}
+    lowest, highest = min(places.values()), max(places.values())
+    edge = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
+    return [name for name in files if (places[name] < edge) == (split != "train")]
+
+
+def place(name: str) -> float:
+    """A number in [0, 1) for a name, the same everywhere and always."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=6).digest(), "big") / 2**48
+
+
+def _read(path: Path, classes: Sequence[str] | None = None) -> Classes:
     try:
-        if file.name == TRUTH:
-            truth, classes = file.read_bytes(), meta.read_bytes()
-        else:
-            with tarfile.open(file, "r:gz") as tar:
-                truth, classes = (tar.extractfile(f"{KIT}/data/{name}").read() for name in (TRUTH, "meta.mat"))
-        synsets = scipy.io.loadmat(io.BytesIO(classes), squeeze_me=True)["synsets"]
-        wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-        return {number: wnids[int(line)] for number, line in enumerate(truth.decode().split(), 1)}
-    except (OSError, EOFError, tarfile.TarError, AttributeError, LookupError, TypeError, ValueError,
-            NotImplementedError) as problem:  # fmt: skip
-        raise ValueError(f"{file} is not ImageNet's development kit ({problem}). Fetch it again.") from problem
+        found = Classes(path, classes)
+    except FileNotFoundError as problem:
+        raise ValueError(
+            f"A class of {path} has no image: {problem}. Add images that Pillow opens, or remove the folder."
+        ) from problem
+    counts = np.bincount(found.targets, minlength=len(found.classes))
+    for name, count in zip(found.classes, counts, strict=True):
+        if not count and (lost := next(_below(path / name), None)):
+            raise ValueError(f"The class {name!r} of {path} has no image: of its files, such as {lost}, none is read.")
+    return found
 
 
-def _list(text: str) -> dict[int, str | int]:
-    """Labels from lines of a file name and a label (separated by space or comma), or from one WordNet id per line."""
-    rows = [re.split(r"[\s,]+", line.strip()) for line in text.splitlines() if line.strip()]
-    rows = rows[1:] if rows and rows[0][0] == "ImageId" else rows  # the heading of Kaggle's
-    named = [(re.search(r"ILSVRC2012_val_(\d{8})", row[0]), row) for row in rows]
-    if rows and all(match for match, _ in named):
-        return {int(match[1]): int(row[1]) if row[1].isdecimal() else row[1] for match, row in named}
-    if len(rows) != COUNT or any(row[0].isdecimal() for row in rows):
-        raise ValueError(f"{len(rows)} lines that are neither files with labels nor {COUNT} WordNet ids")
-    return {number: row[0] for number, row in enumerate(rows, 1)}
+def unread(path: Path, read: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+    """A note that counts and names the files below a folder that are not read, or "". elsewhere: folders apart."""
+    read = {os.path.normpath(name) for name in read}
+    left = sorted(name for name in _below(path, elsewhere) if name not in read)
+    if not left:
+        return ""
+    more = f" and {len(left) - 5:,} more" if len(left) > 5 else ""
+    return f"{len(left):,} files of {path} are not read: {', '.join(left[:5])}{more}."
+
+
+def _below(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
+    """The files below a folder, relative to it, also those behind links."""
+    for here, folders, files in os.walk(path, followlinks=True):
+        relative = os.path.relpath(here, path)
+        folders[:] = [name for name in folders if relative != "." or name not in without]
+        yield from (os.path.normpath(os.path.join(relative, name)) for name in files)
+
+
+def subfolders(path: str | Path) -> list[str]:
+    """The names of the folders in a folder, in the order of code points, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not hidden(entry.name))
+
+
+def _any_image(path: Path) -> bool:
+    return any(not hidden(name) and is_image(path / name) for name in _below(path))
+
+
+def _loose(path: Path) -> bool:
+    """True if images lie in a folder itself."""
+    return any(entry.is_file() and not hidden(entry.name) and is_image(entry.path) for entry in os.scandir(path))
+
+
+def first_of(split: str, present: Iterable[str]) -> str | None:
+    """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if none is."""
+    by_name = {name.lower(): name for name in present}
+    return next((by_name[name] for name in SPLITS[split] if name in by_name), None)
+
+
+def alike(name: str, others: Iterable[str]) -> str:
+    """A hint at a name that looks the same but has other code points, as é in NFC and NFD, or ""."""
+    same = [other for other in others if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)]
+    return f" ({ascii(same[0])} looks the same, but its Unicode form is another: NFC or NFD)" if same else ""

@@ -1,22 +1,20 @@
-"""Readers of data sets known by a name: scikit-learn's digits, torchvision's, Hugging Face's and VTAB-1k."""
+"""Data sets known by a name: scikit-learn's digits, torchvision's and VTAB-1k."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torchvision.datasets
-from PIL import Image
 
-from vitlens.data.files import announce, quiet, reach
-from vitlens.data.folders import has_imagenet, in_folder
-from vitlens.data.imageset import drawn
-from vitlens.data.samples import SPLITS, Chosen, Listing, Numbered, first_of, numbers_as_names
-from vitlens.data.sources import Request, listed
+from vitlens.data.files import announce
+from vitlens.data.folders import folder
+from vitlens.data.imageset import Samples, drawn
+from vitlens.data.sources import data_root, opened
+from vitlens.data.tables import numbered
 from vitlens.data.tasks import TASKS, VTAB
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
@@ -45,212 +43,103 @@ TORCH = {
 }
 
 
-# scikit-learn
-
-
-def digits(request: Request) -> Listing:
+def digits(_, split: str, root: Path | None, fold: int) -> Samples:
     """scikit-learn's digits: 8×8 gray, levels 0…16 scaled to 0…255; fold number `fold` of five is for validation."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import StratifiedKFold
 
-    if request.fold not in range(5):
-        raise ValueError(f"digits is divided into folds 0…4; fold {request.fold} does not exist.")
+    if fold not in range(5):
+        raise ValueError(f"digits is divided into folds 0…4; fold {fold} does not exist.")
     data = load_digits()
     folds = StratifiedKFold(5, shuffle=True, random_state=0).split(data.images, data.target)
-    chosen = list(folds)[request.fold][0 if request.split == "train" else 1]
-    gray = torch.from_numpy(np.rint(data.images[chosen] * (255 / 16)).astype(np.uint8))
-    return Listing(Numbered("digits", gray[:, None].repeat(1, 3, 1, 1)), data.target[chosen], tuple("0123456789"))
+    rows = list(folds)[fold][0 if split == "train" else 1]
+    gray = torch.from_numpy(np.rint(data.images[rows] * (255 / 16)).astype(np.uint8))
+    images = gray[:, None].repeat(1, 3, 1, 1)
+    return Samples(images, data.target[rows], tuple("0123456789"), range(len(rows)), title="digits image ")
 
 
-# torchvision
-
-
-class Torchvision(Numbered):
-    """A data set of torchvision."""
-
-    def name(self, i: int) -> str:
-        files = getattr(self.images, "samples", None)
-        return super().name(i) + (f" ({Path(files[i][0]).name})" if files else "")
-
-    def content(self, i: int) -> Image.Image:
-        return self.images[i][0]
-
-
-def torchvision_set(request: Request) -> Listing:
+def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     """`torch/NAME`: read from `root`, where torchvision expects it, and fetched if it is not there."""
-    name, split, root = request.name, request.part, request.root
+    root = data_root(root)
     if name.lower() not in TORCH:
         raise ValueError(f"torch/{name} is not known. Known are torch/ and {', '.join(TORCH)}.")
     kind, word, train, valid, *test = TORCH[name.lower()]
     options = {word: {"train": train, "valid": valid, "test": test[0] if test else valid}[split]}
     try:
-        dataset = _torchvision(getattr(torchvision.datasets, kind), str(root), options)
+        data = _opened(getattr(torchvision.datasets, kind), str(root), options)
     except Exception as problem:  # whatever the network, the disk and a dozen readers may raise
-        if kind == "ImageNet" and has_imagenet(root, split):
-            return in_folder(root, request)  # torchvision wants the archive of the development kit, too
-        call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
-        remedy = f"Run {call} where there is a network, and copy the result there."
+        remedy = f"Run torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True) where there "
+        remedy += "is a network, and copy the result there."
         if kind == "ImageNet":
-            remedy = "Download its archives by hand, with that of its development kit, and put them there."
+            try:
+                return folder(root, split)  # torchvision wants the archive of the development kit, too
+            except (OSError, ValueError):
+                remedy = "Download its archives by hand, with that of its development kit, and put them there."
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
         raise ValueError(
-            f"torch/{name} is not in {root} and cannot be fetched from here ({_in_a_line(problem)}). {remedy}"
+            f"torch/{name} is not in {root} and cannot be fetched from here ({reason}). {remedy}"
         ) from problem
-    labels = _labels(dataset)
-    names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None) or numbers_as_names(labels)
+    labels = _labels(data)
+    classes = getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
     # ImageNet's classes have several names each.
-    names = tuple(", ".join(name) if isinstance(name, tuple) else str(name) for name in names)
-    return Listing(Torchvision(f"torch/{name} {split}", dataset), labels, names)
+    classes = tuple(", ".join(name) if isinstance(name, tuple) else str(name) for name in classes)
+    files = getattr(data, "samples", None)
+    names = [Path(file).name for file, _ in files] if files else range(len(labels))
+    return Samples(data, labels, classes, names, title=f"torch/{name} {split} image ")
 
 
-def _torchvision(kind: type, root: str, options: dict):
+def _opened(kind: type, root: str, options: dict):
     try:
         return kind(root, **options)
     except (RuntimeError, FileNotFoundError):  # torchvision's words for "not there"
         if kind is torchvision.datasets.ImageNet:  # which no program may fetch
             raise
         Path(root).mkdir(parents=True, exist_ok=True)
-        found = kind(root, **options, download=True)
+        data = kind(root, **options, download=True)
         announce(f"Fetched torchvision's {kind.__name__}", root)
-        return found
+        return data
 
 
-def _labels(dataset) -> Sequence[int]:
+def _labels(data) -> Sequence[int]:
     """The labels of a torchvision data set, read without opening its images."""
     for name in ("targets", "labels", "_labels"):
-        if (labels := getattr(dataset, name, None)) is not None:
+        if (labels := getattr(data, name, None)) is not None:
             labels = torch.as_tensor(labels)
             return (labels[:, 0] if labels.ndim == 2 else labels).tolist()  # QMNIST's rows begin with the label
-    if hasattr(dataset, "index"):  # iNaturalist: (label, file)
-        return [label for label, _ in dataset.index]
-    return [label for _, label in dataset._samples]
+    if hasattr(data, "index"):  # iNaturalist: (label, file)
+        return [label for label, _ in data.index]
+    return [label for _, label in data._samples]
 
 
-def _in_a_line(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
-
-
-# Hugging Face
-
-
-@dataclass(frozen=True)
-class HuggingFace(Numbered):
-    """One column of a Hugging Face data set, its images left encoded."""
-
-    column: str
-
-    def name(self, i: int) -> str:
-        return f"{self.title} row {i}"
-
-    def content(self, i: int) -> bytes:
-        item = self.images[i][self.column]
-        return item["bytes"] or Path(item["path"]).read_bytes()
-
-
-def hugging_face_set(request: Request) -> Listing:
-    """`hfds/NAME`: a data set of the Hugging Face hub, or a folder that `datasets.load_dataset` reads."""
-    name, split, root = request.name, request.part, request.given_root
-    try:
-        import datasets
-    except ImportError as problem:
-        raise ValueError(f"hfds/{name} needs the package datasets. Install it: pip install datasets") from problem
-    cache = root or Path(datasets.config.HF_DATASETS_CACHE)
-    before = {*cache.glob("*/*/*/*")}
-    try:
-        with quiet(), _reaching(name, datasets.config):
-            splits = datasets.load_dataset(name, cache_dir=root and str(root))
-    except Exception as problem:  # the network, the hub, the builder of the data set
-        where = root or "the cache of Hugging Face"
-        raise ValueError(
-            f"hfds/{name} is not in {where} and cannot be fetched from here ({_in_a_line(problem)}). Check the name, "
-            f"or run datasets.load_dataset({name!r}) where there is a network and copy its cache."
-        ) from problem
-    if {*cache.glob("*/*/*/*")} - before:
-        announce(f"Put hfds/{name}, as the package datasets reads it,", cache)
-    present = first_of(split, splits)
-    if present is None:
-        raise ValueError(
-            f"hfds/{name} has the splits {', '.join(splits)}, but the {split} split must be named "
-            f"{' or '.join(SPLITS[split])}."
-        )
-    dataset = splits[present]
-    image = [c for c, kind in dataset.features.items() if isinstance(kind, datasets.Image)]
-    label = [c for c, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)]
-    label = ["label"] if "label" in dataset.features else label
-    if not image or not label:
-        raise ValueError(
-            f"hfds/{name} has the columns {', '.join(dataset.features)}, but needs one of images and one of class "
-            "labels. Choose a data set for image classification."
-        )
-    labels = _whole_numbers(dataset, label[0], name)
-    names = getattr(dataset.features[label[0]], "names", None)
-    if not names:
-        train = first_of("train", splits)
-        names = numbers_as_names(labels, _whole_numbers(splits[train], label[0], name) if train else ())
-    encoded = dataset.select_columns(image[:1]).cast_column(image[0], datasets.Image(decode=False))
-    return Listing(HuggingFace(f"hfds/{name} {present}", encoded, image[0]), labels, tuple(names))
-
-
-@contextmanager
-def _reaching(name: str, config) -> Iterator[None]:
-    """If the hub cannot be reached, make `datasets` use only its cache in this block, instead of retrying for half a
-    minute. Folders need no hub, so nothing is checked for them."""
-    words = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # newer versions' word, and older ones'
-    before = {each: getattr(config, each) for each in words if hasattr(config, each)}
-    if not Path(name).exists():
-        try:
-            reach()
-        except OSError:
-            for each in before:
-                setattr(config, each, True)
-    try:
-        yield
-    finally:
-        for each, value in before.items():
-            setattr(config, each, value)
-
-
-def _whole_numbers(dataset, column: str, name: str) -> Sequence[int]:
-    labels = dataset.select_columns([column])[:][column]
-    if wrong := [each for each in labels if type(each) is not int]:
-        raise ValueError(f"hfds/{name} has the label {wrong[0]!r}, but each image needs a whole number as its label.")
-    return labels
-
-
-# VTAB-1k
-
-TRAIN, VALID = 800, 200
-
-
-def vtab(request: Request) -> Listing:
-    """`vtab/NAME`, which trains on all 1,000 images of a task, or `vtab800/NAME`, which trains on 800 of them.
+def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Samples:
+    """`vtab/NAME`, which trains on all 1,000 images of a task; the last 200 are for validation.
 
     The 1,000 are drawn once and for all as a function of their number, so a copy sorted by class gives all classes.
-    VTAB's own script takes the first of its own order, which the copies do not tell: other images of the same split.
+    VTAB's own script takes the first of its own order, which the copies do not have: other images of the same split.
     """
-    split, task = request.part, TASKS.get(f"vtab/{request.name}")
+    task = TASKS.get(f"vtab/{name}")
     if task is None:
-        raise ValueError(f"{request.source} is no task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
-    whole = listed(replace(request, source=task.source, split="test" if split == "test" else "train"))
-    labels = torch.as_tensor(whole.labels, dtype=torch.int64)
-    raw = task.raw_classes or task.classes
+        raise ValueError(f"vtab/{name} is no task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
+    whole = opened(task.source, "test" if split == "test" else "train", root)
+    labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < raw:
         raise ValueError(
             f"{task.name} has labels from 0 to {raw - 1}, but those of {task.source} run from {int(labels.min())} to "
             f"{int(labels.max())}. Check that the copy is the right one."
         )
-    labels = labels * task.classes // raw
     same = len(whole.class_names) == task.classes
     names = whole.class_names if same else tuple(str(i) for i in range(task.classes))
+    whole = replace(whole, labels=labels * task.classes // raw, class_names=names)
     if split == "test":
-        return replace(whole, labels=labels, class_names=names)
-    if len(labels) < TRAIN + VALID:
+        return whole
+    if len(labels) < 1000:
         raise ValueError(
-            f"{task.name} needs {TRAIN + VALID:,} training images, but {task.source} has {len(labels):,}. Fetch it "
-            "again, all of it."
+            f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Fetch it again, whole."
         )
-    rows = drawn(len(labels), TRAIN + VALID, seed=0)
-    if split == "valid":
-        rows = rows[TRAIN:]
-    elif request.source.startswith("vtab800/"):
-        rows = rows[:TRAIN]
-    return Listing(Chosen(whole.samples, np.asarray(rows)), labels[rows], names, whole.note)
+    rows = drawn(len(labels), 1000, seed=0)
+    return whole.chosen(rows[800:] if split == "valid" else rows[:train])
+
+
+def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:
+    """`vtab800/NAME`, which trains on the 800 images of a task that settings are chosen with."""
+    return vtab(name, split, root, train=800)

@@ -4,40 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from vitlens.data.tasks import TASKS
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `load` asks a source for."""
-
-    source: str
-    """As it was given, such as "torch/cifar10"."""
-    split: str
-    """"train", "valid", "test", or "whole": the test images, or all images if they are not divided into splits."""
-    fold: int = 0
-    allow_partial: bool = False
-    given_root: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """What follows the prefix: "cifar10" of "torch/cifar10"."""
-        return self.source.partition("/")[2]
-
-    @property
-    def part(self) -> str:
-        """The split, with "test" for "whole": what most sources need."""
-        return "test" if self.split == "whole" else self.split
-
-    @property
-    def root(self) -> Path:
-        """The folder that data sets lie in, or are fetched to."""
-        return Path(self.given_root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
 
 
 @dataclass(frozen=True)
@@ -47,9 +19,10 @@ class DataSource:
     name: str
     """What `load` is given: a whole name, or a prefix and a placeholder such as "torch/NAME"."""
     reads: str
-    """What it reads, in a sentence or two for people."""
-    listing: str | Callable[[Request], Any]
-    """Lists the samples of one split, as a `vitlens.data.Listing`; a function or its "module:name"."""
+    """What it reads, for help texts."""
+    opens: str | Callable[..., Any]
+    """The function (or its "module:name") that opens a split as `vitlens.data.Samples`. It is called with the name
+    behind the prefix, the split ("train", "valid", "test"), the root that was given or None, and the fold."""
 
 
 SOURCES: dict[str, DataSource] = {}
@@ -67,52 +40,35 @@ def source_names() -> str:
     return ", ".join(source.name for source in SOURCES.values())
 
 
-def listed(request: Request) -> Any:
-    """The `Listing` of one split: of a named data set or task, or of the folder or tar file at the path `source`."""
-    row = SOURCES.get(request.source.partition("/")[0] + "/") or SOURCES.get(request.source)
-    task = TASKS.get(request.source)
-    if row is None and task and not Path(request.source).is_dir():
-        return listed(replace(request, source=task.source))
-    listing = row.listing if row else "vitlens.data.folders:at_path"
-    return (resolve_name(listing) if isinstance(listing, str) else listing)(request)
+def opened(source: str, split: str, root: str | Path | None = None, fold: int = 0) -> Any:
+    """The `Samples` of one split of a named data set or task, or of the folder `source`. The split "whole" is the test
+    images, or all images of a folder that is not divided."""
+    prefix, slash, name = source.partition("/")
+    row = SOURCES.get(prefix + slash) or SOURCES.get(source)
+    if row is None and Path(source).is_dir():
+        return resolve_name("vitlens.data.folders:folder")(Path(source), split, root)
+    if row is None and source in TASKS:
+        return opened(TASKS[source].source, split, root, fold)
+    if row is None:
+        raise ValueError(
+            f"{source!r} is not a folder, and no data set has that name. A source is {source_names()}, a task such as "
+            "cifar10, or a folder of class folders, Parquet files or WebDataset shards."
+        )
+    opens = resolve_name(row.opens) if isinstance(row.opens, str) else row.opens
+    return opens(name, "test" if split == "whole" else split, Path(root) if root else None, fold)
 
 
-for _row in (
-    DataSource(
-        "digits",
-        "the 1,797 handwritten digits of scikit-learn as they are, 8×8 gray, levels 0…16 scaled to 0…255. Five "
-        "stratified folds: the validation split is number `fold`, the training split the other four",
-        "vitlens.data.named:digits",
-    ),
-    DataSource(
-        "torch/NAME",
-        "a data set of torchvision (`torch/cifar10`, `torch/flowers102` …; `vitlens.data.named.TORCH` lists them), "
-        "read from `root` and fetched there if it is missing. ImageNet, which no program may fetch, is read from its "
-        "archives, that of its development kit among them, or from folders `train/` and `val/` of its classes",
-        "vitlens.data.named:torchvision_set",
-    ),
-    DataSource(
-        "hfds/NAME",
-        "a data set of the Hugging Face hub, or a folder that `datasets.load_dataset` reads; `root` is its cache. "
-        "Needs the package `datasets`",
-        "vitlens.data.named:hugging_face_set",
-    ),
-    DataSource(
-        "wds/NAME",
-        "WebDataset shards in the folder `root/NAME`, or `root` itself, with `_info.json` as timm has it or with the "
-        "split in their names or as their folder. `wds/OWNER/SET` lies in `root/OWNER/SET` alone, and is fetched from "
-        "the Hugging Face hub if it is missing",
-        "vitlens.data.tars:webdataset",
-    ),
-    DataSource(
-        "vtab/TASK",
-        "a task of VTAB-1k: its 1,000 training images, the last 200 of them as validation, and its own test images",
-        "vitlens.data.named:vtab",
-    ),
-    DataSource(
-        "vtab800/TASK",
-        "the same, but training on the 800 images that settings are chosen with",
-        "vitlens.data.named:vtab",
-    ),
+def data_root(root: str | Path | None) -> Path:
+    """The folder that data sets lie in, or are fetched to."""
+    return Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
+
+
+for _name, _reads, _opens in (
+    ("digits", "8×8 digits of scikit-learn, in five folds", "vitlens.data.named:digits"),
+    ("torch/NAME", "a data set of torchvision, fetched if missing", "vitlens.data.named:torchvision_set"),
+    ("hfds/OWNER/SET", "a data set of the Hugging Face hub", "vitlens.data.tables:hub"),
+    ("wds/OWNER/SET", "WebDataset shards in ROOT/OWNER/SET or of the hub", "vitlens.data.tables:webdataset"),
+    ("vtab/TASK", "a task of VTAB-1k: 1,000 training images, 200 of them for validation", "vitlens.data.named:vtab"),
+    ("vtab800/TASK", "the same, trained on the other 800", "vitlens.data.named:vtab800"),
 ):
-    register(_row)
+    register(DataSource(_name, _reads, _opens))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vitlens.data.samples import SUFFIXES, is_image
-from vitlens.images import ImageError, load_image
+from vitlens.images import ImageError, hidden, is_image, load_image
 from vitlens.models import built_size, preprocess
 
 SHARP = 200
@@ -19,9 +18,9 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder} to read images from.")
-    files = sorted(p for p in folder.rglob("*") if is_image(p.relative_to(folder).as_posix()) and p.is_file())
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder)) and is_image(p))
     if not files:
-        raise ValueError(f"The folder {folder} holds no image files ({', '.join(sorted(SUFFIXES))}).")
+        raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
     return [(str(p.relative_to(folder)), p) for p in files]
 
 

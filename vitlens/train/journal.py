@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet
 from vitlens.data.files import write
+from vitlens.data.imageset import workers_ended
 from vitlens.train import checkpoint
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
@@ -157,10 +158,12 @@ class Journal:
 
     @contextmanager
     def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
-        """Save the state after `step` steps, and log `record`, if another process is lost within this block."""
+        """Save the state after `step` steps, and log `record`, if another process or a reader ends in this block."""
         try:
             yield
-        except ConnectionError:
+        except (ConnectionError, ChildProcessError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not workers_ended(error):
+                raise
             if record is not None:
                 self.log(record)
             self.save(step)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
-from vitlens.data.stream import WORKERS_ENDED, workers_ended
+from vitlens.data.imageset import ended, workers_ended
 from vitlens.recorder.running import out_of_memory
 from vitlens.train.hub_layout import STATISTICS
 from vitlens.train.journal import DIVERGED, Journal, facts_of
@@ -158,10 +158,11 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             rate = recipe.rate(step, steps)
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
-            for x, y in parts:
-                part = criterion(x, y) / (recipe.accumulate * world.size)
-                part.backward()
-                loss += part.detach()
+            with journal.kept(step):
+                for x, y in parts:
+                    part = criterion(x, y) / (recipe.accumulate * world.size)
+                    part.backward()
+                    loss += part.detach()
             for b in statistics:
                 b /= world.size
             with journal.kept(step):
@@ -216,7 +217,7 @@ def numerics(recipe: Recipe, world: World):
             yield
     except RuntimeError as error:
         if workers_ended(error):  # PyTorch says so at any moment, not only where images are waited for
-            raise ChildProcessError(WORKERS_ENDED.format(error)) from error
+            raise ended(error) from error
         if not out_of_memory(error):
             raise
         raise MemoryError(
