@@ -211,7 +211,7 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
     assert bare["metric"] == "real" and "scored by ReaL's labels alone" in done.stderr
     assert "put ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
     refused = evaluate(model, folder, "knn", tmp_path / "knn.json", expect=2).stderr
-    assert "the train split is read from" in refused
+    assert "no folders of images, one for each class" in refused
     with pytest.raises(ValueError, match="but no file of their labels lies there or in the folder around it: put"):
         load(folder, "test")
 
@@ -256,12 +256,12 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
 
 
 @pytest.mark.parametrize("name, content, sentence", [
-    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt has no label for ILSVRC2012_val_00000002.JPEG"),
-    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\nILSVRC2012_val_00000002.JPEG 1000\n", "has the label 1000, but"),
-    ("val.txt", "65\n970\n", "should hold ImageNet's 50,000 validation labels, in UTF-8 .ValueError: 2 lines"),
-    ("synset_labels.txt", "n01440764\n", "should hold ImageNet's 50,000 validation labels"),
-    ("ILSVRC2012_validation_ground_truth.txt", "490\n361\n", "in an order that meta.mat tells; put that beside it"),
-    ("ILSVRC2012_devkit_t12.tar.gz", "no archive", "is not ImageNet's development kit .* Fetch it again"),
+    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt does not hold ImageNet.*KeyError: 2"),
+    ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\nILSVRC2012_val_00000002.JPEG 1000\n", "not hold .*KeyError: 1000"),
+    ("val.txt", "65\n970\n", "does not hold .*ValueError: 2 lines"),
+    ("synset_labels.txt", "n01440764\n", "does not hold .*ValueError: 1 lines"),
+    ("ILSVRC2012_validation_ground_truth.txt", "490\n361\n", "does not hold .*meta.mat"),
+    ("ILSVRC2012_devkit_t12.tar.gz", "no archive", "does not hold .*ReadError.* Fetch it again"),
 ])  # fmt: skip
 def test_labels_of_validation_files_that_are_none_are_refused(tmp_path, name, content, sentence):
     folder = side_by_side(tmp_path / "val", (1, 2))
@@ -406,8 +406,8 @@ def test_vtab(tmp_path, small):
     ("colors", "vtab", (), "protocol vtab does not read --data, which is for top1, fewshot, knn, probe, finetune"),
     ("", "vtab", ("--tasks", "mnist"), "VTAB-1k has no task 'mnist'"),
     ("nowhere", "knn", (), "'nowhere' is not a folder"),
-    ("test-only", "knn", (), "which the train split is read from"),
-    ("labels", "top1", (), "has no label"),
+    ("test-only", "knn", (), "the train split is read from a folder named"),
+    ("labels", "top1", (), "not a whole WebDataset shard"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(tmp_path, small, colored, monkeypatch, data, protocol, more, sentence):
     monkeypatch.chdir(colored.parent)

@@ -7,45 +7,17 @@ import math
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from torchvision.datasets import ImageFolder
 
 from vitlens.data import imagenet, tables
-from vitlens.data.imageset import Samples
+from vitlens.data.imageset import Files, Samples
+from vitlens.data.sources import EVERY_SPLIT, SPLITS, VALIDATION, first_of
 from vitlens.images import hidden, is_image
 
-VALIDATION = ("valid", "validation", "val")
-SPLITS = {
-    "train": ("train", "training"),
-    "valid": (*VALIDATION, "test", "testing"),
-    "test": ("test", "testing", *VALIDATION),
-}
-SPLITS["whole"] = SPLITS["test"]
-EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 VALID_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class Files(Sequence):
-    """Paths of files: below `root`, by the bytes of their names in one array. A million Python strings would be copied
-    into each worker by their reference counts."""
-
-    root: Path
-    names: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, i: int) -> Path:
-        return self.root / os.fsdecode(self.names[i])
-
-    @classmethod
-    def samples(cls, root: Path, names: Sequence[str], labels, class_names, note: str = "") -> Samples:
-        packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
-        return Samples(cls(root, packed), labels, tuple(class_names), packed, note)
 
 
 class Classes(ImageFolder):
@@ -196,12 +168,6 @@ def _any_image(path: Path) -> bool:
 def _loose(path: Path) -> bool:
     """True if images lie in a folder itself."""
     return any(entry.is_file() and not hidden(entry.name) and is_image(entry.path) for entry in os.scandir(path))
-
-
-def first_of(split: str, present: Iterable[str]) -> str | None:
-    """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if none is."""
-    by_name = {name.lower(): name for name in present}
-    return next((by_name[name] for name in SPLITS[split] if name in by_name), None)
 
 
 def alike(name: str, others: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vitlens.data.imageset import Files, Samples
+
 UNLABELED = ("without a label",)
 """The one class of images without labels. ReaL can still score them, because its labels go by file name."""
 
@@ -26,11 +28,9 @@ def validation_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[st
     return None
 
 
-def validation(folder: Path, names: list[str], split: str):
+def validation(folder: Path, names: list[str], split: str) -> Samples:
     """ImageNet's validation files with their labels. Only the split "whole" may do without labels."""
     from timm.data import ImageNetInfo
-
-    from vitlens.data.folders import Files
 
     wnids = tuple(ImageNetInfo().label_names())
     numbers = {wnid: number for number, wnid in enumerate(wnids)} | {number: number for number in range(len(wnids))}

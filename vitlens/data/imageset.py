@@ -89,6 +89,26 @@ class Samples:
         return digest.hexdigest()[:12]
 
 
+@dataclass(frozen=True)
+class Files(Sequence):
+    """Paths of files: below `root`, by the bytes of their names in one array. A million Python strings would be copied
+    into each worker by their reference counts."""
+
+    root: Path
+    names: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, i: int) -> Path:
+        return self.root / os.fsdecode(self.names[i])
+
+    @classmethod
+    def samples(cls, root: Path, names: Sequence[str], labels, class_names, note: str = "") -> Samples:
+        packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+        return Samples(cls(root, packed), labels, tuple(class_names), packed, note)
+
+
 def _plain(content: object) -> bytes | Image.Image | Tensor:
     """An image of `Samples.contents` as encoded bytes, a Pillow image or uint8 (3, H, W)."""
     if isinstance(content, tuple):

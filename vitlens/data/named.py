@@ -64,7 +64,7 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     if name.lower() not in TORCH:
         raise ValueError(f"torch/{name} is not known. Known are torch/ and {', '.join(TORCH)}.")
     kind, word, train, valid, *test = TORCH[name.lower()]
-    options = {word: {"train": train, "valid": valid, "test": test[0] if test else valid}[split]}
+    options = {word: {"train": train, "valid": valid}.get(split, test[0] if test else valid)}
     try:
         data = _opened(getattr(torchvision.datasets, kind), str(root), options)
     except Exception as problem:  # whatever the network, the disk and a dozen readers may raise
@@ -120,7 +120,8 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     task = TASKS.get(f"vtab/{name}")
     if task is None:
         raise ValueError(f"vtab/{name} is no task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
-    whole = opened(task.source, "test" if split == "test" else "train", root)
+    testing = split in ("test", "whole")
+    whole = opened(task.source, "test" if testing else "train", root)
     labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < raw:
         raise ValueError(
@@ -130,7 +131,7 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
     same = len(whole.class_names) == task.classes
     names = whole.class_names if same else tuple(str(i) for i in range(task.classes))
     whole = replace(whole, labels=labels * task.classes // raw, class_names=names)
-    if split == "test":
+    if testing:
         return whole
     if len(labels) < 1000:
         raise ValueError(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from vitlens.data.tasks import TASKS
+
+VALIDATION = ("valid", "validation", "val")
+SPLITS = {
+    "train": ("train", "training"),
+    "valid": (*VALIDATION, "test", "testing"),
+    "test": ("test", "testing", *VALIDATION),
+}
+SPLITS["whole"] = SPLITS["test"]
+EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,8 @@ class DataSource:
     """What it reads, for help texts."""
     opens: str | Callable[..., Any]
     """The function (or its "module:name") that opens a split as `vitlens.data.Samples`. It is called with the name
-    behind the prefix, the split ("train", "valid", "test"), the root that was given or None, and the fold."""
+    behind the prefix, the split ("train", "valid", "test", or "whole": test, or all that is not divided), the root that
+    was given or None, and the fold."""
 
 
 SOURCES: dict[str, DataSource] = {}
@@ -55,7 +65,13 @@ def opened(source: str, split: str, root: str | Path | None = None, fold: int = 
             "cifar10, or a folder of class folders, Parquet files or WebDataset shards."
         )
     opens = resolve_name(row.opens) if isinstance(row.opens, str) else row.opens
-    return opens(name, "test" if split == "whole" else split, Path(root) if root else None, fold)
+    return opens(name, split, Path(root) if root else None, fold)
+
+
+def first_of(split: str, present: Iterable[str]) -> str | None:
+    """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if none is."""
+    by_name = {name.lower(): name for name in present}
+    return next((by_name[name] for name in SPLITS[split] if name in by_name), None)
 
 
 def data_root(root: str | Path | None) -> Path:

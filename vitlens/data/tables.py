@@ -13,7 +13,7 @@ from typing import Any
 
 from vitlens.data.files import announce, quiet, reach
 from vitlens.data.imageset import Samples
-from vitlens.data.sources import data_root
+from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, first_of
 
 LABELS = ("label", "fine_label", "labels")  # CIFAR-100's is fine_label
 
@@ -52,8 +52,6 @@ class Column:
 
 def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples:
     """The files `train-*.parquet`, or `valid…-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
-    from vitlens.data.folders import SPLITS, first_of
-
     by_split: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         by_split.setdefault(re.split(r"[-.]", file.name)[0], []).append(file)
@@ -80,8 +78,6 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
     """`hfds/OWNER/SET`: a data set of the Hugging Face hub; a folder of that name stands in for it."""
-    from vitlens.data.folders import SPLITS, first_of
-
     if Path(name).is_dir():
         data = Path(name) / "data"
         return parquet(data if data.is_dir() else Path(name), split, root)
@@ -287,8 +283,6 @@ def _label(row: dict, key: tuple[str, str]) -> int:
 
 def _files(folder: Path, split: str) -> list[Path]:
     """The shards of a split, by the words in their names and by the folders that they lie in."""
-    from vitlens.data.folders import EVERY_SPLIT, SPLITS, first_of
-
     by_split: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.tar")):
         for word in {*re.split(r"[-_.]", file.stem)} & EVERY_SPLIT:
@@ -309,8 +303,6 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _fetch(name: str, folder: Path, split: str) -> None:
     from huggingface_hub import snapshot_download
-
-    from vitlens.data.folders import SPLITS
 
     patterns = ["*.txt", "*.json"] + [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
     try:
