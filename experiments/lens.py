@@ -30,7 +30,6 @@ from vitlens import tokens
 from vitlens.attribution.maps import checked, explaining
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.ablation import divergence
-from vitlens.evaluate.passage import generator
 from vitlens.recorder.supported import family, transformer
 from vitlens.stream import read_out
 
@@ -135,7 +134,8 @@ def scored(model, batches, ways):
     how many nats it differs from that."""
     found = [[defaultdict(list) for _ in model.blocks] for _ in ways]
     labels = torch.cat([labels for _, labels in batches])
-    shuffled = iter(labels[torch.randperm(len(labels), generator=generator(0))].split([len(b) for _, b in batches]))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    shuffled = iter(labels[order].split([len(b) for _, b in batches]))
     for images, labels in tqdm(batches, unit="batch", disable=None):
         with torch.inference_mode():
             layers, logits = tokens.features(model, images)

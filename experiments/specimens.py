@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from experiments.results import sentence
+from experiments.results import labeled, sentence
 from vitlens import load_model
-from vitlens.evaluate.passage import Pictures
 
 MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
 BATCH, CONTROL = 10, 500
@@ -36,10 +35,8 @@ def specimens(
     for name in options.models:
         model, path = load_model(name), Path(name)
         title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
-        drawn = options.images + others
-        pictures = Pictures(model, options.data, drawn, 0, BATCH, False, {"workers": 1}, first=others)
-        batches = [batch for _, batch in pictures.read(range(len(pictures.batches)))]
-        yield title, model, batches, [images for _, (images, _) in pictures.read(range(-len(pictures.first), 0))]
+        batches = list(labeled(model, options.data, others, others + options.images))
+        yield title, model, batches, [images for images, _ in labeled(model, options.data, 0, others)]
         if name == options.models[0]:
             torch.manual_seed(0)
             yield f"{title}, untrained", load_model(name, pretrained=False), batches[: options.control // BATCH], []

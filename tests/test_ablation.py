@@ -1,8 +1,6 @@
-"""Ablation over data: the same as intervening by hand, cheaper, and resumed to the same bytes."""
+"""Ablation of single heads over data equals interventions by hand, and pruning removes heads in the right order."""
 
-import csv
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,10 +11,11 @@ from PIL import Image
 from scipy.stats import t as student
 from test_cli import saved, vitlens
 
+from experiments import pruning
 from vitlens import UnsupportedModelError, ablation, intervene, load_model
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
-from vitlens.evaluate import passage, scores
+from vitlens.evaluate import scores
 
 
 def small(name="vit_tiny_patch16_224", **more):
@@ -69,130 +68,6 @@ def test_effects_equal_interventions_by_hand(name):
         assert row["margin"] == pytest.approx((margins[0] - margins[1]).mean().item(), rel=1e-4, abs=1e-6)
 
 
-def stopped_after(monkeypatch, runs):
-    """A kill in the middle of a batch."""
-    count, again = [0], passage.Passage.again
-
-    def counted(self, *args, **kwargs):
-        count[0] += 1
-        if count[0] > runs:
-            raise KeyboardInterrupt
-        return again(self, *args, **kwargs)
-
-    monkeypatch.setattr(passage.Passage, "again", counted)
-    return count
-
-
-@pytest.mark.parametrize("function, runs", [("effects", 30), ("pruning", 17), ("pruning", 40), ("step", 17)])
-def test_a_killed_table_is_continued_to_the_same_bytes(tmp_path, monkeypatch, function, runs):
-    model, data = small(), labeled(14)
-    more = {"pruning": dict(choose=6, orders=2), "step": dict(choose=6, orders=2, step=2)}.get(function, {})
-    function = "pruning" if function == "step" else function
-    call = lambda out: getattr(ablation, function)(model, data, batch=3, out=tmp_path / out, **more, **QUIET)  # noqa: E731
-    whole = call("whole.csv")
-    with monkeypatch.context() as patch:
-        stopped_after(patch, runs)
-        with pytest.raises(KeyboardInterrupt):
-            call("killed.csv")
-    assert (tmp_path / "killed.csv").read_bytes() != (tmp_path / "whole.csv").read_bytes()
-    with monkeypatch.context() as patch:
-        count = stopped_after(patch, 10**6)
-        again = call("killed.csv")
-        rest = count[0]
-        call("killed.csv")
-        assert count[0] == rest, "nothing is left to do"
-    assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    pd.testing.assert_frame_equal(again, whole)
-
-
-def test_a_table_of_something_else_is_not_continued(tmp_path):
-    model, data = small(), labeled()
-    ablation.effects(model, data, ways=["zero"], out=tmp_path / "heads.csv", **QUIET)
-    with torch.no_grad():
-        other = small()
-        other.head.bias += 1
-    for call in (
-        lambda out: ablation.effects(other, data, ways=["zero"], out=out, **QUIET),
-        lambda out: ablation.effects(model, labeled(10), ways=["zero"], out=out, **QUIET),
-        lambda out: ablation.effects(model, replace(data, pictures="others"), ways=["zero"], out=out, **QUIET),
-        lambda out: ablation.effects(model, data, ways=["mean"], out=out, **QUIET),
-        lambda out: ablation.pruning(model, data, choose=3, out=out, **QUIET),
-    ):
-        with pytest.raises(ValueError, match=r"heads.csv is of another model, other images or other settings"):
-            call(tmp_path / "heads.csv")
-
-
-def test_pruning_takes_the_head_next_that_moves_the_probabilities_least():
-    model, data = small(), labeled(14)
-    found = ablation.pruning(model, data, way="zero", choose=6, orders=2, batch=4, **QUIET)
-    rows = torch.randperm(14, generator=torch.Generator().manual_seed(0))
-    x = normalized(data.images[rows], model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
-    labels, removed = data.labels[rows], []
-
-    def without(heads, images):
-        with torch.no_grad(), intervene(model, heads=dict.fromkeys(heads, "zero")):
-            return model(images).double()
-
-    before = without([], x[:6])
-    greedy = found[found.order == "greedy"]
-    for step, row in enumerate(greedy.to_dict("records")):
-        if step:
-            left = [(layer, head) for layer in range(3) for head in range(2) if (layer, head) not in removed]
-            moved = [
-                torch.nn.functional.kl_div(
-                    without([*removed, head], x[:6]).log_softmax(1),
-                    before.log_softmax(1),
-                    reduction="batchmean",
-                    log_target=True,
-                )
-                for head in left
-            ]
-            removed.append(left[int(torch.stack(moved).argmin())])
-            assert (row["layer"], row["head"]) == removed[-1]
-        right = (without(removed, x[6:]).argmax(1) == labels[6:]).sum().item()
-        assert (row["removed"], row["images"]) == (step, 8)
-        assert (row["accuracy"], row["low"], row["high"]) == pytest.approx(scores.proportion(right, 8))
-    assert list(found.order.unique()) == ["greedy", "random 0", "random 1"]
-    last = found[found.removed == 6].accuracy
-    assert len(last) == 3 and last.nunique() == 1, "at the end all are removed, in whatever order"
-    for name in ("random 0", "random 1"):
-        assert len(found[(found.order == name) & (found.removed > 0)][["layer", "head"]].drop_duplicates()) == 6
-
-
-def test_pruning_several_heads_at_once_takes_those_that_move_least_alone():
-    model, data = small(), labeled(14)
-    whole = ablation.pruning(model, data, way="zero", choose=6, orders=1, batch=4, **QUIET)
-    found = ablation.pruning(model, data, way="zero", choose=6, orders=1, step=4, batch=4, **QUIET)
-    measured = found[found.images > 0]
-    assert measured.removed.tolist() == [0, 4, 6] * 2 and (found[found.images == 0].accuracy == "").all()
-    same = whole[(whole.order == "random 0") & whole.removed.isin([0, 4, 6])]
-    assert measured[measured.order == "random 0"].accuracy.tolist() == same.accuracy.tolist()
-    x = normalized(
-        data.images[torch.randperm(14, generator=torch.Generator().manual_seed(0))[:6]],
-        model.pretrained_cfg["mean"],
-        model.pretrained_cfg["std"],
-    )
-    before, moved = model(x).double(), {}
-    for head in [(layer, head) for layer in range(3) for head in range(2)]:
-        with torch.no_grad(), intervene(model, heads={head: "zero"}):
-            moved[head] = float(ablation.divergence(before, model(x).double()).mean())
-    first = found[(found.order == "greedy") & found.removed.between(1, 4)]
-    assert list(zip(first.layer, first["head"], strict=True)) == sorted(moved, key=moved.get)[:4]
-
-
-@pytest.mark.parametrize("way", ["zero", "mean"])
-def test_the_layers_below_are_not_run_again(way):
-    """All heads of twelve layers cost at most 0.6 of as many forwards, counted in blocks that run."""
-    model, data, runs = small(depth=12, num_heads=3), labeled(40), []
-    for block in model.blocks:
-        block.register_forward_hook(lambda *_: runs.append(1))
-    ablation.effects(model, data, ways=way, batch=2, **QUIET)
-    batches, heads = 20, 36
-    expected = batches * (12 + 3 * sum(range(1, 13))) + 12  # once from the first block to see that this is the model
-    assert len(runs) == expected + (batches * 12 if way == "mean" else 0)
-    assert len(runs) <= 0.6 * batches * heads * 12
-
-
 def test_the_interval_of_a_change_is_agresti_and_mins():
     """Table 2 of their paper's kind: 150 and 86 of 1600 changed."""
     found = scores.paired(lost=150, gained=86, images=1600)
@@ -215,74 +90,6 @@ def colored(folder):
     return folder
 
 
-def test_the_command(tmp_path, monkeypatch):
-    model, data = saved(tmp_path / "model"), colored(tmp_path / "data")
-    common = ("ablate", model, "--data", data, "--batch", 6, "--workers", 0)
-    said = vitlens(*common, "--out", tmp_path / "heads.csv")
-    head, columns, *rows = (tmp_path / "heads.csv").read_text().splitlines()
-    assert head.startswith("# vitlens ablate ") and str(tmp_path) not in head and head.endswith("; 4 of 4 batches")
-    assert len(rows) == 2 * 3 * 2 and {row["images"] for row in csv.DictReader([columns, *rows])} == {"24"}
-    assert "ten largest by KL" in said.stdout and "have no names" in said.stderr
-    ablation.effects(load_model(model), str(data), batch=6, workers=0, out=tmp_path / "again.csv", **QUIET)
-    assert (tmp_path / "again.csv").read_text().splitlines()[1:] == [columns, *rows]
-    pruned = ("--prune", "--choose", 6, "--orders", 1, "--images", 20, "--out", tmp_path / "pruning.csv")
-    assert "random 0" in vitlens(*common, *pruned).stdout
-    assert len((tmp_path / "pruning.csv").read_text().splitlines()) == 2 + 2 * 7
-    zero = vitlens(*common, *pruned[:-1], tmp_path / "new" / "zero.csv", "--ways", "zero")
-    assert "random 0" in zero.stdout and ", zero, the first 6" in (tmp_path / "new" / "zero.csv").read_text()
-    refused = vitlens(*common, *pruned[:-1], tmp_path / "y.csv", "--ways", "zero,mean", expect=2)
-    assert "'mean' or to 'zero', got 'zero,mean'" in refused.stderr
-    assert "Add --prune" in vitlens(*common, "--choose", 6, "--out", tmp_path / "x.csv", expect=2).stderr
-    assert "needs --data" in vitlens("ablate", model, "--out", tmp_path / "x.csv", expect=2).stderr
-    assert "other settings" in vitlens(*common, "--seed", 1, "--out", tmp_path / "heads.csv", expect=2).stderr
-    with pytest.raises(UnsupportedModelError, match="a single class, so its answer is always the same"):
-        ablation.effects(small(num_classes=1), labeled(), **QUIET)
-    with pytest.raises(UnsupportedModelError, match="convolutions"):
-        ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
-
-
-@pytest.mark.parametrize("call, options", [(ablation.effects, {}), (ablation.pruning, dict(choose=3, orders=1))])
-def test_a_damaged_table_is_refused_and_left(tmp_path, call, options):
-    model, data, out = small(), labeled(), tmp_path / "heads.csv"
-    call(model, data, out=out, **options, **QUIET)
-    whole = out.read_bytes()
-    head, columns, *rows = whole.splitlines(keepends=True)
-    assert call(model, data, out=out, **options, **QUIET).shape[0] == len(rows)
-    for damaged in (
-        head, head + columns, whole[:-30], whole[:-1], head + columns + b"".join(rows[:-1]),
-        head + columns.replace(b"accuracy", b"right") + b"".join(rows), head + columns + rows[0][:9] + b"\n",
-        head + columns + b"1," + b"".join(rows), head + columns + b"".join(rows[:3] + rows[4:]),
-        head + columns + b"".join(rows[:6] + rows[7:]),  # of pruning, the last of the greedy order
-    ):  # fmt: skip
-        out.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"heads.csv is damaged: some of it is missing. Delete it"):
-            call(model, data, out=out, **options, **QUIET)
-        assert out.read_bytes() == damaged
-    for other in (b"", b"\xff\xfe\x00", b"layer,head\n0,0\n"):
-        out.write_bytes(other)
-        with pytest.raises(ValueError, match="heads.csv is of another model, other images or other settings"):
-            call(model, data, out=out, **options, **QUIET)
-
-
-@pytest.mark.parametrize(
-    "more, match",
-    [
-        (dict(ways=["average"]), "zero, mean; got 'average'"),
-        (dict(ways="average"), "got 'average'"),
-        (dict(ways=[]), "zero, mean"),
-        (dict(images=1), "at least 2 images, got 1"),
-        (dict(batch=0), "batch must be a whole number of at least 1"),
-    ],
-)
-def test_wrong_use(more, match):
-    with pytest.raises(ValueError, match=match):
-        ablation.effects(small(), labeled(), **more, **QUIET)
-    with pytest.raises(ValueError, match="'mean' or to 'zero', got 'resample'"):
-        ablation.pruning(small(), labeled(), way="resample", **QUIET)
-    with pytest.raises(ValueError, match="at least 102 images, got 11"):
-        ablation.pruning(small(), labeled(), **QUIET)
-
-
 def test_effects_of_models_in_other_precisions():
     """The rounding of the weights, not that of the computation, makes the difference."""
     data, columns = labeled(), ["kl", "margin"]
@@ -290,3 +97,68 @@ def test_effects_of_models_in_other_precisions():
     for precision, close in {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.1}.items():
         found = ablation.effects(small().to(precision), data, batch=5, seed=3, **QUIET)[columns]
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * expected.abs().to_numpy().max())
+
+
+def test_a_stopped_ablation_keeps_the_images_it_has_seen(tmp_path, monkeypatch):
+    model, data, out = small(), labeled(14), tmp_path / "new" / "heads.csv"
+    whole = ablation.effects(model, data, batch=7, out=out, **QUIET)
+    pd.testing.assert_frame_equal(pd.read_csv(out), whole, check_dtype=False)
+    measures, calls = ablation._measures, []
+
+    def stopped(*arguments):
+        calls.append(1)
+        if len(calls) > 20:
+            raise KeyboardInterrupt
+        return measures(*arguments)
+
+    monkeypatch.setattr(ablation, "_measures", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        ablation.effects(model, data, batch=7, out=out, **QUIET)
+    table = pd.read_csv(out)
+    assert set(table["images"]) == {7} and len(table) == len(whole) and table["command"][0] == "ablation.effects"
+
+
+def test_the_command_writes_a_plain_table(tmp_path):
+    model, data = saved(tmp_path / "model"), colored(tmp_path / "data")
+    out = tmp_path / "heads.csv"
+    done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)
+    table = pd.read_csv(out)
+    assert len(table) == 2 * 3 * 2 and set(table["images"]) == {24} and "ten largest by KL" in done.stdout
+    assert table["command"][0].startswith("vitlens ablate ") and str(tmp_path) not in out.read_text()
+    quiet = ablation.effects(load_model(model), str(data), batch=6, workers=0, **QUIET)
+    pd.testing.assert_frame_equal(table.drop(columns="command"), quiet.drop(columns="command"), check_dtype=False)
+
+
+def test_wrong_ways_and_other_architectures_are_refused():
+    with pytest.raises(ValueError, match="ways must be some of zero, mean, got 'average'"):
+        ablation.effects(small(), labeled(), ways="average", **QUIET)
+    with pytest.raises(UnsupportedModelError, match="convolutions"):
+        ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
+
+
+def test_pruning_removes_the_head_that_moves_the_probabilities_least():
+    model, data = small(), labeled(14)
+    x = normalized(data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
+    table = pd.DataFrame(pruning.pruned(model, [x[:6]], [(x[6:], data.labels[6:])], orders=2, way="zero"))
+    greedy, removed = table[table["order"] == "greedy"], []
+
+    def without(heads, images):
+        with torch.no_grad(), intervene(model, heads=dict.fromkeys(heads, "zero")):
+            return model(images).double()
+
+    for step, row in enumerate(greedy.to_dict("records")):
+        if step:
+            left = [(layer, head) for layer in range(3) for head in range(2) if (layer, head) not in removed]
+            moved = [
+                torch.nn.functional.kl_div(
+                    without([*removed, head], x[:6]).log_softmax(1), without([], x[:6]).log_softmax(1),
+                    reduction="batchmean", log_target=True,
+                )
+                for head in left
+            ]  # fmt: skip
+            removed.append(left[int(torch.stack(moved).argmin())])
+            assert (row["layer"], row["head"]) == removed[-1]
+        right = (without(removed, x[6:]).argmax(1) == data.labels[6:]).sum().item()
+        assert (row["accuracy"], row["low"], row["high"]) == pytest.approx(scores.proportion(right, 8))
+    assert list(table["order"].unique()) == ["greedy", "random 0", "random 1"]
+    assert table[table["removed"] == 6]["accuracy"].nunique() == 1, "with all heads removed the order does not matter"

@@ -40,7 +40,7 @@ def models(
 
 
 def table(
-    results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.", exists=True)],
+    results: Annotated[list[Path], typer.Argument(help="JSON files that `vitlens evaluate` wrote.")],
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     from vitlens import paper
