@@ -371,3 +371,29 @@ def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
     assert "has no input_size, interpolation, crop_pct, mean, std" in capsys.readouterr().err and len(notes) == 1
     preprocess(nn.Identity(), samples()["chelsea"], on_note=notes.append)
     assert "is a guess" in notes[1]
+
+
+def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
+    import pytest
+    from data_support import encoded, write
+
+    from vitlens.data import load
+
+    kinds = {"cat": (".jpg", "JPEG"), "dog": (".pgm", "PPM"), "owl": (".jfif", "JPEG"), "pig": ("", "PNG")}
+    for name, (ending, kind) in kinds.items():
+        write(tmp_path, {f"{name}/{i}{ending}": encoded(i, kind) for i in range(12)})
+    assert load(tmp_path, "whole").class_names == tuple(kinds)
+    write(tmp_path, {"yak/0.txt": b"text"})
+    with pytest.raises(ValueError, match="yak"):
+        load(tmp_path)
+
+
+def test_F10_the_order_of_classes_without_names_is_printed():
+    import timm
+
+    from vitlens.evaluate.classes import matched
+
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    assert "Their order is a1, a10, a2" in matched(model, ("a1", "a10", "a2"))
+    assert "Their order" in matched(model, ("a1", "a2", "a10"))
+    assert "Their order" not in matched(model, ("a", "b", "c"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
+
+_PIECES = re.compile(r"\d+|\D+").findall
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
@@ -55,7 +59,14 @@ def matched(model: nn.Module, names: tuple[str, ...]) -> str:
     """A note on how `class_numbers` matched the classes, or "" if it was by name."""
     if by_number(model, names):
         return "The classes of the data have no names, so each number is taken to be that of the model's class."
-    return "" if _names(model) else "The classes are matched by position: the model names no classes."
+    if _names(model):
+        return ""
+    natural = sorted(names, key=lambda name: [(s.isdecimal(), int(s) if s.isdecimal() else s) for s in _PIECES(name)])
+    note = "The classes are matched by position: the model names no classes."
+    if natural == sorted(names):
+        return note
+    shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
+    return f"{note} Their order is {shown}; sorted by their numbers they would be in another."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
