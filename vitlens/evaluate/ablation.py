@@ -63,13 +63,13 @@ def effects(
     named = isinstance(data, str | Path)
     evaluation = Evaluation(model, str(data) if named else "images", **settings)
     network = evaluation.network
+    heads = head_places(network, attention_modules(network))
     require_capturable(network)
     data = (evaluation.images("whole") if named else data).to(evaluation.world.device)
     numbers = class_numbers(network, data.class_names)
     evaluation.note(matched(network, data.class_names))
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:images]
     batches = rows.tensor_split(max(1, len(rows) // batch))
-    heads = head_places(network, attention_modules(network))
 
     def shown() -> Iterator[tuple[Tensor, Tensor]]:
         """Normalized images and the model's class numbers, without damaged images."""
