@@ -31,7 +31,7 @@ test: browser  ## every test but those that take minutes (NO_BROWSER=1 leaves th
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
 	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py \
-	    tests/test_reasons.py tests/test_widgets.py
+	    tests/test_lanes.py
 
 test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all of timm
 	$(BIN)/python -m pytest -n auto -m slow

@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
-from vitlens.widgets.inside import INSIDE
-from vitlens.widgets.switches import WAYS, instead
-from vitlens.widgets.views import VIEWS
+from vitlens.widgets.heads_off import WAYS, instead
+from vitlens.widgets.views import INSIDE, VIEWS
 
 CELL = """
 import json, os, time, timm, torch
@@ -122,7 +121,7 @@ def inside(page: Page, rng: np.random.Generator, side: int, count: int) -> Itera
     yield "another class, contributions", pressed(".bars:not(.layers) button", range(1, 5))
     yield "bar of a head, contributions", pressed(".parts .goes", rng.permutation(36)[:count])
     page.evaluate(CHOOSE, ["view", MENU["attention"]])
-    pressed(".heads summary, .switch", [0])  # the means are taken once the switches are in sight
+    pressed(".switch", [0])  # the means are taken with the first
     pressed(".switch", [35])
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])

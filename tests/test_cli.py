@@ -1,6 +1,5 @@
 """The command line as a user meets it: files written, sentences on standard error, exit codes."""
 
-import ast
 import contextlib
 import dataclasses
 import gc
@@ -28,7 +27,6 @@ from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
-from vitlens.widgets import app
 
 
 def vitlens(*arguments, expect=0):
@@ -284,23 +282,6 @@ def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
         message = vitlens("app", model_folder, "--port", port, expect=2).stderr
         assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
     assert "port from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
-    monkeypatch.setattr("vitlens.widgets.app.find_spec", lambda name: None if name == "anywidget" else name)
-    assert "needs anywidget, not installed here; run `pip install anyw" in vitlens("app", model_folder, expect=2).stderr
-
-
-def test_the_page_of_the_app_opens_what_was_named(model_folder, tmp_path, monkeypatch):
-    """Paths with quotes and brackets are paths, not code; the page is run as Voila would run it."""
-    (folder := tmp_path / "a'b{c}").mkdir()
-    samples()["coffee"].save(folder / "cup.png")
-    monkeypatch.chdir(tmp_path)
-    book = json.loads(app.notebook(str(model_folder), "a'b{c}/cup.png"))
-    (cell,) = book["cells"]
-    *rest, last = ast.parse("".join(cell["source"])).body
-    space = {}
-    monkeypatch.chdir("/")
-    exec(compile(ast.Module(rest, []), "cell", "exec"), space)
-    explorer = eval(compile(ast.Expression(last.value), "cell", "eval"), space)
-    assert explorer.photograph.size == samples()["coffee"].size and len(explorer.frame["bars"]) == 5
 
 
 def test_train_hands_every_option_on(monkeypatch, tmp_path):

@@ -72,7 +72,7 @@ def test_training_is_measured_in_the_precisions_of_the_device(monkeypatch, has):
 
 
 def test_the_explorer_is_timed_at_what_it_offers(vit):
-    offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).controls()}
+    offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).page.shown.values()}
     asked = []
 
     class Page:

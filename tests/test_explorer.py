@@ -1,14 +1,7 @@
-"""The explorer without a browser: what is shown against independent computations, and what happens to bad input."""
+"""The widgets without a browser: their maps against independent computations, and wrong input."""
 
-import copy
-import gc
 import io
 import json
-import signal
-import subprocess
-import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,18 +11,23 @@ import torch
 from data_support import png, saved
 from PIL import Image, ImageOps
 from sklearn.decomposition import PCA
+from sklearn.metrics.pairwise import cosine_similarity
 from test_capture import unfused_maps
+from test_plot import snapshots
 
-from vitlens import TokenGrid, UnsupportedModelError, capture, widgets
+from vitlens import TokenGrid, UnsupportedModelError, capture, faithfulness, intervene, plot, stream, tokens, widgets
 from vitlens.attention import rollout
+from vitlens.attribution import METHODS, Method, like, register, relevance
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.supported import family
-from vitlens.widgets import subjects, worker
+from vitlens.widgets import photographs, views
 from vitlens.widgets.comparison import moved
-from vitlens.widgets.saving import captioned
 
+SMALL, CUP = samples()["chelsea"].resize((80, 60)), samples()["coffee"]
 PICTURE = samples()["chelsea"]
+
+
 MODELS = {
     "class token": {},
     "mean of patches": {"global_pool": "avg", "class_token": False, "fc_norm": False},
@@ -37,6 +35,8 @@ MODELS = {
     "registers": {"reg_tokens": 3},
     "distilled": {"name": "deit_tiny_distilled_patch16_224"},
 }
+
+
 every = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -51,8 +51,16 @@ def values(widget, name="picture"):
     return found[..., 0] if found.shape[-1] == 1 else found
 
 
+def sample_photographs(model):
+    return torch.cat([given(model, image) for image in samples().values()])
+
+
 def words(widget):
     return " ".join(panel["words"] for panel in widget.frame["panels"])
+
+
+def given(model, picture=PICTURE):
+    return preprocess(model, picture, size=model.patch_embed.img_size)
 
 
 def reference(model, picture=PICTURE, size=None, **kwargs):
@@ -81,7 +89,7 @@ def readout(model, tokens):
 
 def assert_attention(explorer, picture=PICTURE, shape=(4, 4), **kwargs):
     """The map is the attention from the class token in the last layer, the mean of the heads."""
-    maps, _, _ = reference(explorer.model, picture, **kwargs)
+    maps, _, _ = reference(explorer.page.model, picture, **kwargs)
     np.testing.assert_allclose(values(explorer), maps[-1].mean(0)[0, 1:].reshape(shape), atol=1e-6)
 
 
@@ -149,8 +157,8 @@ def test_the_picture_is_what_the_model_saw(vit):
     explorer = widgets.explore(vit(img_size=224, patch_size=32), PICTURE)
     shown = np.asarray(Image.open(io.BytesIO(explorer.pictures["picture"])))
     assert shown.shape == (448, 448, 3)
-    seen = preprocess(explorer.model, PICTURE)[0].permute(1, 2, 0).numpy()
-    config = explorer.model.pretrained_cfg
+    seen = preprocess(explorer.page.model, PICTURE)[0].permute(1, 2, 0).numpy()
+    config = explorer.page.model.pretrained_cfg
     expected = np.rint((seen * config["std"] + config["mean"]) * 255).astype(np.uint8)
     enlarged = Image.fromarray(expected).resize((448, 448), Image.Resampling.BICUBIC)
     assert np.abs(shown.astype(int) - np.asarray(enlarged)).max() <= 1
@@ -159,7 +167,7 @@ def test_the_picture_is_what_the_model_saw(vit):
 def test_words_say_what_is_shown(explorer):
     assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
     assert "not renormalized" in words(explorer) and "64 × 64 pixels" in words(explorer)
-    maps, _, _ = reference(explorer.model)
+    maps, _, _ = reference(explorer.page.model)
     assert f"{100 * maps[2].mean(0)[0, 0]:.0f} % goes to the class token" in words(explorer)
     explorer.set(row=1, column=2, head=0, layer=1)
     assert "Attention from the patch in row 1, column 2, layer 1, head 0" in words(explorer)
@@ -190,9 +198,7 @@ def test_colors(explorer):
 def test_mean_distance_follows_the_first_map(vit):
     model = vit()
     explorer = widgets.explore(model, PICTURE)
-    deadline = time.monotonic() + 60
-    while explorer.frame["dots"] is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert explorer.wait(60, settled=True)
     maps, _, _ = reference(model)
     y, x = np.divmod(np.arange(16), 4)
     distances = 16 * np.hypot(y[:, None] - y, x[:, None] - x)
@@ -200,33 +206,31 @@ def test_mean_distance_follows_the_first_map(vit):
     np.testing.assert_allclose(explorer.frame["dots"]["values"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "match"),
-    [
-        ("layer", 3, "'Layer' must be a whole number from 0 to 2, got 3"),
-        ("layer", 1.5, "'Layer' must be a whole number"),
-        ("head", True, "'Head' must be one of 'mean', 'max', 0, 1, 2, got True"),
-        ("head", 9, "'Head' must be one of 'mean', 'max', 0, 1, 2, got 9"),
-        ("row", -1, "'Row' must be a whole number from 0 to 3"),
-        ("view", "saliency", "'View' must be one of"),
-        ("smooth", 1, "'Smooth' must be True or False"),
-        ("strength", float("nan"), "'Strength' must be a number from 0 to 1"),
-        ("query", [0, 0], "'Query' must be one of"),
-        ("nonsense", 1, "There is no control 'nonsense' here; there are photograph"),
-    ],
-)
-def test_controls_refuse_what_there_is_not(explorer, name, value, match):
-    state, picture = dict(explorer.state), explorer.frame["panels"]
-    with pytest.raises(ValueError, match=match):
-        explorer.set(layer=0, **{name: value}) if name != "layer" else explorer.set(layer=value)
-    assert explorer.state == state and explorer.frame["panels"] == picture and match[:8] in explorer.frame["message"]
+REFUSED = {
+    "layer": (3, "'Layer' must be a whole number from 0 to 2, got 3"),
+    "head": (True, "'Head' must be one of 'mean', 'max', 0, 1, 2, got True"),
+    "row": (-1, "'Row' must be a whole number from 0 to 3"),
+    "view": ("saliency", "'View' must be one of"),
+    "smooth": (1, "'Smooth' must be True or False"),
+    "strength": (float("nan"), "'Strength' must be a number from 0 to 1"),
+    "nonsense": (1, "There is no control 'nonsense' here; there are photograph"),
+}
+
+
+def test_controls_refuse_impossible_values(explorer):
+    state, panels = dict(explorer.page.state), explorer.frame["panels"]
+    for name, (value, sentence) in REFUSED.items():
+        with pytest.raises(ValueError, match=sentence):
+            explorer.set(column=0, **{name: value})
+        assert explorer.page.state == state and explorer.frame["panels"] == panels
+        assert explorer.frame["message"].startswith(sentence[:8])
     explorer.set(layer=1)
     assert explorer.frame["message"] == ""
 
 
 def browser(widget, content, *buffers):
     """What the page sends."""
-    widget._receive(widget, content, list(buffers))
+    widget.connection.receive(content, buffers)
     assert widget.wait(60)
     return widget.frame["message"]
 
@@ -241,26 +245,14 @@ def test_a_click_asks_from_the_patch(explorer):
     assert explorer.frame["panels"][0]["selected"] == (3, 1)
 
 
-def test_a_click_and_a_switch_open_no_file(vit, monkeypatch):
-    """Opening the sample photographs to say how many they are took ten times as long as the rest of a click."""
-    explorer = widgets.explore(vit(num_classes=1000), PICTURE)  # as many classes as ImageNet, whose names are looked up
-    explorer.wait()
-    monkeypatch.setattr(Image, "open", None)
-    monkeypatch.setattr("timm.data.ImageNetInfo", None)
-    assert browser(explorer, {"pick": "picture", "row": 3, "col": 1, "number": 8}) == ""
-    explorer.set(view="rollout", layer=1)
-    explorer.set(way="zero", off=[(0, 1)])
-    assert "head 1 of layer 0" in words(explorer)
-
-
 TURNED = Image.Exif()
-TURNED[274] = 6  # to be turned by 90 degrees
-SMALL, CUP = PICTURE.resize((80, 60)), samples()["coffee"]
+
+
 UPLOADS = {
     "PNG": (saved(CUP), ""), "JPEG": (saved(CUP, "JPEG"), ""), "WEBP": (saved(CUP, "WEBP"), ""),
     "from a phone that lay on its side": (saved(PICTURE.rotate(90, expand=True), exif=TURNED), ""),
     "animation": (saved(SMALL, "GIF", save_all=True, append_images=[CUP.resize((80, 60))]),
-                  "cup.bin holds 2 pictures; the first is shown."),
+                  ""),
     "from a phone that adds a preview": (saved(PICTURE, "MPO", save_all=True, append_images=[SMALL]), ""),
 }  # fmt: skip
 
@@ -269,9 +261,9 @@ UPLOADS = {
 def test_uploads(explorer, kind):
     data, message = UPLOADS[kind]
     assert browser(explorer, {"upload": "cup.bin"}, memoryview(data)) == message
-    assert explorer.state["photograph"] == "your picture"
+    assert explorer.page.state["photograph"] == "your image"
     assert_attention(explorer, ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    explorer.set(photograph="the picture given")
+    explorer.set(photograph="the image given")
     assert_attention(explorer)
 
 
@@ -285,10 +277,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_uploads_leave_the_last_good_picture(explorer, name):
     explorer.set(layer=1, row=2)
-    before = dict(explorer.state), explorer.frame["panels"], explorer.pictures
+    before = dict(explorer.page.state), explorer.frame["panels"], explorer.pictures
     message = browser(explorer, {"upload": name}, BAD[name][0])
     assert name in message and BAD[name][1] in message and message.endswith(".")
-    assert (dict(explorer.state), explorer.frame["panels"], explorer.pictures) == before
+    assert (dict(explorer.page.state), explorer.frame["panels"], explorer.pictures) == before
     explorer.set(layer=2)
     assert explorer.frame["message"] == ""
 
@@ -304,12 +296,12 @@ def test_a_picture_in_its_own_shape(vit):
     assert_attention(explorer, PICTURE.resize((80, 48), Image.Resampling.BICUBIC), (3, 5), size=(48, 80), whole=True)
     explorer.set(row=2, column=4, whole=False)
     explorer.set(row=3, whole=True)
-    assert explorer.state["row"] == 2  # the grid has three rows now
+    assert explorer.page.state["row"] == 2  # the grid has three rows now
     assert "squeezed" not in words(explorer)
     explorer = widgets.explore(model, PICTURE.resize((640, 10)))
     explorer.set(whole=True)
-    assert (explorer.subject.grid.rows, explorer.subject.grid.cols) == (1, 16)
-    assert "The picture is squeezed 4.0 times." in words(explorer)
+    assert (explorer.page.forward.grid.rows, explorer.page.forward.grid.cols) == (1, 16)
+    assert "The image is squeezed 4.0 times." in words(explorer)
     fixed = widgets.explore(vit(), PICTURE)
     assert "whole" not in [control["name"] for control in fixed.frame["controls"]]
 
@@ -317,7 +309,7 @@ def test_a_picture_in_its_own_shape(vit):
 def test_a_model_that_pools_nothing_has_views_and_no_classes(vit):
     explorer = widgets.explore(vit(global_pool=""), PICTURE)
     assert explorer.frame["bars"] == []
-    views = next(control for control in explorer.controls() if control.name == "view")
+    views = next(control for control in explorer.page.controls() if control.name == "view")
     assert "attention" in dict(map(reversed, views.options)) and len(views.options) == 6
 
 
@@ -339,226 +331,12 @@ def test_refused_models_and_pictures(vit):
         widgets.explore(broken, PICTURE)
 
 
-def test_weights_that_changed_are_seen(vit):
-    model = vit()
-    explorer = widgets.explore(model, PICTURE)
-    before = values(explorer)
-    with torch.no_grad():
-        model.blocks[2].attn.qkv.weight.mul_(1.5)
-    explorer.set(strength=0.5)
-    assert np.abs(values(explorer) - before).max() > 1e-4
-    assert_attention(explorer)
-
-
-def test_captures_are_kept_within_a_bound(vit, monkeypatch):
-    made, model = [], vit()  # work in the background for the widgets of other tests does not count
-    run = subjects.Subject.__init__
-    monkeypatch.setattr(
-        subjects.Subject, "__init__", lambda *args: (args[1] is model and made.append(1), run(*args))[1]
-    )
-    monkeypatch.setattr(subjects, "_subjects", subjects.OrderedDict())
-    explorer = widgets.explore(model, PICTURE)
-    explorer.set(photograph="coffee")
-    explorer.set(photograph="the picture given", layer=0)
-    widgets.heads(model, PICTURE)
-    assert len(made) == 2
-    one = explorer.subject.bytes
-    assert one == 3 * (3 * 17 * 96) * 4  # of each layer q, k and tokens
-    monkeypatch.setattr(subjects, "CACHE", 2.5 * one)
-    for name in ("rocket", "china", "flower"):
-        explorer.set(photograph=name)
-    assert len(subjects._subjects) == 2
-
-
-def test_pages_that_push_each_other_out_come_to_an_end(vit, monkeypatch):
-    """What was made of a picture outlives its capture, so that no page makes it again for ever."""
-    monkeypatch.setattr(subjects, "_subjects", subjects.OrderedDict())
-    monkeypatch.setattr(subjects, "CACHE", 0)
-    model, photographs = vit(), [subjects.Photograph(samples()[name]) for name in ("coffee", "rocket", "china")]
-    first = [subjects.subject(model, each) for each in photographs]
-    distances = [each.mean_distance() for each in first]
-    again = [subjects.subject(model, each) for each in photographs]
-    assert len(subjects._subjects) == 2, "a comparison needs two"
-    assert again[0] is not first[0] and subjects.subject(model, photographs[1]) is again[1]
-    assert all(each.has("distance") for each in again)
-    assert all(torch.equal(each.mean_distance(), d) for each, d in zip(again, distances, strict=True))
-    with torch.no_grad():
-        model.pos_embed += 1.0
-    assert not subjects.subject(model, photographs[0]).has("distance"), "of other weights"
-
-
-def copied(model, other):
-    for mine, new in zip(model.parameters(), other.parameters(), strict=True):
-        mine.data.copy_(new.data)
-
-
-def given(model, other):
-    for mine, new in zip(model.parameters(), other.parameters(), strict=True):
-        mine.data = new.data.clone()
-
-
-def as_a_vector(model, other):
-    torch.nn.utils.vector_to_parameters(
-        torch.nn.utils.parameters_to_vector(other.parameters()).detach(), model.parameters()
-    )
-
-
-def another_head(model, other):
-    model.head = copy.deepcopy(model.head)
-    model.head.weight.data.copy_(other.head.weight.data)
-
-
-def rows_of_the_head(model, _):
-    model.head.weight.data.copy_(model.head.weight.data.roll(3, 0))
-
-
-def one_head_cut(model, _):
-    model.blocks[1].attn.proj.weight.data[:, 32:64] = 0
-
-
-def pooled(model, _):
-    model.global_pool = "avg"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [copied, given, as_a_vector, another_head, rows_of_the_head, one_head_cut, pooled],
-    ids=lambda c: c.__name__,
-)
-def test_a_page_is_of_the_weights_that_there_are(vit, change):
-    """However other weights came there, map and bars are those of a copy of the model that no page saw before."""
-    model = vit()
-    page = widgets.explore(model, PICTURE)
-    page.set(view="rollout", layer=2)
-    before = page.subject
-    assert page.subject is before, "made once for the same weights"
-    change(model, vit(seed=1))
-    page.set(view="rollout", layer=1)
-    page.set(layer=2)
-    fresh = widgets.explore(copy.deepcopy(model), PICTURE)
-    fresh.set(view="rollout", layer=2)
-    assert np.array_equal(values(page), values(fresh)) and page.frame["bars"] == fresh.frame["bars"]
-    logits = model(preprocess(model, PICTURE, size=(64, 64))).softmax(-1)[0]
-    for bar in page.frame["bars"]:
-        assert bar["share"] == pytest.approx(logits[bar["number"]].item(), abs=1e-5)
-    assert page.subject is not before and page.subject is page.subject
-
-
-def test_a_buffer_is_of_the_weights_too(vit):
-    model = vit()
-    model.register_buffer("extra", torch.zeros(3))
-    before = subjects.weights(model)
-    with worker.RUNNING:
-        assert subjects.weights(model) == subjects.weights(model) == before
-    model.extra.data[1] = 1.0
-    with worker.RUNNING:
-        assert subjects.weights(model) != before
-
-
-def test_what_can_wait_gives_way_to_a_cell(vit):
-    """A page that is being scored stops when a cell of the notebook wants the models."""
-    entered = threading.Event()
-
-    def cell():
-        with worker.RUNNING:
-            entered.set()
-
-    with worker.RUNNING:
-        thread = threading.Thread(target=cell)
-        thread.start()
-        while not worker.RUNNING.waiting:
-            time.sleep(0.001)
-        assert not worker.idle()
-        with worker.RUNNING:  # the same thread may take it again
-            assert not entered.is_set()
-    assert entered.wait(10)
-    thread.join()
-
-
-def test_a_cell_that_is_interrupted_while_it_waits_waits_no_more(vit):
-    taken, over = threading.Event(), threading.Event()
-
-    def work():
-        with worker.RUNNING:
-            taken.set()
-            over.wait(10)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert taken.wait(10)
-    stop = threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        stop.start()
-        with pytest.raises(KeyboardInterrupt), worker.RUNNING:
-            pass
-    finally:
-        signal.signal(signal.SIGINT, before)
-        over.set()
-        thread.join()
-    for _ in range(1000):  # pages of other tests may wait too, and get their turn
-        if not worker.RUNNING.waiting:
-            break
-        time.sleep(0.01)
-    assert not worker.RUNNING.waiting
-
-
-def test_captures_go_with_their_model(vit):
-    model = vit()
-    key = id(model)
-    kept = lambda: [known for known in subjects._subjects if known[0] == key]  # noqa: E731
-    subjects.subject(model, subjects.Photograph(PICTURE))
-    assert len(kept()) == 1
-    del model
-    gc.collect()
-    subjects.subject(vit(seed=1), subjects.Photograph(PICTURE))
-    assert not kept()
-
-
-def test_what_is_no_longer_wanted_is_given_up(vit):
-    explorer = widgets.explore(vit(depth=6), PICTURE)
-    with pytest.raises(subjects.Superseded):
-        explorer.subject.rollout(5, None, "mean", lambda: False)
-    asked = []
-
-    def wanted():
-        asked.append(1)
-        return len(asked) < 4
-
-    with pytest.raises(subjects.Superseded):
-        explorer.subject.rollout(5, 3, "mean", wanted)
-    assert len(asked) == 4  # not all layers
-
-
-def test_many_messages_at_once_end_at_the_last(explorer):
-    for k in range(60):
-        explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": k % 3, "number": k}, [])
-    assert explorer.wait(60)
-    assert explorer.frame["answers"] == 59 and explorer.frame["panels"][0]["selected"] == (3, 2)
-
-
-def test_a_process_may_end_while_a_page_works():
-    code = (
-        "import threading, torch\n"
-        "from vitlens.widgets.worker import ask\n"
-        "class Page:\n"
-        "    def draw(self):\n"
-        "        started.set()\n"
-        "        for _ in range(5000): torch.ones(64, 64) @ torch.ones(64, 64)\n"
-        "started, page = threading.Event(), Page()\n"
-        "ask(page.draw)\n"
-        "started.wait()"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 def test_an_error_that_nobody_foresaw_keeps_the_page(explorer, monkeypatch):
     panels = explorer.frame["panels"]
-    monkeypatch.setattr(explorer, "view", lambda wanted: 1 / 0)
+    monkeypatch.setattr(explorer.page, "view", lambda check: 1 / 0)
     with pytest.raises(ValueError, match="could not be drawn .ZeroDivisionError"):
         explorer.set(layer=0)
-    assert explorer.frame["panels"] == panels and explorer.state["layer"] == 2
+    assert explorer.frame["panels"] == panels and explorer.page.state["layer"] == 2
     monkeypatch.undo()
     explorer.set(layer=0)
 
@@ -617,72 +395,6 @@ def test_positions(vit):
         widgets.positions(timm.create_model("vit_medium_patch16_rope_reg1_gap_256", embed_dim=96, depth=1, num_heads=3))
 
 
-def test_a_picture_that_only_the_model_refuses_does_not_stay(explorer):
-    """A strip is a picture, but no model can be shown it; the good upload before it is still there."""
-    assert browser(explorer, {"upload": "cup.png"}, saved(samples()["coffee"])) == ""
-    before = values(explorer)
-    assert "a strip of 3000 × 20 pixels" in browser(
-        explorer, {"upload": "strip.png"}, saved(Image.new("L", (3000, 20)))
-    )
-    assert explorer.state["photograph"] == "your picture" and np.array_equal(values(explorer), before)
-    explorer.set(layer=0)
-    explorer.set(layer=2)
-    np.testing.assert_array_equal(values(explorer), before)
-
-
-def test_after_a_superseded_draw_the_last_good_page_is_what_was_shown(vit, monkeypatch):
-    explorer, drawn = widgets.explore(vit(), PICTURE), []
-    view = explorer.view
-
-    def failing(wanted=lambda: True):
-        drawn.append(explorer.state["layer"])
-        if len(drawn) == 1:
-            explorer._post({"set": {"head": 1}}, [])  # somebody asks for more meanwhile
-            raise subjects.Superseded
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(explorer, "view", failing)
-    with pytest.raises(ValueError, match="could not be drawn .RuntimeError: broken"):
-        explorer.set(layer=0)
-    assert drawn[0] == 0 and (explorer.state["layer"], explorer.state["head"]) == (2, "mean")
-    monkeypatch.setattr(explorer, "view", view)
-    explorer.set(strength=0.5)
-    assert "layer 2, mean" in words(explorer)
-
-
-def test_a_widget_may_move_another(vit):
-    """From a callback, which runs on the thread that draws."""
-    first, second = widgets.explore(vit(), PICTURE), widgets.explore(vit(seed=1), PICTURE)
-    first.observe(lambda change: second.set(layer=first.state["layer"]), "frame")
-    first.set(layer=1)
-    assert first.wait(60) and second.wait(60) and second.state["layer"] == 1 and "layer 1" in words(second)
-
-
-def test_a_failing_callback_of_the_user_harms_no_widget(vit):
-    explorer, other = widgets.explore(vit(), PICTURE), widgets.explore(vit(), PICTURE)
-    explorer.observe(lambda change: 1 / 0, "frame")
-    explorer._receive(explorer, {"set": {"layer": 1}}, [])
-    assert explorer.wait(60)
-    other.set(layer=0)
-    assert "layer 0" in words(other)
-
-
-def test_set_returns_when_its_picture_is_drawn(explorer):
-    for k in range(200):
-        layer = k * 7 % 3
-        explorer._receive(explorer, {"pick": "picture", "row": k % 4, "col": 0}, [])
-        explorer.set(layer=layer)
-        assert f"layer {layer}," in words(explorer)
-
-
-def test_errors_are_not_lost_when_more_is_asked_at_once(explorer, monkeypatch):
-    with subjects.RUNNING:  # the worker waits
-        explorer._receive(explorer, {"upload": "notes.png"}, [b"no picture"])
-        explorer._receive(explorer, {"set": {"layer": 0}}, [])
-    assert explorer.wait(60)
-    assert "notes.png" in explorer.frame["message"] and "layer 0" in words(explorer)
-
-
 def test_wrapped_models(vit):
     model = vit()
     wrapped = widgets.explore(torch.nn.DataParallel(model), PICTURE)
@@ -691,6 +403,8 @@ def test_wrapped_models(vit):
 
 
 PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"}
+
+
 SET = {
     "attention": PAINTED | {"opacity", "colors", "stretch", "layer", "head", "query", "row", "column"},
     "rollout": PAINTED | {"opacity", "colors", "stretch", "layer", "head", "query", "row", "column"},
@@ -704,7 +418,7 @@ SET = {
 def save(explorer, monkeypatch):
     """Press `Save`; returns what was sent, as (content, width and height of the figure, arrays)."""
     sent = []
-    monkeypatch.setattr(explorer, "send", lambda content, buffers: sent.append((content, *buffers)))
+    monkeypatch.setattr(explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers)))
 
     def save(**message):
         assert browser(explorer, {"press": "save", **message}) == ""
@@ -721,7 +435,7 @@ def test_what_is_saved_is_what_was_shown(explorer, save, view):
     name = f"vitlens-{view}" + "-layer2" * ("layer" in SET[view])
     assert content == {"download": [f"{name}.png", f"{name}.npz"], "asked": 5} and min(size) > 500
     np.testing.assert_array_equal(arrays["values"].astype("f4"), values(explorer))
-    np.testing.assert_array_equal(arrays["pixels"], explorer.subject.pixels)
+    np.testing.assert_array_equal(arrays["pixels"], explorer.page.forward.pixels)
     about = json.loads(str(arrays["about"]))
     assert set(about) == SET[view] and about["words"].startswith(words(explorer))
     wanted = {"view": view, "head": "mean" if view == "rollout" else 1, "query": "readout", "layer": 2, "target": 4}
@@ -730,40 +444,14 @@ def test_what_is_saved_is_what_was_shown(explorer, save, view):
         assert explorer.frame["dots"] is None or explorer.frame["dots"]["head"] is None
 
 
-def test_the_saved_figure_is_as_clear_as_the_page(explorer):
-    explorer.set(stretch=True, smooth=False)
-    row, col = divmod(int(values(explorer).argmin()), 4)
-    place = int((0.35 + 5.1 * (row + 0.5) / 4) * 150), int((0.1 + 5.1 * (col + 0.5) / 4) * 150)
-    for opacity, gray in (("value", True), ("even", False)):
-        explorer.set(opacity=opacity)
-        figure = captioned(explorer.subject, explorer._panel(explorer.view()))
-        red, green, blue = Image.open(io.BytesIO(figure)).convert("RGB").getpixel(place[::-1])
-        assert (red == green == blue) == gray
-
-
 def test_pixels_that_no_patch_covers_are_named(vit):
     explorer = widgets.explore(vit(img_size=(70, 64)), PICTURE)
     assert "No patch covers the last 6 pixels at the bottom." in words(explorer)
     assert "at the right" not in words(explorer)
     padded = widgets.explore(vit(dynamic_img_size=True, dynamic_img_pad=True), PICTURE, size=(64, 70))
-    assert "The last patches at the right reach 10 pixels beyond the picture." in words(padded)
+    assert "The last patches at the right reach 10 pixels beyond the image." in words(padded)
     with pytest.raises(ValueError, match="does not take this size"):
         widgets.explore(vit(), PICTURE, size=(96, 96))
-
-
-def test_a_query_and_a_row_at_once(explorer):
-    explorer.set(query="readout", row=1)
-    assert explorer.state["query"] == "readout" and explorer.state["row"] == 1
-
-
-def test_compare_with_a_finer_model_on_the_right(vit):
-    page = widgets.compare(vit(), vit(img_size=128, seed=1), PICTURE)
-    browser(page, {"pick": "right", "row": 4, "col": 4})
-    assert selected(page) == [(2, 2), (4, 4)]
-    browser(page, {"pick": "right", "row": 5, "col": 4})
-    assert selected(page) == [(2, 2), (5, 4)]
-    page.set(row=0)
-    assert selected(page) == [(0, 2), (1, 5)]
 
 
 GRIDS = {
@@ -785,22 +473,6 @@ def test_the_same_place_is_one_in_pixels(a, b):
     of, to = (SimpleNamespace(grid=grid) for grid in (a, b))
     found = [moved((r, c), of, to) for r in range(a.rows) for c in range(a.cols)]
     assert [r * b.cols + c for r, c in found] == wanted
-
-
-def test_compare_with_a_model_that_does_not_see_the_rim(vit):
-    """Of 78 pixels, 64 are in patches: the last of them are behind the others on the right."""
-    page = widgets.compare(vit(img_size=78), vit(patch_size=8, seed=1), PICTURE)
-    browser(page, {"pick": "left", "row": 3, "col": 0})  # its middle is at 56 of 78, 46 of 64
-    assert selected(page) == [(3, 0), (5, 0)]
-    browser(page, {"pick": "right", "row": 7, "col": 1})  # at 60 of 64, 73 of 78, where no patch is
-    assert selected(page) == [(3, 0), (7, 1)]
-
-
-def test_compare_without_a_readout_on_the_right(vit):
-    page = widgets.compare(vit(), vit(global_pool="max", class_token=False), PICTURE)
-    assert selected(page) == [(2, 2), (2, 2)]
-    query = next(control for control in page.frame["controls"] if control["name"] == "query")
-    assert query["options"] == (("class token", 0), ("patch", "patch"))
 
 
 FAMILIES = {
@@ -836,3 +508,372 @@ def test_every_family_is_shown_as_its_capture_says(name):
     for view in ("received", "similarity", "components", "norms"):
         explorer.set(view=view)
         assert np.isfinite(values(explorer)).all() and values(explorer).std() > 0
+
+
+def likeliest(model):
+    with torch.no_grad():
+        return model(given(model))[0].softmax(-1).sort(descending=True)
+
+
+def until_scored(explorer):
+    assert explorer.wait(120, settled=True)
+    return explorer.frame["score"]
+
+
+def shown_controls(explorer):
+    return [control["name"] for control in explorer.frame["controls"] if not control["hidden"]]
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knows_class])
+def test_the_map_is_the_methods(vit, name):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    explorer.set(view=name)
+    np.testing.assert_allclose(values(explorer), METHODS[name](model, given(model), order[0].item())[0], atol=1e-6)
+    explorer.set(target=order[2].item(), against=order[1].item())
+    expected = METHODS[name](model, given(model), order[2].item(), against=order[1].item())[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
+
+
+def test_a_method_that_was_registered_is_a_view(vit, monkeypatch):
+    """Also by an explorer that is open, and one that knows no class is not said to explain it."""
+    for name in ("mine", "plain"):
+        monkeypatch.setitem(METHODS, name, None)  # so that it is removed again
+        del METHODS[name]
+    explorer = widgets.explore(vit(), PICTURE)
+    flat = lambda model, images, target, against: torch.ones(1, 4, 4)  # noqa: E731
+    register(Method("mine", "my method", "gradients", "one forward", flat))
+    register(Method("plain", "plain one", "capture", "one forward", flat))
+    explorer.set(view="mine")
+    assert (values(explorer) == 1).all() and "My method for “" in words(explorer)
+    options = next(control["options"] for control in explorer.frame["controls"] if control["name"] == "view")
+    assert {("My method", "mine"), ("Plain one", "plain")} <= set(options)
+    explorer.set(view="plain")
+    assert "for “" not in words(explorer)
+
+
+def test_the_score_is_that_of_the_curves(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    target, against = order[1].item(), order[3].item()
+    explorer.set(view="legrad", target=target, against=against)
+    found = until_scored(explorer)
+    maps = torch.cat([METHODS["legrad"](model, given(model), target, against=against),
+                      faithfulness.random_maps(explorer.page.forward.grid, views.ORDERS)])  # fmt: skip
+    expected = faithfulness.curves(model, given(model), maps[:, None], target, against=against, step=2)
+    assert found["shares"] == [k / 8 for k in range(9)]
+    for name in ("deletion", "insertion"):
+        curve = getattr(expected, name)[:, 0]
+        np.testing.assert_allclose(found["curves"][name], curve[0], atol=1e-6)
+        np.testing.assert_allclose(found["curves"][f"random {name}"], curve[1:].mean(0), atol=1e-6)
+    deletion, insertion = expected.deletion_area[:, 0], expected.insertion_area[:, 0]
+    gain = insertion - deletion
+    sigmas = ((gain[0] - gain[1:].mean()) / gain[1:].std()).item()
+    side = "above" if sigmas >= 0 else "below"
+    assert found["words"].startswith("Patches are covered by the mean color. Areas: deletion")
+    assert f"deletion {deletion[0]:.3g} (low is good), insertion {insertion[0]:.3g} (high is good)" in found["words"]
+    assert f"lies {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
+
+
+def test_a_click_on_a_class_asks_why(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    probabilities, order = likeliest(model)
+    bars = explorer.frame["bars"]
+    assert [bar["number"] for bar in bars] == order[:5].tolist() and not any(bar["now"] for bar in bars)
+    assert explorer.frame["score"] is None and {"layer", "head", "query"} < set(shown_controls(explorer))
+    assert browser(explorer, {"why": bars[1]["number"]}) == ""
+    assert explorer.page.state["view"] == "relevance" and explorer.page.state["target"] == order[1].item()
+    assert [bar["now"] for bar in explorer.frame["bars"]] == [False, True, False, False, False]
+    assert explorer.frame["dots"] is None and explorer.frame["score"]
+    names = shown_controls(explorer)
+    assert {"target", "against"} < set(names) and not {"layer", "head", "query", "row", "column"} & set(names)
+    explorer.set(view="grad_cam")
+    browser(explorer, {"why": bars[2]["number"]})
+    assert explorer.page.state["view"] == "grad_cam" and explorer.page.choice.target == order[2].item()
+    assert probabilities[2].item() == pytest.approx(explorer.frame["bars"][2]["share"], abs=1e-6)
+
+
+def test_any_class_can_be_asked_for(vit):
+    model = vit(num_classes=100)
+    model.label_names = [f"animal {number}, beast" if number == 7 else f"plant {number}" for number in range(100)]
+    explorer = widgets.explore(model, PICTURE)
+    _, order = likeliest(model)
+    rare, rarer = order[order != 7][-2:].tolist()
+    explorer.set(view="legrad")
+    assert browser(explorer, {"set": {"another": f" plant {rare} "}}) == ""
+    assert explorer.page.state["target"] == rare
+    np.testing.assert_allclose(values(explorer), METHODS["legrad"](model, given(model), rare)[0], atol=1e-6)
+    for wrong, sentence in (("plant 7", "Did you mean plant"), ("100", "numbered from 0 to 99")):
+        assert sentence in browser(explorer, {"set": {"another": wrong}})
+        assert explorer.page.state["target"] == rare and explorer.page.state["another"] == f" plant {rare} "
+    browser(explorer, {"set": {"another": str(rarer)}})
+    options = {control.name: control.options for control in explorer.page.controls()}
+    explorer.set(against=rare)  # what was asked for before can be chosen
+    assert {control.name: control.options for control in explorer.page.controls()}["target"] == options["target"]
+    expected = METHODS["legrad"](model, given(model), rarer, against=rare)[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    explorer.set(target="Animal 7")
+    assert explorer.page.state["target"] == 7 and explorer.page.state["another"] == ""
+    for predicted, none in (("predicted", "none"), (None, None)):
+        explorer.set(target=7, against=rare)
+        explorer.set(target=predicted, against=none)
+        assert explorer.page.choice.target is None and explorer.page.choice.against is None
+    for wrong in (1.5, [7], True):
+        with pytest.raises(ValueError, match="numbered from 0 to 99"):
+            explorer.set(target=wrong)
+    with pytest.raises(ValueError, match="'Any class' .* text, got 5"):
+        explorer.set(another=5)
+    for _ in range(6):  # classes that can be chosen anyway do not drive these out
+        explorer.set(target=order[0].item())
+        explorer.set(target=order[1].item())
+    explorer.set(target=rare, against=rarer)
+    explorer.set(target=7, against="none")
+    assert explorer.page.state["typed"][0] == 7 and sorted(explorer.page.state["typed"]) == sorted((7, rare, rarer))
+
+
+def test_digits_are_a_name_first(vit):
+    model = vit(num_classes=20)
+    model.label_names = [str(number + 1) for number in range(20)]
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad", another="1")
+    assert explorer.page.state["target"] == 0 and "for “1” (" in words(explorer)
+
+
+def test_a_model_without_classes_has_none_to_ask_for(vit):
+    explorer = widgets.explore(vit(num_classes=0), PICTURE)
+    with pytest.raises(ValueError, match="'View' .* one of 'attention', .* got 'lens'"):
+        explorer.set(view="lens")
+    explorer.set(view="relevance")  # what is left to ask is a likeness
+    assert explorer.frame["bars"] == [] and explorer.page.state["target"] == ("picture", "astronaut")
+    assert "another" not in {control["name"] for control in explorer.frame["controls"]}
+    with pytest.raises(ValueError, match="no classifier head"):
+        explorer.set(target=3)
+
+
+def other(model, name):
+    return preprocess(model, samples()[name], size=model.patch_embed.img_size)
+
+
+@pytest.mark.parametrize("name", ["relevance", "occlusion"])
+@pytest.mark.parametrize("classes", [0, 10])
+def test_likeness_is_the_methods(vit, name, classes):
+    model = vit(num_classes=classes)
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view=name, target=("picture", "coffee"))
+    expected = METHODS[name](model, given(model), like(other(model, "coffee")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert "for likeness to “coffee”" in words(explorer)
+    explorer.set(photograph="coffee")
+    assert explorer.page.state["target"] == ("picture", "the image given"), "the two change places"
+    with pytest.raises(ValueError, match="'Explain' must be one of"):
+        explorer.set(target=("picture", "coffee"))
+    with pytest.raises(ValueError, match="no text tower"):
+        explorer.set(target=("text", "a cat"))
+
+
+def test_two_uploads_can_be_alike(vit):
+    model = vit(num_classes=0)
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="legrad")
+    for name in ("coffee", "rocket"):
+        assert browser(explorer, {"upload": f"{name}.png"}, saved(samples()[name])) == ""
+    assert browser(explorer, {"set": {"target": ["picture", "your earlier image"]}}) == ""
+    expected = METHODS["legrad"](model, other(model, "rocket"), like(other(model, "coffee")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert browser(explorer, {"upload": "flower.png"}, saved(samples()["flower"])) == ""
+    expected = METHODS["legrad"](model, other(model, "flower"), like(other(model, "rocket")))[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+
+
+@every
+def test_contributions_and_direct_maps_are_those_of_stream(vit, kind):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="contributions", target=3, another="4")
+    x = given(model)
+    found, direct = stream.contributions(model, x, 4), stream.direct(model, x, 4)[0]
+    np.testing.assert_allclose(values(explorer), direct.sum((0, 1)), atol=1e-6)
+    chart = explorer.frame["parts"]
+    np.testing.assert_allclose(chart["heads"], found.heads[0], atol=1e-6)
+    np.testing.assert_allclose(chart["mlps"], found.mlps[0], atol=1e-6)
+    others = dict(chart["others"])
+    assert others["embedding"] == pytest.approx(found.embedding.item(), abs=1e-6)
+    assert others["biases"] == pytest.approx(found.biases.item(), abs=1e-6)
+    total = np.sum(chart["heads"]) + np.sum(chart["mlps"]) + sum(others.values())
+    assert total == pytest.approx(model(x)[0, 4].item(), rel=1e-4)
+    assert (chart["layer"], chart["head"]) == (None, None) and "All heads of all layers" in words(explorer)
+    assert browser(explorer, {"set": {"layer": 1, "head": 2}}) == ""  # a click on a bar
+    np.testing.assert_allclose(values(explorer), direct[1, 2], atol=1e-6)
+    assert (explorer.frame["parts"]["layer"], explorer.frame["parts"]["head"]) == (1, 2)
+    explorer.set(head="sum", against=2)
+    both = stream.direct(model, x, 4, 2)[0]
+    np.testing.assert_allclose(values(explorer), both[1].sum(0), atol=1e-6)
+    assert explorer.frame["panels"][0]["unit"] == "logits" and "minus that of" in words(explorer)
+
+
+@every
+def test_the_lens_is_that_of_stream(vit, kind):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    x = given(model)
+    prefix = model.num_prefix_tokens
+    for layer, target in ((0, 3), (2, 5)):
+        explorer.set(view="lens", layer=layer, target=target if target in explorer.page.forward.likeliest else None)
+        explorer.set(another=str(target))
+        _, each = stream.lens(model, x, layer)
+        expected = each[0].softmax(-1)[prefix:, target].unflatten(0, (4, 4))
+        np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    explorer.set(query="readout")
+    for query, read in (("readout", None), ((2, 1), prefix + 9)):
+        if read is not None:
+            assert browser(explorer, {"pick": "picture", "row": 2, "col": 1}) == ""
+        rows = explorer.frame["lens"]["rows"]
+        for layer, row in enumerate(rows):
+            pooled, each = stream.lens(model, x, layer)
+            share, number = (pooled[0] if read is None else each[0, read]).softmax(-1).max(0)
+            assert row["name"] == str(number.item()) and row["share"] == pytest.approx(share.item(), abs=1e-6), query
+    assert "raw lens" in words(explorer).lower() and "Raw lens" in explorer.frame["panels"][0]["title"]
+    assert explorer.frame["dots"] is None and explorer.frame["score"] is None
+    assert {c["name"] for c in explorer.frame["controls"] if c["hidden"]} >= {"head", "against"}
+
+
+@every
+@pytest.mark.parametrize("way", ["mean", "zero"])
+def test_switched_off_heads_are_those_of_intervene(vit, kind, way):
+    model = vit(**MODELS[kind])
+    explorer = widgets.explore(model, PICTURE)
+    first, shares = explorer.page.forward.logits, [bar["share"] for bar in explorer.frame["bars"]]
+    x, heads = given(model), [(0, 2), (2, 0)]
+    if kind == "attention pool":
+        heads.append(("pool", 1))
+    explorer.set(off=heads[::-1], way=way)
+    assert explorer.page.state["off"] == tuple(heads)
+    with intervene(model, heads=dict.fromkeys(heads, way), reference=sample_photographs(model)), torch.no_grad():
+        layers, logits = tokens.features(model, x)
+    np.testing.assert_allclose(explorer.page.forward.logits, logits[0], atol=2e-6)
+    assert (explorer.page.forward.logits - first).abs().max() > 1e-4
+    for bar in explorer.frame["bars"]:
+        assert bar["share"] == pytest.approx(logits[0].softmax(-1)[bar["number"]].item(), abs=1e-6)
+        assert bar["before"] == pytest.approx(first.softmax(-1)[bar["number"]].item(), abs=1e-6)
+    explorer.set(view="norms", layer=1)
+    expected = tokens.norms(layers[1][0, model.num_prefix_tokens :]).unflatten(0, (4, 4))
+    np.testing.assert_allclose(values(explorer), expected, rtol=1e-5)
+    assert "head 0 of layer 2" in words(explorer) and ("zero" if way == "zero" else "6 sample") in words(explorer)
+    explorer.set(off=[])
+    assert torch.equal(explorer.page.forward.logits, first)
+    assert [bar["share"] for bar in explorer.frame["bars"]] == shares and "before" not in explorer.frame["bars"][0]
+    assert "Switched off" not in words(explorer)
+
+
+def test_reasons_are_those_of_the_model_without_its_heads(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    explorer.set(view="relevance", target=explorer.page.forward.likeliest[1], off=[(1, 1)], way="mean")
+    target = explorer.page.state["target"]
+    with intervene(model, heads={(1, 1): "mean"}, reference=sample_photographs(model)):
+        expected = relevance(model, given(model), target)[0]
+    np.testing.assert_allclose(values(explorer), expected, atol=1e-6)
+    assert np.abs(values(explorer) - relevance(model, given(model), target)[0].numpy()).max() > 1e-5
+    explorer.set(way="zero", view="contributions", layer=1, head=1)
+    assert explorer.frame["parts"]["heads"][1][1] == 0 and not values(explorer).any()
+    with intervene(model, heads={(1, 1): "zero"}):
+        found = stream.contributions(model, given(model), target)
+    np.testing.assert_allclose(explorer.frame["parts"]["heads"], found.heads[0], atol=1e-6)
+
+
+def test_what_cannot_be_shown_is_said(vit):
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.set(view="contributions", off=[(0, 0)], way="zero")
+    with pytest.raises(ValueError, match="Let heads that are off give zero, or switch them on"):
+        explorer.set(way="mean")
+    assert explorer.page.state["way"] == "zero" and explorer.frame["parts"]
+    for wrong, says in {(0, 3): r"no \(layer, head\) \(0, 3\); they go from \(0, 0\) to \(2, 2\)", 7: "pairs"}.items():
+        with pytest.raises(ValueError, match=says):
+            explorer.set(off=[wrong])
+    assert "pairs of a layer and a head" in browser(explorer, {"set": {"off": 3}})
+    assert explorer.page.state["off"] == ((0, 0),)
+    pooled = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
+    pooled.set(view="lens", off=[(0, 0)])
+    with pytest.raises(ValueError, match="needs all heads of the attention pool. Switch them on"):
+        pooled.set(off=[("pool", 0)])
+    assert pooled.page.state["off"] == ((0, 0),)
+
+
+def test_compare_finds_the_nearest_patches_of_scikit_learn(vit):
+    model, other = vit(img_size=128), samples()["coffee"]
+    page = widgets.compare(model, image=PICTURE, other=other)
+    page.set(view="correspondences", layer_left=1, row=2, column=5)
+    with torch.no_grad():
+        left, right = (tokens.features(model, given(model, each))[0][1][0, 1:].double() for each in (PICTURE, other))
+    known = cosine_similarity(left, right)
+    assert selected(page) == [(2, 5), divmod(int(known[21].argmax()), 8)]
+    np.testing.assert_allclose(values(page, "right"), known[21].reshape(8, 8), atol=1e-5)
+    np.testing.assert_allclose(values(page, "left"), cosine_similarity(left)[21].reshape(8, 8), atol=1e-5)
+    browser(page, {"pick": "right", "row": 7, "col": 1})
+    assert selected(page) == [divmod(int(known[:, 57].argmax()), 8), (7, 1)]
+    two = widgets.compare(vit(), vit(seed=1), PICTURE)
+    assert "within one model" in browser(two, {"set": {"view": "correspondences"}})
+    assert two.page.state["view"] == "attention"
+
+
+def test_training_slider_shows_its_snapshot():
+    run = snapshots(3)
+    controls, picture = widgets.training(run).children
+    _, slider = controls.children
+    assert (slider.min, slider.max, slider.value) == (0, 2, 0)
+    for index in (2, 0, 1):
+        slider.value = index
+        plot.snapshot(run, index).savefig(file := io.BytesIO(), format="png")
+        assert picture.value == file.getvalue()
+
+
+def test_open_explorer_follows_a_model_that_trains_on(vit):
+    model = vit()
+    explorer = widgets.explore(model, PICTURE)
+    before = explorer.page.forward
+    explorer.set(layer=2)
+    assert explorer.page.forward is before, "made once for the same weights"
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    model(given(model))[0, 3].backward()
+    optimizer.step()
+    explorer.set(strength=0.5)
+    assert_attention(explorer)
+    model.load_state_dict(vit(seed=1).state_dict())
+    explorer.set(strength=0.6)
+    assert_attention(explorer)
+    model.register_buffer("extra", torch.zeros(3))
+    explorer.set(strength=0.7)
+    assert explorer.page.forward is not before
+
+
+def test_a_click_renews_no_menu(vit, monkeypatch):
+    """And opens no file: counting the sample photographs took ten times as long as the rest of a click."""
+    explorer = widgets.explore(vit(), PICTURE)
+    explorer.wait(60, settled=True)
+    before = dict(explorer.page.shown)
+    monkeypatch.setattr(explorer.page, "controls", None)
+    monkeypatch.setattr(Image, "open", None)
+    assert browser(explorer, {"pick": "picture", "row": 3, "col": 1}) == ""
+    changed = [name for name, control in explorer.page.shown.items() if control is not before[name]]
+    assert explorer.frame["panels"][0]["selected"] == (3, 1)
+    assert sorted(changed) == ["column", "query", "row"]
+    assert {name: explorer.page.shown[name].value for name in ("query", "row", "column")} == {
+        "query": "patch", "row": 3, "column": 1,
+    }  # fmt: skip
+
+
+def test_a_page_keeps_captures_within_its_bound(vit, monkeypatch):
+    explorer = widgets.explore(vit(), PICTURE)
+    one = explorer.page.forward.bytes
+    assert one == 3 * (3 * 17 * 96) * 4  # of each layer q, k and tokens
+    monkeypatch.setattr(photographs, "KEPT", 2.5 * one)
+    for name in ("rocket", "china", "flower"):
+        explorer.set(photograph=name)
+    assert len(explorer.page._forwards) == 2
+    for name in ("a.png", "b.png"):
+        assert browser(explorer, {"upload": name}, saved(PICTURE)) == ""
+    assert "your earlier image" not in explorer.page.photographs

@@ -121,8 +121,7 @@ def test_heads_that_look_everywhere_alike_lie_on_the_dashed_line(vit, kind):
     drawn = plot.snapshot({"steps": [0], **moment}).axes[3]
     np.testing.assert_allclose(heads_of(drawn)[..., 1], drawn.lines[-1].get_ydata()[0], rtol=1e-3)  # of halves
     page = widgets.explore(model)
-    page.subject.mean_distance()
-    page.set(layer=0)
+    page.wait(60, settled=True)
     np.testing.assert_allclose(page.frame["dots"]["values"], page.frame["dots"]["uniform"], rtol=1e-5)
 
 

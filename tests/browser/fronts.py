@@ -1,9 +1,8 @@
-"""The real applications for the browser tests: JupyterLab, Notebook 7 and Voila, each with a home of its own."""
+"""The real applications for the browser tests: JupyterLab and Notebook 7, each with a home of its own, and the app."""
 
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -49,7 +48,7 @@ def chromium(playwright):
 
 
 class Front:
-    """A running application. kind: "lab", "notebook" or "voila"."""
+    """A running application. kind: "lab" or "notebook"."""
 
     def __init__(self, kind: str, folder: Path):
         self.kind, self.folder, self.token = kind, folder, secrets.token_hex(8)
@@ -73,7 +72,6 @@ class Front:
                     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
                     "--LabApp.extension_manager=readonly"],
             "notebook": ["notebook", *common, "--allow-root", "--JupyterNotebookApp.expose_app_in_browser=True"],
-            "voila": ["voila", f"--port={self.port}", "--no-browser", f"--token={self.token}", str(folder)],
         }[kind]  # fmt: skip
         self.log = open(folder / f"{kind}.log", "w")  # noqa: SIM115
         environment = os.environ | places | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
@@ -87,36 +85,29 @@ class Front:
             time.sleep(0.5)
         raise AssertionError(f"{kind} did not answer within two minutes")
 
-    def open(self, page, name: str):
+    def open(self, page, name: str, ready: str = ".vitlens[data-answers]"):
         """Open a notebook of the folder, run all its cells and wait for a widget."""
         page.set_default_timeout(START)
-        if self.kind == "voila":
-            page.goto(f"{self.address}/voila/render/{name}?token={self.token}")
-        else:
-            place = "lab/tree" if self.kind == "lab" else "notebooks"
-            page.goto(f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab"))
-            page.wait_for_function(READY)
-            page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        place = "lab/tree" if self.kind == "lab" else "notebooks"
+        page.goto(f"{self.address}/{place}/{name}?token={self.token}" + "&reset" * (self.kind == "lab"))
+        page.wait_for_function(READY)
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         failed = "[data-mime-type='application/vnd.jupyter.error']"
-        page.wait_for_selector(f".vitlens[data-answers], {failed}")
+        page.wait_for_selector(f"{ready}, {failed}")
         assert not page.locator(failed).count(), page.locator(failed).first.inner_text()
         page.set_default_timeout(PATIENCE)
 
-    def memory(self) -> int:
-        """Bytes that the kernels hold."""
-        return sum(each.memory_info().rss for each in self.kernels())
-
     def kernels(self) -> list[psutil.Process]:
         """The processes of its kernels."""
-        return _kernels(self.process)
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in children if "ipykernel" in " ".join(each.cmdline())]
 
     def stop(self) -> None:
         """End the kernels and the server."""
-        if self.kind != "voila":
-            with contextlib.suppress(OSError):
-                for kernel in json.load(urllib.request.urlopen(f"{self.address}/api/kernels?token={self.token}")):
-                    address = f"{self.address}/api/kernels/{kernel['id']}?token={self.token}"
-                    urllib.request.urlopen(urllib.request.Request(address, method="DELETE"))
+        with contextlib.suppress(OSError):
+            for kernel in json.load(urllib.request.urlopen(f"{self.address}/api/kernels?token={self.token}")):
+                address = f"{self.address}/api/kernels/{kernel['id']}?token={self.token}"
+                urllib.request.urlopen(urllib.request.Request(address, method="DELETE"))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,47 +124,19 @@ def move(page, control, value):
     )
 
 
-def assert_gone_and_back(page, kernel, says, again):
-    """Once its kernel was killed, a page is switched off and `says` what to do; after `again()` it works."""
-    page.set_default_timeout(START)
-    body, alert = page.locator(".vitlens .body").first, page.locator(".vitlens [role=alert]").first
-    assert alert.inner_text() == "" and not body.evaluate("node => node.inert")
-    kernel.kill()
-    move(page, "layer", 1)
-    page.wait_for_function("() => document.querySelector('.vitlens .body').inert")
-    assert re.match("The (kernel|program)", alert.inner_text())
-    page.wait_for_function("says => document.querySelector('.vitlens .alert').textContent.includes(says)", arg=says)
-    page.wait_for_timeout(3000)  # another kernel has come, or not
-    assert body.evaluate("node => node.inert") and says in alert.inner_text()
-    assert "working" not in page.locator(".vitlens .busy").inner_text()
-    again()
-    page.wait_for_function("() => document.querySelector('.vitlens .body')?.inert === false")
-    move(page, "layer", 2)
-    page.wait_for_function("() => document.querySelector('figcaption').textContent.includes('layer 2')")
-    assert alert.inner_text() == ""
-
-
-SERVE = """import json, sys
-from vitlens.widgets import app
-app.CELL = json.loads(sys.argv[3]) or app.CELL
-app.serve(sys.argv[1], browser=False, **json.loads(sys.argv[2]))"""
-
-
 class App:
-    """`vitlens app` on a model, in a `with` block, after which it must have ended well and logged nothing.
+    """`vitlens app` on a model, in a `with` block, after which it must have ended well and logged nothing."""
 
-    cell: another one for its page. options: of `serve`; by default kernels without a page end soon.
-    """
-
-    def __init__(self, model: Path, folder: Path, cell: str | None = None, **options):
+    def __init__(self, model: Path, folder: Path, *options):
         self.log = folder / f"app-{secrets.token_hex(4)}.log"
-        command = [sys.executable, "-c", SERVE, str(model), json.dumps({"linger": 3, **options}), json.dumps(cell)]
+        command = [sys.executable, "-m", "vitlens", "app", str(model), "--no-browser", *map(str, options)]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
         self.opening = self.process.stdout.readline().strip()
         self.address = self.opening.split("?")[0]
+        self.host = self.address.split("/")[2]
 
     def __enter__(self):
         return self
@@ -187,31 +150,7 @@ class App:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
-    def kernels(self) -> list[psutil.Process]:
-        """The processes of its kernels."""
-        return _kernels(self.process)
-
-    def wait(self, count: int, seconds: float = 120) -> None:
-        """Wait until there are so many kernels."""
-        until = time.monotonic() + seconds
-        while len(self.kernels()) != count:
-            assert time.monotonic() < until, f"{len(self.kernels())} kernels and not {count} after {seconds} seconds"
-            time.sleep(0.2)
-
     def open(self, page) -> None:
         """Open the page and wait for the explorer."""
         page.goto(self.opening)
         page.wait_for_selector(".vitlens[data-answers]", timeout=START)
-
-
-def _kernels(server: subprocess.Popen) -> list[psutil.Process]:
-    return [
-        each for each in psutil.Process(server.pid).children(recursive=True) if "ipykernel" in " ".join(_command(each))
-    ]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it has just ended
-        return []

@@ -159,16 +159,12 @@ def explorer(
     image: Annotated[Path | None, typer.Argument(help="A photograph to begin with; others can be uploaded.")] = None,
     port: Annotated[int, typer.Option(help="Port on this machine; by default a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    sessions: Annotated[int, typer.Option(help="Pages that may be open at once, each with a model in memory.")] = 8,
 ) -> None:
     """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
-    from vitlens.images import load_image
-    from vitlens.models import load_model
-    from vitlens.recorder.supported import attention_modules
-    from vitlens.widgets.app import serve
+    try:
+        from vitlens.widgets.app import serve
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
 
-    attention_modules(load_model(model))  # raises here what the page would raise
-    if image is not None:
-        load_image(image)
-    serve(model, image, port=port, browser=browser, sessions=sessions)
+    serve(model, image, port=port, browser=browser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit

@@ -1,67 +1,56 @@
-"""The explorer: every view of one picture, for every layer and head, from any patch, for any class or likeness."""
+"""The explorer: every view of one image, for every layer and head, from any patch, for any class or likeness."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-import torch
+import numpy as np
 from torch import nn
 
-from vitlens.attribution.target import classes
-from vitlens.models import require_classes
 from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
-from vitlens.widgets.likeness import PICTURE, TEXT, Likeness
-from vitlens.widgets.panels import panel, view_control
-from vitlens.widgets.pictured import EARLIER, LARGEST, PAINT, UPLOADED, Pictured
-from vitlens.widgets.reasons import LONGEST, is_scored, long, possible, scored, seconds, views
-from vitlens.widgets.saving import captioned, numbers
-from vitlens.widgets.stage import Control, Panel
-from vitlens.widgets.subjects import Subject, size_for, subject
-from vitlens.widgets.switches import ALL_ON, AVERAGE, Off, known, listed, means, switches
-from vitlens.widgets.views import EVERY, MEAN, Choice, Map, View, asked, percent
-from vitlens.widgets.worker import RUNNING, pause
+from vitlens.widgets.drawing import captioned
+from vitlens.widgets.heads_off import AVERAGE, ZERO, listed, means, off_words, switches
+from vitlens.widgets.lanes import LARGEST, Job
+from vitlens.widgets.page import Control, Later, Panel
+from vitlens.widgets.photographs import EARLIER, PAINT, UPLOADED, Forward, Pictured, size_for
+from vitlens.widgets.views import (
+    EVERY,
+    MEAN,
+    Choice,
+    Likeness,
+    Map,
+    View,
+    head_control,
+    map_panel,
+    percent,
+    possible,
+    score,
+    view_control,
+    views,
+)
 
-
-def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Explorer:
-    """An interactive page for one image: choose a view, a layer and a head, and click a patch to look from it, or a
-    class to see what speaks for it and how far to trust that map. What is explained may also be a likeness, to another
-    picture or, for models with a text tower, to a text.
-
-    model: any Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
-    sample photographs. Others can be uploaded. size: (height, width) in pixels to show it at, for models that take
-    several sizes. Raises UnsupportedModelError for other models and ImageError for what is no image.
-    """
-    return Explorer(model, image, size=size)
-
-
-PREDICTED, NO_OTHER = "predicted", "none"
+PREDICTED, NO_OTHER, PICTURE, TEXT = "predicted", "none", "picture", "text"
 BARS = 5
 TYPED = 10
 """The menus offer the likeliest classes, and the last classes and texts that were typed, up to this number."""
-CLASS, KINDS = "class", {"class": "A class", TEXT: "Likeness to a text", PICTURE: "Likeness to a picture"}
-"""What can be explained, and the groups of the menu."""
-
-
-def kind(asked_for: object) -> str:
-    """Of PREDICTED, the number of a class, or a pair such as (PICTURE, "coffee") or (TEXT, "a cup of coffee")."""
-    return asked_for[0] if isinstance(asked_for, tuple) else CLASS
 
 
 class Explorer(Pictured):
-    """What `explore` returns.
+    """The page of `explore`, and of `vitlens app`.
 
-    `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its controls. A class
-    is a number or a name; `target=("picture", "coffee")` is the likeness to a photograph of the menu, and
-    `target=("text", "a cup of coffee")` that to a text; `against` is another of the same kind.
-    `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off, by (layer, head). `view()` is the map that is shown, and
-    `subject` the image as the model saw it.
+    In its state, `target` is PREDICTED, a class number, (PICTURE, name of a photograph) or (TEXT, prompt), `against`
+    NO_OTHER or a class number, and `off` the (layer, head) of heads that are switched off.
     """
 
-    def __init__(self, model: nn.Module, image, *, size: tuple[int, int] | None):
+    plain = Pictured.plain | {"layer"}
+
+    def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
         layers = len(attention_modules(unwrap(model)))  # refuses models without maps
-        self._view, self._switching = None, False
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
@@ -69,145 +58,47 @@ class Explorer(Pictured):
 
     def take(self, content, buffers):
         if "pick" in content:
-            self.look_from(content["row"], content["col"])
+            self.change(row=int(content["row"]), column=int(content["col"]))
         elif "why" in content:
-            explaining = [name for name, view in possible(self.subject).items() if view.explains and not view.layered]
-            view = self.state["view"] if self.row.explains else explaining[0]
-            self.change(view=view, target=content["why"])
-        elif content.get("press") == "switches":  # they are in sight now
-            self._switching = True
+            explaining = [name for name, view in possible(self.forward).items() if view.explains and not view.layered]
+            self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
-            self._save(content.get("number", 0))
+            self._files.append((content.get("number", 0), self._saved()))
         else:
             return super().take(content, buffers)
         return ""
 
-    def draw(self, wanted):
-        whole = self._seen_by(ALL_ON)
-        if self.state["off"] and self.state["way"] == AVERAGE:
-            means(unwrap(self.model), whole.batch, whole.weights, wanted)
-        shown = self.subject
-        self.fit(shown)
-        view = self.view(wanted)
+    def draw(self, check):
+        whole = self._seen_by(False, check)
+        forward = self._seen_by(True, check)
+        self.fit(forward)
+        shown = self.view(check)
         return {
             "pictures": {"picture": whole.png},
-            "panels": [self._panel(view)],
-            "bars": self._bars(shown, whole),
+            "panels": [self._panel(shown)],
+            "bars": self._bars(forward, whole),
             "dots": None if self.row.explains else self._dots(),
             "score": self._score(),
             "parts": None,
             "lens": None,
-            **view.beside,
+            **shown.beside,
             "about": self.photograph.note,
             "uploads": LARGEST,
             "saves": True,
         }
 
-    def _bars(self, shown: Subject, whole: Subject) -> list[dict]:
-        """The likeliest classes, and what they were with all heads on."""
-        target = asked(shown, self.choice)[0] if self.row.explains else None
-        bars = [
-            {"number": k, "name": shown.label(k), "share": shown.share(k), "now": k == target}
-            for k in dict.fromkeys([*shown.likeliest[:BARS], *whole.likeliest[:1]])
-        ]
-        return [bar | {"before": whole.share(bar["number"])} for bar in bars] if shown.off.heads else bars
+    def job(self):
+        forward, choice = self.forward, self.choice
+        jobs = [Job(("distance", forward.key), forward.mean_distance)]
+        if self._scored and (shown := self.results.get(self._key)):
+            random = self.results.get(("random", forward.key, choice.goal(forward)))
+            jobs.append(Job(("score", *self._key), partial(score, forward, choice, shown.values, random)))
+        return next((job for job in jobs if not {job.key, ("failed", *job.key)} & self.results.keys()), None)
 
-    def change(self, **values):
-        """As in `Stage`. `target`, `against` and `another` take any class of the model, by number or name; `another`
-        and `rather` a text, where the model reads texts. Once the picture that the photograph is to be like is chosen
-        as the photograph, the two change places."""
-        before = self.state
-        asks = {"target": PREDICTED, "against": NO_OTHER}
-        try:
-            if "off" in values:
-                values["off"] = listed(unwrap(self.model), values["off"])
-            if self._reads_text and isinstance(rather := values.get("rather"), str):
-                del values["rather"]
-                values["against"] = (TEXT, rather.strip()) if rather.strip() else NO_OTHER
-            if isinstance(another := values.get("another"), str) and another.strip():
-                values["target"] = (TEXT, another.strip()) if self._reads_text else another.strip()
-            elif "target" in values:
-                self.state = self.state | {"another": ""}
-            for name in asks.keys() & values.keys():
-                values[name] = asks[name] if values[name] is None else values[name]
-                if isinstance(values[name], list | tuple) and len(values[name]) == 2:
-                    values[name] = tuple(values[name])  # the browser sends lists
-                elif values[name] != asks[name]:
-                    values[name] = self._class(values[name])
-                if values[name] != asks[name] and kind(values[name]) != PICTURE:
-                    self._remember(values[name])
-            super().change(**values)
-        except ValueError:
-            self.state = before
-            raise
-        if self.state["target"] == (PICTURE, self.state["photograph"]):
-            self.state = self.state | {"target": (PICTURE, before["photograph"])}
-
-    def _remember(self, asked_for: object) -> None:
-        """Keep a class or a text in the menus."""
-        if kind(asked_for) == TEXT and not self._reads_text:
-            raise ValueError(f"{self.subject.name} has no text tower, so it cannot be asked about a text.")
-        if asked_for not in (*self.subject.likeliest, *self.state["typed"]):
-            self.state = self.state | {"typed": (asked_for, *self.state["typed"])[:TYPED]}
-
-    def upload(self, name, data):
-        note = super().upload(name, data)
-        renamed = {(PICTURE, UPLOADED): (PICTURE, EARLIER)}
-        asks = {each: self.state[each] for each in ("target", "against")}
-        self.state = self.state | {each: renamed.get(value, value) for each, value in asks.items()}
-        return note
-
-    @property
-    def _reads_text(self) -> bool:
-        return embeds_texts(unwrap(self.model))
-
-    def _class(self, asked: object) -> int:
-        """The number of a class given by number or name. Raises ValueError if there is none."""
-        model = unwrap(self.model)
-        require_classes(model)
-        try:
-            return classes(model, torch.zeros(1, self.subject.classes), [asked])[0].item()
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-
-    def fit(self, subject):
-        super().fit(subject)
-        here, target = (PICTURE, self.state["photograph"]), self.state["target"]
-        if target == here or (target == PREDICTED and not subject.likeliest):
-            target = next((PICTURE, name) for name in self.photographs if name != here[1])
-        named = subject.likeliest[:1] if target == PREDICTED else [target]
-        against = self.state["against"]
-        if against in (*named, here) or kind(against) != kind(target):
-            against = NO_OTHER
-        self.state = self.state | {"target": target, "against": against}
-
-    def afterwards(self, wanted):
-        shown, view, choice = self.subject, self.state["view"], self.choice
-        if not shown.has("distance"):
-            shown.mean_distance(wanted)
-            return True
-        if self._switching and not known(unwrap(self.model), shown.batch, shown.weights):
-            means(unwrap(self.model), shown.batch, shown.weights, wanted)
-            return True
-        if not self._scores or is_scored(shown, view, choice):
-            return False
-        if not shown.has("seconds"):
-            seconds(shown, wanted)
-        elif long(shown, choice) <= LONGEST:
-            scored(shown, view, choice, wanted)
-        else:
-            return False
-        return True
-
-    @property
-    def subject(self) -> Subject:
-        """The photograph as the model saw it, at the size that was chosen, with some heads off."""
-        return self._seen_by(Off(self.state["off"], self.state["way"]) if self.state["off"] else ALL_ON)
-
-    def _seen_by(self, off: Off) -> Subject:
-        whole = self.state["whole"]
-        size = size_for(self.model, self.photograph) if whole and not self.size else self.size
-        return subject(self.model, self.photograph, size=size, whole=whole, off=off)
+    def keep(self, key, value):
+        if key[0] == "score" and (random := value.pop("random", None)) is not None:
+            super().keep(("random", key[1], key[3].goal(self.forward)), {"curves": random})
+        return super().keep(key, value)
 
     @property
     def row(self) -> View:
@@ -216,135 +107,233 @@ class Explorer(Pictured):
 
     @property
     def choice(self) -> Choice:
-        """The layer, head, query and classes that are chosen."""
-        asks = (self._named(self.state[each]) for each in ("target", "against"))
-        return Choice(self.state["layer"], self.row.fitted(self.state["head"]), self.query, *asks)
-
-    def _named(self, asked_for: object) -> int | Likeness | None:
-        """What is chosen in a menu, as views take it; None where a view is about classes alone."""
-        if kind(asked_for) == CLASS:
-            return asked_for if isinstance(asked_for, int) else None
-        if not self.row.likes:
-            return None
-        of, name = asked_for
-        if of == TEXT:
-            return Likeness(name)
-        return Likeness(name, self.photographs[name].key, self.photographs[name].image, self.size)
-
-    def view(self, wanted: Callable[[], bool] = pause) -> Map:
-        """The map that is shown."""
-        with RUNNING:
-            shown = self.subject
-            key = (shown.number, self.state["view"], self.choice)
-            if (kept := self._view) is None or kept[0] != key:
-                self._view = kept = key, self.row.make(shown, key[2], wanted)
-            return kept[1]
-
-    def _panel(self, shown: Map) -> Panel:
-        """The panel of a map. It is said where the photograph is too long to be shown in its own shape."""
-        made = panel(self.subject, self.row, self.choice, shown, self.state)
-        made = replace(made, words=made.words + self.subject.off.words)
-        if not self.state["whole"]:
-            return made
-        (across, down), (height, width) = self.photograph.size, self.subject.grid.image
-        squeezed = max(across * height / (down * width), down * width / (across * height))
-        note = f" The picture is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
-        return replace(made, words=made.words + note)
-
-    def controls(self) -> list[Control]:
-        row, shown = self.row, self.subject
-        about = row.explains  # its menus hold only what the view depends on
-        inside = [replace(self.layer_control(shown), disabled=row.head == "added" and self.choice.head == EVERY)]
-        inside.append(replace(self.head_control(shown, row), hidden=about and not row.head))
-        query = self.query_controls(shown, disabled=not row.query)
-        inside += [replace(control, hidden=about and not row.query) for control in query]
-        whole = size_for(self.model, self.photograph) is not None and not self.size
-        return [
-            self.photograph_control(),
-            *([Control("whole", "Whole picture, in its shape", "check", self.state["whole"])] if whole else []),
-            view_control(self.state["view"], possible(shown)),
-            *(inside if row.layered else (replace(control, hidden=True) for control in inside)),
-            *(replace(control, hidden=control.hidden or not about) for control in self._asking_controls(shown)),
-            *self.paint_controls(self.state["view"]),
-            *switches(unwrap(self.model), self.state["off"], self.state["way"]),
-        ]
-
-    def _asking_controls(self, shown: Subject) -> list[Control]:
-        target, against, row = self.state["target"], self.state["against"], self.row
-        if row.explains and not row.likes:  # which is about a class, whatever is chosen elsewhere
-            target, against = (PREDICTED if kind(each) != CLASS else each for each in (target, against))
-        asked, photograph = (*self.state["typed"], target, against), self.state["photograph"]
-        known = dict.fromkeys([*shown.likeliest, *(k for k in asked if isinstance(k, int))])
-        offered = {
-            CLASS: [(f"{shown.label(k)} ({percent(shown.share(k))})", k) for k in known],
-            TEXT: [(f"like “{each[1]}”", each) for each in dict.fromkeys(asked) if kind(each) == TEXT],
-            PICTURE: [(f"like {name}", (PICTURE, name)) for name in self.photographs if name != photograph],
-        }
-        if row.explains and not row.likes:
-            offered = {CLASS: offered[CLASS]}
-        named = shown.likeliest[:1] if target == PREDICTED else [target]
-        others = [(name, each) for name, each in offered[kind(target)] if each not in named]
-        if shown.likeliest:
-            offered[CLASS] = [("the predicted class", PREDICTED), *offered[CLASS]]
-        groups = tuple((KINDS[each], len(options)) for each, options in offered.items() if options)
-        reads, about_text = self._reads_text, kind(target) == TEXT
-        controls = [Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups)]
-        if reads or shown.likeliest:
-            label, hint = ("Any text", "a photo of a cat") if reads else ("Any class", "name or number")
-            controls.append(Control("another", label, "text", self.state["another"], hint=hint))
-        controls.append(
-            Control("against", "Rather than", "select", against, (("–", NO_OTHER), *others),
-                    hidden=not row.contrasts or about_text)
-        )  # fmt: skip
-        if reads:
-            value, hidden = against[1] if kind(against) == TEXT else "", not row.contrasts or not about_text
-            controls.append(Control("rather", "Rather than", "text", value, hint="a photo of a dog", hidden=hidden))
-        return controls
+        """The layer, head, query and classes on which the view depends."""
+        state, target = self.state, self.state["target"]
+        if target == PREDICTED or (isinstance(target, tuple) and not self.row.likes):
+            target = None
+        elif isinstance(target, tuple):
+            photograph = self.photographs[target[1]] if target[0] == PICTURE else None
+            target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
+        against = None if state["against"] == NO_OTHER or isinstance(target, Likeness) else state["against"]
+        choice = Choice(state["layer"], self.row.fitted(state["head"]), self.query, target, against)
+        return self.row.matters(choice)
 
     @property
-    def _scores(self) -> bool:
-        """Whether the map that is shown is scored."""
+    def forward(self) -> Forward:
+        """The forward of the photograph, at the size that was chosen, with some heads off."""
+        return self._seen_by(True, lambda: None)
+
+    def view(self, check=lambda: None) -> Map:
+        """The map that is shown. Raises `Later` for a map of the long lane."""
+        make = partial(self.row.make, self.forward, self.choice)
+        if self.row.slow and self._key not in self.results:
+            raise Later(Job(self._key, make))
+        return self.once(self._key, lambda: make(check))
+
+    @property
+    def _key(self) -> tuple:
+        """Equal for equal maps."""
+        return self.forward.key, self.state["view"], self.choice
+
+    def _seen_by(self, switched: bool, check) -> Forward:
+        """The forward with all heads on, or with those off that are switched off."""
+        whole, off, way = self.state["whole"], self.state["off"] if switched else (), self.state["way"]
+        size = size_for(self.model, self.photograph) if whole and not self.size else self.size
+
+        def values() -> dict:
+            if not off or way == ZERO:
+                return dict.fromkeys(off, ZERO)
+            batch = self._seen_by(False, check).batch
+            key = ("means", self._weights[id(self.model)], tuple(batch.shape))
+            given = self.once(key, lambda: means(self.model, batch, check))
+            return {head: given[head] for head in off}
+
+        switches = (off, way) if off else ()
+        return self.forward_of(self.model, self.photograph, size=size, whole=whole, off=switches, values=values)
+
+    def change(self, **values):
+        """As in `Page`. `target`, `against` and `another` take any class of the model, by number or name; `another` a
+        text, if the model reads texts."""
+        before = self.state
+        if "off" in values:
+            values["off"] = listed(self.model, values["off"])
+        if isinstance(another := values.get("another"), str) and another.strip():
+            values["target"] = (TEXT, another.strip()) if self._reads_text else another.strip()
+        elif "target" in values:
+            self.state = self.state | {"another": ""}
+        try:
+            for name, nothing in (("target", PREDICTED), ("against", NO_OTHER)):
+                value = values.get(name, nothing)
+                if isinstance(value, list | tuple) and len(value) == 2:
+                    values[name] = tuple(value)  # the browser sends lists
+                    if value[0] == TEXT:
+                        self._offer(values[name])
+                elif value not in (None, nothing):
+                    values[name] = class_number(self.forward, value)
+                    self._offer(values[name])
+                elif name in values:
+                    values[name] = nothing
+            super().change(**values)
+        except ValueError:
+            self.state = before
+            raise
+        if self.state["target"] == (PICTURE, self.state["photograph"]):  # the two change places
+            self.state = self.state | {"target": (PICTURE, before["photograph"])}
+
+    def _offer(self, target: object) -> None:
+        """Add a class or a text to the menus."""
+        if isinstance(target, tuple) and not self._reads_text:
+            raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
+        if target not in (*self.forward.likeliest, *self.state["typed"]):
+            self.state = self.state | {"typed": (target, *self.state["typed"])[:TYPED]}
+            self._renew_controls()
+
+    def upload(self, name, data):
+        note = super().upload(name, data)
+        if self.state["target"] == (PICTURE, UPLOADED):
+            self.state = self.state | {"target": (PICTURE, EARLIER)}
+        return note
+
+    @property
+    def _reads_text(self) -> bool:
+        return embeds_texts(self.model)
+
+    def fit(self, forward):
+        super().fit(forward)
+        target, against = self.state["target"], self.state["against"]
+        if target == PREDICTED and not forward.likeliest:
+            target = next((PICTURE, name) for name in self.photographs if name != self.state["photograph"])
+        if isinstance(target, tuple) and target[0] == PICTURE and target[1] not in self.photographs:
+            target = PREDICTED if forward.likeliest else target
+        if against == (forward.likeliest[:1] or [None])[0] if target == PREDICTED else against == target:
+            against = NO_OTHER
+        self.state = self.state | {"target": target, "against": against}
+
+    def menus(self):
+        return super().menus(), len(views())
+
+    def controls(self) -> list[Control]:
+        row, forward, state = self.row, self.forward, self.state
+        head = head_control(forward, row, state["head"])
+        whole = size_for(self.model, self.photograph) is not None and not self.size
+        layer = self.layer_control(
+            forward, hidden=not row.layered, disabled=row.head == "added" and head.value == EVERY
+        )
+        return [
+            self.photograph_control(),
+            *([Control("whole", "Whole image, in its shape", "check", state["whole"])] if whole else []),
+            view_control(state["view"], possible(forward)),
+            layer,
+            head,
+            *self.query_controls(forward, hidden=not row.query),
+            *(replace(control, hidden=control.hidden or not row.explains) for control in self._targets(forward)),
+            *self.paint_controls(state["view"] == "components"),
+            *switches(self.model, state["off"], state["way"]),
+        ]
+
+    def _targets(self, forward: Forward) -> list[Control]:
+        state, target = self.state, self.state["target"]
+        typed = (*state["typed"], target, state["against"])
+        known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
+        classes = [(f"{forward.label(k)} ({percent(forward.share(k))})", k) for k in known]
+        offered = {"A class": [("the predicted class", PREDICTED), *classes] if forward.likeliest else []}
+        if self.row.likes or not self.row.explains:
+            texts = dict.fromkeys(each for each in typed if isinstance(each, tuple) and each[0] == TEXT)
+            others = [name for name in self.photographs if name != state["photograph"]]
+            offered["Likeness to a text"] = [(f"like “{each[1]}”", each) for each in texts]
+            offered["Likeness to an image"] = [(f"like {name}", (PICTURE, name)) for name in others]
+        elif isinstance(target, tuple):
+            target = PREDICTED
+        groups = tuple((name, len(options)) for name, options in offered.items() if options)
+        explained = forward.likeliest[0] if target == PREDICTED and forward.likeliest else target
+        rather = [("–", NO_OTHER), *((name, k) for name, k in classes if k != explained)]
+        label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "name or number")
+        any_class = [Control("another", label, "text", state["another"], hint=hint)]
+        return [
+            Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups),
+            *(any_class if self._reads_text or forward.likeliest else []),
+            Control("against", "Rather than", "select", state["against"], tuple(rather),
+                    hidden=not self.row.contrasts or isinstance(target, tuple)),
+        ]  # fmt: skip
+
+    def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
+        """The likeliest classes, and their probabilities with all heads on."""
+        target = self.choice.goal(forward)[0] if self.row.explains else None
+        bars = [
+            {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target}
+            for k in dict.fromkeys([*forward.likeliest[:BARS], *whole.likeliest[:1]])
+        ]
+        return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
+
+    def _panel(self, shown: Map) -> Panel:
+        """The panel of a map, with a note where the photograph is too long for its own shape."""
+        forward = self.forward
+        made = map_panel(forward, self.row, self.choice, shown, self.state)
+        note = off_words(self.state["off"], self.state["way"]) if forward.off else ""
+        if self.state["whole"]:
+            (across, down), (height, width) = self.photograph.size, forward.grid.image
+            squeezed = max(across * height / (down * width), down * width / (across * height))
+            note += f" The image is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
+        return replace(made, words=made.words + note)
+
+    @property
+    def _scored(self) -> bool:
+        """Whether the map that is shown has a score."""
         return self.row.explains and not self.row.layered
 
     def _score(self) -> dict | None:
-        shown, view, choice = self.subject, self.state["view"], self.choice
-        if not self._scores:
-            return None
-        if is_scored(shown, view, choice):
-            return scored(shown, view, choice, lambda: True).message()
-        if (taking := long(shown, choice)) > LONGEST:
-            words = f"Not scored here: it would take about {taking / 60:.0f} minutes. `vitlens explain` does it."
-        else:
-            words = "Covering and showing patches …"
-        return {"title": "How far to trust it", "words": words}
+        waiting = {"title": "How far to trust it", "words": "Covering and showing patches …"}
+        return self.results.get(("score", *self._key), waiting) if self._scored else None
 
     def _dots(self) -> dict | None:
-        if not self.subject.has("distance"):
+        forward, head = self.forward, self.state["head"]
+        if (distances := self.results.get(("distance", forward.key))) is None:
             return None
-        head, goes = self.state["head"], self.row.head == "each"
+        goes = self.row.head == "each"
         return {
-            "title": "Mean attention distance (pixels)",
-            "values": self.subject.mean_distance().tolist(),
-            "uniform": self.subject.grid.uniform_distance(),
-            "layer": self.state["layer"],
-            "head": head if goes and isinstance(head, int) else None,
-            "picks": goes,
-        }
+            "title": "Mean attention distance (pixels)", "values": distances.tolist(),
+            "uniform": forward.grid.uniform_distance(), "layer": self.state["layer"],
+            "head": head if goes and isinstance(head, int) else None, "picks": goes,
+        }  # fmt: skip
 
-    def _save(self, asked: int) -> None:
-        """Send the figure with its caption as a PNG, and all numbers as .npz, to the page that asked."""
-        shown = self._panel(self.view())
-        if score := self._score():
-            shown = replace(shown, words=f"{shown.words} {score['words']}")
-        set_to = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
-        about = {"model": self.subject.name, "words": shown.words, **set_to}
+    def _saved(self) -> dict[str, bytes]:
+        """Files: the figure with its caption, and all numbers."""
+        shown = self.view()
+        panel = self._panel(shown)
+        if measured := self._score():
+            panel = replace(panel, words=f"{panel.words} {measured['words']}")
+        visible = {c.name: c.value for c in self.shown.values() if not (c.hidden or c.disabled or c.kind == "text")}
+        about = {"model": self.forward.name, "words": panel.words, **visible}
         for name in () if self.state["off"] else ("off", "way"):
             about.pop(name, None)
         name = f"vitlens-{about['view']}" + (f"-layer{about['layer']}" if "layer" in about else "")
-        files = {
-            f"{name}.png": captioned(self.subject, shown),
-            f"{name}.npz": numbers(
-                values=shown.values, pixels=self.subject.pixels, about=json.dumps(about), **self.view().arrays
-            ),
-        }
-        self.send({"download": list(files), "asked": asked}, list(files.values()))
+        arrays = {"values": shown.values, "pixels": self.forward.pixels, "about": json.dumps(about), **shown.arrays}
+        np.savez_compressed(file := io.BytesIO(), **arrays)
+        return {f"{name}.png": captioned(self.forward, panel), f"{name}.npz": file.getvalue()}
+
+
+def class_number(forward: Forward, target: object) -> int:
+    """The number of a class given by number or name, a name first. Raises ValueError if it does not exist."""
+    if not forward.classes:
+        raise ValueError(f"{forward.name} has no classifier head, so no class can be its target.")
+    names = by_name(tuple(forward.names or ()))
+    text = str(target).strip()
+    if not isinstance(target, bool | float) and text.lower() in names:
+        return names[text.lower()]
+    if isinstance(target, int | str) and text.isdigit() and int(text) < forward.classes:
+        return int(text)
+    near = difflib.get_close_matches(text.lower(), names, 3)
+    hint = f" Did you mean {', '.join(near)}?" if near else ""
+    raise ValueError(
+        f"{forward.name} has no class {target!r}; its classes are numbered from 0 to {forward.classes - 1}.{hint}"
+    )
+
+
+@functools.lru_cache(8)
+def by_name(names: tuple[str, ...]) -> dict[str, int]:
+    """The number of each class by its name, and by each synonym that a single class has, in lower case."""
+    numbers: dict[str, set[int]] = {}
+    for number, name in enumerate(names):
+        for each in (name, *name.split(",")):
+            numbers.setdefault(each.strip().lower(), set()).add(number)
+    return {name: min(found) for name, found in numbers.items() if len(found) == 1}

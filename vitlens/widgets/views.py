@@ -1,57 +1,90 @@
-"""The views of a picture: a registry of rows, each of which makes a map over the patches and a sentence about it."""
+"""The views of an image: a registry of rows, each of which makes a map over the patches and a sentence about it.
+
+Shapes: L layers, H heads, T tokens = R prefix + P patches.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from vitlens import tokens
-from vitlens.recorder.supported import family, unwrap
-from vitlens.tokens import median
-from vitlens.widgets.subjects import Subject
-from vitlens.widgets.worker import Superseded
+from vitlens import attribution, faithfulness, stream, tokens
+from vitlens.attribution import METHODS, Method
+from vitlens.models import preprocess, scores
+from vitlens.recorder.running import evaluating, run
+from vitlens.recorder.supported import family
+from vitlens.widgets.drawing import scale_of
+from vitlens.widgets.page import Check, Control, Panel
+from vitlens.widgets.photographs import READOUT, Forward
 
-READOUT, MEAN, MAX = "readout", "mean", "max"
-SUM, EVERY = "sum", "every"
+MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
 HEADS = {
     "each": (("mean of heads", MEAN), ("largest of heads", MAX)),
     "mixed": (("mean of heads", MEAN), ("largest of heads", MAX)),
     "added": (("all of all layers", EVERY), ("all of the layer", SUM)),
 }
-"""What the heads of a view can be put together to. Single heads come after these, but not where heads are mixed."""
+"""Combinations of heads that a view offers. Single heads come after these, but not where heads are mixed."""
 LOOKS, HOLDS, WRITES, WHY, SLOWER = (
     "Where heads look", "What tokens hold", "What heads write", "Why?", "Why? (slower)",
 )  # fmt: skip
 """The groups of the menu."""
+POINTS, ORDERS, BASELINE = 14, 8, "mean"
+LONGEST, LONGEST_MAP = 120.0, 20.0
+"""The longest score in seconds, and the longest map in minutes. Beyond, the page gives only the estimate."""
+AT_ONCE = 2**24
+"""Logits of tokens that are computed at a time."""
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A target: similarity to a text, or to another image. number: of its photograph."""
+
+    name: str
+    number: int | None = None
+    image: Image.Image | None = field(default=None, compare=False, repr=False)
+
+    def question(self, forward: Forward) -> object:
+        """The same as `vitlens.attribution` takes it."""
+        if self.image is None:
+            return attribution.text(self.name)
+        batch = preprocess(forward.model, self.image, size=tuple(forward.batch.shape[-2:]))
+        return attribution.like(batch.to(forward.batch), name=f"“{self.name}”")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a view is asked for.
+    """The choices of a view.
 
-    layer: from 0. head: a number, or a way of `HEADS`. query: READOUT, the position of a prefix token, or (row, column)
-    of a patch. target: the class to explain, None for the predicted one, or a `Likeness`. against: the class or
-    `Likeness` to contrast it with, or None.
+    layer: from 0. head: a number, or a combination of `HEADS`. query: READOUT, the position of a prefix token, or
+    (row, column) of a patch. target: the class to explain, None for the predicted one, or a `Likeness`. against: the
+    class to contrast it with, or None.
     """
 
     layer: int = 0
     head: int | str = MEAN
     query: str | int | tuple[int, int] = READOUT
-    target: object = None
-    against: object = None
+    target: int | Likeness | None = None
+    against: int | None = None
+
+    def goal(self, forward: Forward) -> tuple[int | Likeness, int | None]:
+        """target and against, with the predicted class by its number."""
+        return forward.likeliest[0] if self.target is None else self.target, self.against
 
 
 @dataclass(frozen=True)
 class Map:
-    """What a view shows. values: (rows, cols), or (rows, cols, 3) for three color channels. words: a description
-    without its final period. limit: the end of the color scale, where it is known. unit: of the values. title: another
-    one than the view's. beside: what stands beside the picture, as stage.js takes it. arrays: more numbers to save."""
+    """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: a description without its
+    final period. limit: the end of the color scale, if fixed. unit: of the values. title: in place of the view's.
+    beside: charts next to the image, as front.js takes them. arrays: more numbers to save."""
 
     values: np.ndarray
     words: str
@@ -66,15 +99,14 @@ class Map:
 class View:
     """A row of the list of views.
 
-    title: its name above the picture. make: (subject, choice, wanted) → Map; it calls `wanted()` during long work and
-    raises Superseded once that is False. group: where it stands in the menu, and entry: its name there, if it is
-    another. query: whether the map depends on it. head: what can be chosen of the heads, a key of `HEADS`, or "" for
-    nothing. layered: whether the map is of a layer. explains: whether it is about a class; likes: or a `Likeness` in
-    its place; contrasts: and maybe about that one rather than another.
+    title: its name above the image. make: (forward, choice, check) → Map; it calls `check` during long work. group: its
+    place in the menu, and entry: its name there, if it is another. query: whether the map depends on it. head: a key of
+    `HEADS`, or "" without heads. layered: whether the map is of a layer. explains: whether it is about a class; likes:
+    or a `Likeness` in its place; contrasts: and maybe rather than another class. slow: made in the long lane.
     """
 
     title: str
-    make: Callable[[Subject, Choice, Callable[[], bool]], Map]
+    make: Callable[[Forward, Choice, Check], Map]
     group: str = LOOKS
     entry: str = ""
     query: bool = False
@@ -83,17 +115,26 @@ class View:
     explains: bool = False
     likes: bool = False
     contrasts: bool = False
+    slow: bool = False
 
     def heads(self, count: int) -> tuple[tuple[str, str | int], ...]:
-        """Names and values of what can be chosen of so many heads."""
+        """Names and values of the choices among so many heads."""
         single = () if self.head == "mixed" else tuple((str(head), head) for head in range(count))
         return (*HEADS[self.head or "each"], *single)
 
     def fitted(self, head: str | int) -> str | int:
-        """The head, if it can be chosen in this view; otherwise the first choice that can."""
-        single = self.head != "mixed" and isinstance(head, int)
+        """The head if it can be chosen in this view, else the first choice."""
         choices = [value for _, value in HEADS[self.head or "each"]]
+        single = self.head != "mixed" and isinstance(head, int)
         return head if single or head in choices else choices[0]
+
+    def matters(self, choice: Choice) -> Choice:
+        """The part of a choice on which the map depends."""
+        return Choice(
+            choice.layer if self.layered else 0, choice.head if self.head else MEAN,
+            choice.query if self.query else READOUT, choice.target if self.explains else None,
+            choice.against if self.contrasts else None,
+        )  # fmt: skip
 
 
 def number(value: float) -> str:
@@ -106,60 +147,42 @@ def percent(share: float) -> str:
     return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
-def asked(subject: Subject, choice: Choice) -> tuple[object, object]:
-    """What to explain, a class or a `Likeness`, and what to contrast it with, or None."""
-    return subject.likeliest[0] if choice.target is None else choice.target, choice.against
-
-
 @contextlib.contextmanager
-def until(model: nn.Module, wanted: Callable[[], bool]) -> Iterator[None]:
-    """Before each forward of the model in this block and thread, let other work run by calling `wanted()`, and raise
-    Superseded if it returns False. The hook is on the patch embedding, because computing features skips the head."""
+def until(model: nn.Module, check: Check) -> Iterator[None]:
+    """Call check() before each forward of the model in this block and thread. The hook is on the patch embedding,
+    because computing features skips the head."""
     thread = threading.get_ident()
 
-    def ask(module, args) -> None:
-        if threading.get_ident() == thread and not wanted():
-            raise Superseded
+    def before(module, args) -> None:
+        if threading.get_ident() == thread:
+            check()
 
-    with family(unwrap(model)).embedding.register_forward_pre_hook(ask):
+    with family(model).embedding.register_forward_pre_hook(before):
         yield
 
 
-def query_row(subject: Subject, query: str | int | tuple[int, int]) -> Tensor:
+def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
     """(T,) weights of the tokens that a query reads: one-hot for a token. Raises ValueError for the read-out of a model
     whose head reads no weighted sum of tokens."""
     if query == READOUT:
-        if subject.grid.readout is None:
+        if forward.grid.readout is None:
             raise ValueError(
-                f"{subject.name} has no read-out to look from, because its head reads no weighted sum of tokens. "
+                f"{forward.name} has no read-out to look from, because its head reads no weighted sum of tokens. "
                 "Choose a patch or another token."
             )
-        return subject.grid.readout.float().reshape(-1, subject.grid.tokens)[0].cpu()
-    row = torch.zeros(subject.grid.tokens)
-    row[subject.grid.position(query)] = 1.0
+        return forward.grid.readout.float().reshape(-1, forward.grid.tokens)[0].cpu()
+    row = torch.zeros(forward.grid.tokens)
+    row[forward.grid.position(query)] = 1.0
     return row
 
 
-def query_words(subject: Subject, query: str | int | tuple[int, int]) -> str:
+def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
     """The name of a query in a sentence."""
     if query == READOUT:
-        return f"the read-out ({readout_words(subject)})"
+        return f"the read-out ({forward.readout})"
     if isinstance(query, tuple):
         return f"the patch in row {query[0]}, column {query[1]}"
-    return f"the {subject.prefix[query]}"
-
-
-def readout_words(subject: Subject) -> str:
-    """The name of what the head reads."""
-    readout, grid = subject.grid.readout, subject.grid
-    if readout is None:
-        return "no sum of tokens"
-    if readout.dim() == 2:
-        return "what the attention pool reads"
-    read = readout.nonzero().squeeze(-1).tolist()
-    if read[-1] < grid.prefix:
-        return " and ".join(subject.prefix[i] for i in read)
-    return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
+    return f"the {forward.prefix[query]}"
 
 
 def _fused(values: Tensor, head: int | str) -> Tensor:
@@ -173,78 +196,220 @@ def _head_words(head: int | str) -> str:
     return {MEAN: "mean of the heads", MAX: "largest of the heads"}.get(head, f"head {head}")
 
 
-def _attention(subject: Subject, choice: Choice, wanted) -> Map:
-    row = query_row(subject, choice.query)
-    weights = _fused(subject.attn[choice.layer].read(row)[0], choice.head).cpu()
-    values = subject.grid.image_map(weights)
-    source = query_words(subject, choice.query)
+def _prefix_words(forward: Forward) -> str:
+    return f"the {forward.prefix[0]}" if len(forward.prefix) == 1 else f"the {len(forward.prefix)} prefix tokens"
+
+
+def _gate_words(forward: Forward) -> str:
+    """A note about gated attention, whose gate is in no map."""
+    return ". A learned gate on the output of attention is not part of it" if forward.attn.gated else ""
+
+
+def _shape(forward: Forward) -> tuple[int, int]:
+    return forward.grid.rows, forward.grid.cols
+
+
+def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
+    row = query_row(forward, choice.query)
+    weights = _fused(forward.attn[choice.layer].read(row)[0], choice.head).cpu()
+    source = query_words(forward, choice.query)
     if row.count_nonzero() > 1:
         source = f"what {source} reads, averaged as it is read"
     words = f"Attention from {source}, layer {choice.layer}, {_head_words(choice.head)}"
-    if subject.grid.prefix and choice.head != MAX:
-        rest = weights[: subject.grid.prefix].sum()
-        words += f". {percent(rest)} goes to {_prefix_words(subject)}; the rest is not renormalized"
-    elif subject.grid.prefix:
+    if forward.grid.prefix and choice.head != MAX:
+        rest = weights[: forward.grid.prefix].sum()
+        words += f". {percent(rest)} goes to {_prefix_words(forward)}; the rest is not renormalized"
+    elif forward.grid.prefix:
         words += "; not renormalized"
-    return Map(values.numpy(), words + _gate_words(subject), unit="of the attention")
+    return Map(forward.grid.image_map(weights).numpy(), words + _gate_words(forward), unit="of the attention")
 
 
-def _gate_words(subject: Subject) -> str:
-    """A note about gated attention, whose gate is in no map."""
-    return ". A learned gate on the output of attention is not part of it" if subject.attn.gated else ""
-
-
-def _prefix_words(subject: Subject) -> str:
-    return f"the {subject.prefix[0]}" if len(subject.prefix) == 1 else f"the {len(subject.prefix)} prefix tokens"
-
-
-def _received(subject: Subject, choice: Choice, wanted) -> Map:
-    values = _fused(subject.received(choice.layer, wanted), choice.head).unflatten(0, _shape(subject))
+def _received(forward: Forward, choice: Choice, check: Check) -> Map:
+    values = _fused(forward.received(choice.layer, check), choice.head).unflatten(0, _shape(forward))
     words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
-    words += "; not renormalized" * bool(subject.grid.prefix) + _gate_words(subject)
+    words += "; not renormalized" * bool(forward.grid.prefix) + _gate_words(forward)
     return Map(values.numpy(), words, unit="of the attention")
 
 
-def _rollout(subject: Subject, choice: Choice, wanted) -> Map:
-    row = query_row(subject, choice.query)  # refuses a read-out that there is not
+def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
+    row = query_row(forward, choice.query)  # refuses a read-out that does not exist
     query = None if choice.query == READOUT else int(row.argmax())
-    values = subject.rollout(choice.layer, query, choice.head, wanted)
-    through = "all layers" if choice.layer == len(subject.attn) - 1 else f"layers 0 to {choice.layer}"
-    words = f"Rollout from {query_words(subject, choice.query)} through {through}, {_head_words(choice.head)}"
-    rest = f". {percent(1 - values.sum())} stays with {_prefix_words(subject)}" if subject.grid.prefix else ""
-    words += rest + "; the rest is not renormalized" * bool(rest) + _gate_words(subject)
-    return Map(values.numpy(), words, unit="of the rollout")
+    values = forward.rollout(choice.layer, query, choice.head, check)
+    through = "all layers" if choice.layer == len(forward.attn) - 1 else f"layers 0 to {choice.layer}"
+    words = f"Rollout from {query_words(forward, choice.query)} through {through}, {_head_words(choice.head)}"
+    if forward.grid.prefix:
+        words += f". {percent(1 - values.sum())} stays with {_prefix_words(forward)}; the rest is not renormalized"
+    return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout")
 
 
-def _similarity(subject: Subject, choice: Choice, wanted) -> Map:
-    cosines = tokens.similarity(subject.tokens[choice.layer][0].float().cpu(), query_row(subject, choice.query))
-    words = f"Cosine similarity of the tokens after layer {choice.layer} to {query_words(subject, choice.query)}"
-    return Map(subject.grid.image_map(cosines).numpy(), words, limit=1.0, unit="cosine")
+def _similarity(forward: Forward, choice: Choice, check: Check) -> Map:
+    cosines = tokens.similarity(forward.tokens[choice.layer][0].float().cpu(), query_row(forward, choice.query))
+    words = f"Cosine similarity of the tokens after layer {choice.layer} to {query_words(forward, choice.query)}"
+    return Map(forward.grid.image_map(cosines).numpy(), words, limit=1.0, unit="cosine")
 
 
-def _components(subject: Subject, choice: Choice, wanted) -> Map:
-    patches = subject.tokens[choice.layer][0, subject.grid.prefix :]
+def _components(forward: Forward, choice: Choice, check: Check) -> Map:
+    patches = forward.tokens[choice.layer][0, forward.grid.prefix :]
     scores, variance = tokens.components(patches.float().cpu())
-    values = tokens.colors(scores).unflatten(0, _shape(subject))
     shares = ", ".join(map(percent, variance))
     words = (
         f"First three principal components of the patch tokens after layer {choice.layer} as red, green and blue, each "
-        f"from its least to its largest value; they hold {shares} of the variance of this picture’s patches"
+        f"from its least to its largest value. They hold {shares} of the variance of these patches"
     )
-    return Map(values.numpy(), words)
+    return Map(tokens.colors(scores).unflatten(0, _shape(forward)).numpy(), words)
 
 
-def _norms(subject: Subject, choice: Choice, wanted) -> Map:
-    lengths = tokens.norms(subject.tokens[choice.layer][0].float().cpu())
-    patches = lengths[subject.grid.prefix :]
-    words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(median(patches))}"
-    if subject.prefix:
-        words += f", that of the {subject.prefix[0]} {number(lengths[0])}"
-    return Map(subject.grid.image_map(lengths).numpy(), words, unit="length")
+def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
+    lengths = tokens.norms(forward.tokens[choice.layer][0].float().cpu())
+    median = lengths[forward.grid.prefix :].quantile(0.5)
+    words = f"Length of the patch tokens after layer {choice.layer}; the median is {number(median)}"
+    if forward.prefix:
+        words += f", that of the {forward.prefix[0]} {number(lengths[0])}"
+    return Map(forward.grid.image_map(lengths).numpy(), words, unit="length")
 
 
-def _shape(subject: Subject) -> tuple[int, int]:
-    return subject.grid.rows, subject.grid.cols
+def _share(forward: Forward, layer: int, target: int, check: Check) -> Tensor:
+    """(T,) the probability of a class by the raw lens at each token after a layer."""
+    shares = []
+    for part in forward.tokens[layer].split(max(1, AT_ONCE // forward.classes), 1):
+        check()
+        with evaluating(forward.model):
+            shares.append(scores(forward.model, stream.read_each(forward.model, part)[0])[:, target].float().cpu())
+    return torch.cat(shares)
+
+
+def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> tuple[list[int], list[float]]:
+    """The likeliest class after each layer by the raw lens at the query, and its probability."""
+    best = []
+    for each in forward.tokens:
+        check()
+        with evaluating(forward.model):
+            if query == READOUT:
+                logits = family(forward.model).head(each)
+            else:
+                logits = stream.read_each(forward.model, each[:, [forward.grid.position(query)]])[:, 0]
+        share, target = scores(forward.model, logits[0]).float().max(0)
+        best.append((target.item(), share.item()))
+    classes, shares = zip(*best, strict=True)
+    return list(classes), list(shares)
+
+
+@torch.inference_mode()
+def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
+    if any(layer == "pool" for layer, _ in forward.off):
+        raise ValueError("The raw lens needs all heads of the attention pool. Switch them on to see it.")
+    (target, _), layer, query = choice.goal(forward), choice.layer, choice.query
+    shares = forward.once(("lens", layer, target), lambda: _share(forward, layer, target, check))
+    classes, top = forward.once(("lens", query), lambda: _by_layer(forward, query, check))
+    who = f"What the head reads ({forward.readout})" if query == READOUT else query_words(forward, query)
+    who = who[0].upper() + who[1:]
+    words = (
+        f"Raw lens after layer {layer}: the probability of “{forward.label(target)}” if the model ended here and read "
+        f"one patch alone, by its own final norm and head. {who} gives “{forward.label(classes[layer])}” "
+        f"({percent(top[layer])}). Early layers do not write for this head, so a raw lens may miss what they hold"
+    )
+    lens = {
+        "title": f"{who}, layer by layer", "layer": layer,
+        "rows": [{"layer": k, "name": forward.label(each), "share": top[k]} for k, each in enumerate(classes)],
+        "note": "The likeliest class after each layer, by the raw lens. A click goes to the layer.",
+    }  # fmt: skip
+    arrays = {"classes": np.array(classes), "shares": np.array(top)}
+    return Map(forward.grid.image_map(shares).numpy(), words, unit="probability", beside={"lens": lens}, arrays=arrays)
+
+
+def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
+    target, against = choice.goal(forward)
+    if any(not isinstance(value, str) for value in forward.off.values()):
+        raise ValueError(
+            "Contributions add up only where heads are on or give zero, because no part of this image writes a mean. "
+            "Let heads that are off give zero, or switch them on."
+        )
+    with until(forward.model, check), forward.switched():
+        parts, written = forward.once(
+            ("written", target, against), lambda: stream.apart(forward.model, forward.batch, target, against)
+        )
+    logit, written, layer, head = parts.logits[0].item(), written[0].float().cpu(), choice.layer, choice.head
+    chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
+    each = chosen.reshape(-1, forward.grid.tokens).sum(0)
+    whose = {EVERY: "All heads of all layers", SUM: f"All heads of layer {layer}"}
+    of = f"the logit of “{forward.label(target)}”"
+    if against is not None:
+        of += f" minus that of “{forward.label(against)}”"
+    prefix = forward.grid.prefix
+    words = (
+        f"{whose.get(head, f'Head {head} of layer {layer}')}: what the model takes from each patch here and writes "
+        f"directly into {of}, {_signed(each[prefix:].sum())} in all"
+    )
+    if prefix:
+        words += f", and {_signed(each[:prefix].sum())} from {_prefix_words(forward)}"
+    words += f". The logit is {number(logit)}. What goes through later layers is not in this map"
+    numbers = {name: getattr(parts, name)[0].float().cpu() for name in ("heads", "mlps", "embedding", "pool", "biases")}
+    others = {"embedding": "embedding", "pool": "MLP of the pool", "biases": "biases"}
+    chart = {
+        "title": "What each part adds to the logit" + (" difference" if against is not None else ""),
+        "heads": numbers["heads"].tolist(), "mlps": numbers["mlps"].tolist(),
+        "others": [[name, numbers[key].item()] for key, name in others.items() if key != "pool" or numbers["pool"]],
+        "layer": None if head == EVERY else layer, "head": head if isinstance(head, int) else None,
+        "note": f"The bars of heads, MLPs, embedding and biases add up to {number(logit)}.",
+    }  # fmt: skip
+    arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
+    return Map(forward.grid.image_map(each).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
+
+
+def _signed(value: Tensor) -> str:
+    return ("+" if value >= 0 else "") + number(value)
+
+
+def _called(forward: Forward, target: int | Likeness) -> str:
+    """A target in a sentence, a class with its probability."""
+    if isinstance(target, Likeness):
+        return f"likeness to “{target.name}”"
+    return f"“{forward.label(target)}” ({percent(forward.share(target))})"
+
+
+@functools.cache
+def explaining(method: Method) -> View:
+    """The view of an attribution method."""
+    begin = method.title[0].upper() + method.title[1:]
+    slow = method.needs in ("pixels", "patches")
+
+    def make(forward: Forward, choice: Choice, check: Check) -> Map:
+        target, against = choice.goal(forward)
+        if method.forwards_per_patch:
+            _refuse_long(forward, method, begin)
+        alike = isinstance(target, Likeness)
+        with until(forward.model, check), forward.switched():
+            question = target.question(forward) if alike else target
+            values = method(forward.model, forward.batch, question, against=against)[0].detach().float().cpu().numpy()
+        if not method.knows_class:
+            return Map(values, begin)
+        words = f"{begin} for {_called(forward, target)}"
+        if against is not None:
+            words += f" rather than {_called(forward, against)}"
+        return Map(values, words, title=f"Why alike: {method.title}" if alike else "")
+
+    return View(
+        f"Why this class: {method.title}" if method.knows_class else begin, make, group=SLOWER if slow else WHY,
+        entry=begin, layered=False, explains=True, likes=True, contrasts=True, slow=slow,
+    )  # fmt: skip
+
+
+def seconds(forward: Forward) -> float:
+    """The time of one forward. Capturing was the first one, which is slower."""
+    start = time.perf_counter()
+    with evaluating(forward.model), torch.inference_mode():
+        run(forward.model, forward.batch).cpu()
+    return time.perf_counter() - start
+
+
+def _refuse_long(forward: Forward, method: Method, begin: str) -> None:
+    """Raise ValueError for a map that would take longer than `LONGEST_MAP`."""
+    forwards = method.forwards_per_patch * forward.grid.patches
+    if (minutes := forwards * seconds(forward) / 60) > LONGEST_MAP:
+        raise ValueError(
+            f"{begin} takes {forwards:,} forwards, here about {minutes:,.0f} minutes. "
+            f"Choose a smaller size, or let `vitlens explain --methods {method.name}` make it."
+        )
 
 
 VIEWS = {
@@ -255,4 +420,113 @@ VIEWS = {
     "components": View("Principal components of tokens", _components, HOLDS),
     "norms": View("Length of tokens", _norms, HOLDS),
 }
-"""The views of a layer that are about no class; `vitlens.widgets.reasons.views` adds those that are."""
+"""The views of a layer that are about no class."""
+INSIDE = {
+    "lens": View("Raw lens: class by layer", _lens, HOLDS, "Classes by layer (raw lens)", query=True, explains=True),
+    "contributions": View("What heads write into the class", _contributions, WRITES, "Contributions of heads",
+                          head="added", explains=True, contrasts=True),
+}  # fmt: skip
+"""The views of a layer that are about a class."""
+
+
+def views() -> dict[str, View]:
+    """All views by name: those of a layer, and one for each attribution method that is registered now."""
+    of_a_layer = VIEWS | INSIDE
+    return of_a_layer | {name: explaining(method) for name, method in METHODS.items() if name not in of_a_layer}
+
+
+def possible(forward: Forward) -> dict[str, View]:
+    """The views for a model: without classes none that is about these alone, and without a read-out none that starts
+    from it."""
+    readable, embedded = forward.grid.readout is not None, forward.logits.dim() == 1
+    return {
+        name: view
+        for name, view in views().items()
+        if not view.explains
+        or (forward.likeliest or (view.likes and embedded))
+        and (view.layered or readable or "query" not in METHODS[name].options)
+    }
+
+
+def view_control(view: str, rows: dict[str, View]) -> Control:
+    """The menu of views, in groups."""
+    groups = dict.fromkeys(row.group for row in rows.values())
+    entries = [
+        (row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group
+    ]
+    sizes = tuple((group, sum(row.group == group for row in rows.values())) for group in groups)
+    return Control("view", "View", "select", view, tuple(entries), sizes)
+
+
+def head_control(forward: Forward, view: View, head: str | int, name: str = "head", label: str = "Head") -> Control:
+    choices = view.heads(forward.attn[0].q.shape[1])
+    return Control(name, label, "range", view.fitted(head), choices, hidden=not view.head)
+
+
+def map_panel(
+    forward: Forward, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
+) -> Panel:
+    """The panel of a map over its image, with its words."""
+    grid, values, scale, words = forward.grid, shown.values, None, shown.words + "."
+    if values.ndim == 2:
+        scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
+        words += f" Patches have {number(values.min())} to {number(values.max())}."
+    words += f" The model saw {grid.image[0]} × {grid.image[1]} pixels."
+    for cut, padded, where in zip(grid.cut, grid.padded, ("at the bottom", "at the right"), strict=True):
+        words += f" No patch covers the last {cut} pixels {where}." if cut else ""
+        words += f" The last patches {where} reach {padded} pixels beyond the image." if padded else ""
+    return Panel(
+        name=name, title=title or shown.title or view.title, picture=name, rows=grid.rows, cols=grid.cols,
+        cell=(grid.patch[0] / grid.image[0], grid.patch[1] / grid.image[1]), words=words,
+        selected=choice.query if view.query and isinstance(choice.query, tuple) else None,
+        picks="the patch to look from" if view.query else "", values=values, scale=scale, unit=shown.unit,
+        strength=state["strength"], opacity=state["opacity"], smooth=state["smooth"], lines=state["lines"],
+        ends=scale and (number(scale.low), number(scale.high)),
+    )  # fmt: skip
+
+
+def score(forward: Forward, choice: Choice, values: np.ndarray, random: dict | None, check: Check) -> dict:
+    """The score of a map as `curves` of front.js takes it: deletion and insertion beside random orders of the patches.
+
+    random: "curves" (2, orders, S) of the random orders, if known from another map of the same target. Beyond `LONGEST`
+    seconds only the estimate.
+    """
+    title, (target, against), grid = "How far to trust it", choice.goal(forward), forward.grid
+    estimate = 2 * POINTS * (1 if random else 1 + ORDERS) * seconds(forward)
+    if estimate > LONGEST:
+        words = f"Not scored here: it would take about {estimate / 60:.0f} minutes. `vitlens explain` does it."
+        return {"title": title, "words": words}
+    step = -(-grid.patches // POINTS)
+    counts = torch.tensor([*range(0, grid.patches, step), grid.patches])
+    question = target.question(forward) if isinstance(target, Likeness) else target
+
+    def curves(maps: Tensor) -> Tensor:
+        """(2, maps, S) deletion and insertion."""
+        both = faithfulness.curves(
+            forward.model, forward.batch, maps[:, None].to(forward.batch.device), question, against=against,
+            baseline=BASELINE, step=step, grid=grid,
+        )  # fmt: skip
+        return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu()
+
+    with until(forward.model, check), forward.switched():
+        chance = random["curves"] if random else curves(faithfulness.random_maps(grid, ORDERS))
+        own = curves(torch.from_numpy(values)[None])[:, 0]
+    mine, others = (faithfulness.Curves(counts, *each) for each in (own, chance))
+    gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
+    sigmas = ((gain - gains.mean()) / gains.std()).item()
+    above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
+    scale = "probability of the class" + " among the two" * (against is not None)
+    return {
+        "title": title,
+        "scale": "cosine" if isinstance(target, Likeness) else scale,
+        "shares": (counts / counts[-1]).tolist(),
+        "curves": {
+            "deletion": own[0].tolist(), "insertion": own[1].tolist(),
+            "random deletion": chance[0].mean(0).tolist(), "random insertion": chance[1].mean(0).tolist(),
+        },
+        "words": f"Patches are covered {faithfulness.BASELINES[BASELINE]}. Areas: "
+        f"deletion {number(mine.deletion_area.item())} (low is good), "
+        f"insertion {number(mine.insertion_area.item())} (high is good). "
+        f"Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
+        "random": chance,
+    }  # fmt: skip

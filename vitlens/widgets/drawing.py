@@ -1,14 +1,20 @@
-"""What the browser paints: pictures as PNG files, and color scales for values."""
+"""Images for the browser as PNG files, color scales for values, and figures with a caption to save."""
 
 from __future__ import annotations
 
 import io
+import textwrap
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from vitlens.plot.style import colors, translucent
+
+if TYPE_CHECKING:
+    from vitlens.widgets.page import Panel
+    from vitlens.widgets.photographs import Forward
 
 SIDE = 448
 """Smaller pictures are enlarged by an integer factor to at most this many pixels along the longer side."""
@@ -69,4 +75,37 @@ def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
 def png(image: Image.Image) -> bytes:
     """A PIL image as a PNG file."""
     image.save(file := io.BytesIO(), format="png", compress_level=1)
+    return file.getvalue()
+
+
+def captioned(forward: Forward, panel: Panel) -> bytes:
+    """A PNG file of a panel with its title, color bar and caption. It does not use pyplot, which is not thread-safe."""
+    from matplotlib.figure import Figure
+
+    from vitlens.plot.maps import mark, overlay
+    from vitlens.plot.style import DPI, color_bar
+
+    height, width = forward.grid.image
+    across = 6.0 * min(1.5, max(0.7, width / height))
+    lines = textwrap.wrap(f"{forward.name}. {panel.words}", int(across * 13.5))
+    bar, foot, head = 0.8 if panel.scale else 0.1, 0.25 + 0.2 * len(lines), 0.35  # inches beside, below and above
+    wide = across - bar - 0.1
+    tall = wide * height / width
+    down = tall + foot + head
+    figure = Figure(figsize=(across, down), dpi=DPI)
+    ax = figure.add_axes((0.1 / across, foot / down, wide / across, tall / down))
+    scale = panel.scale and {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
+    overlay(
+        forward.pixels, panel.values, grid=forward.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
+        alpha=panel.strength, opacity=panel.opacity, **(scale or {}),
+    )  # fmt: skip
+    if scale:
+        beside = (1 - (bar - 0.12) / across, foot / down, 0.14 / across, tall / down)
+        color_bar(ax.images[-1], cax=figure.add_axes(beside))
+    mark(ax, panel.selected, forward.grid.patch)
+    ax.set(xlim=(0, width), ylim=(height, 0))
+    ax.set_title(panel.title, fontsize=11)
+    ax.axis("off")
+    figure.text(0.1 / across, 0.1 / down, "\n".join(lines), fontsize=9, va="bottom", parse_math=False)
+    figure.savefig(file := io.BytesIO(), format="png", dpi=150)
     return file.getvalue()

@@ -1,7 +1,11 @@
-// Draws the page that stage.py describes, and reports what a person does. Only colors are computed here.
+// Draws the page that page.py describes, and reports the actions of its reader. Only colors are computed here.
+//
+// `model` is anywidget's, or another one with the same interface: get(name) gives the traits "frame" and "pictures",
+// on(event, handler) and off(event, handler) are for "change:frame", "msg:custom" and "lost", and
+// send(content, _, buffers) reaches Python.
 
 const PART = 2 ** 19; // bytes of a file in one message: every front end lets such messages pass
-const AHEAD = 4; // parts of a file that may be unconfirmed at once
+const PACE = 40; // milliseconds between two messages of a drag
 let number = Date.now(); // of messages, over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
@@ -85,7 +89,7 @@ function switches(described, send) {
   const rows = 1 + Math.max(...options.map(([, [, head]]) => head));
   let off = [];
   const count = make("span");
-  const summary = make("summary", { onclick: () => node.open || send({ press: "switches" }) }, label, count);
+  const summary = make("summary", {}, label, count);
   const cells = new Map();
   const tell = () => {
     count.textContent = off.length ? ` (${off.length} off)` : "";
@@ -257,10 +261,6 @@ function panelOf(name, send) {
       for (let r = 0; r <= panel.rows; r += 1) lines.push(`M0 ${r * height}H${panel.cols * width}`);
       for (let c = 0; c <= panel.cols; c += 1) lines.push(`M${c * width} 0V${panel.rows * height}`);
       marks.append(make("path", { class: "grid", d: lines.join("") }));
-    }
-    for (const [row, col, color] of panel.points || []) {
-      const d = `M${(col + 0.5) * width} ${(row + 0.5) * height}h0`; // a round end of a line, whatever the shape
-      marks.append(make("path", { class: "point rim", d }), make("path", { class: "point", d, style: `stroke: ${color}` }));
     }
     if (panel.selected) {
       const [row, col] = panel.selected;
@@ -524,57 +524,30 @@ function save(names, buffers) {
 
 // ---------------------------------------------------------------- the kernel
 
-const PATIENCE = 1500; // milliseconds for a connection to come back, and for an idle kernel to react to a message
-const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // also if another takes its place: it knows no model
+const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // also if another takes its place: it has no model
+const ENDED = "The kernel that drew this has ended or was restarted. Run the cell again, after those that it needs.";
+const AWAY = "The kernel cannot be reached. Wait a moment; if this stays, restart it and run the notebook again.";
 
-// Calls tell("ended") when the kernel of a model is gone, tell("silent") while it cannot be reached, and tell("") when it
-// can again. A kernel that runs a cell may take as long as it likes. Some front ends hide their kernel; then nothing is told.
+// Calls tell(sentence) when the program behind the page is gone or cannot be reached, and tell("") when it is back.
 function watch(model, tell) {
-  const kernel = model.widget_manager?.kernel;
-  if (!kernel?.statusChanged?.connect) return { sent() {}, stop() {} };
-  let state, silence, parted;
-  const say = (next) => {
-    if (state === "ended" || next === state) return;
-    tell((state = next));
+  let ended = false;
+  const end = (sentence) => {
+    ended = true;
+    tell(sentence);
   };
-  const silent = () => say("silent");
+  model.on("lost", end);
+  const kernel = model.widget_manager?.kernel; // some front ends hide it
   const slots = {
-    statusChanged: (_, status) => GONE.includes(status) && say("ended"),
-    disposed: () => say("ended"),
-    connectionStatusChanged: (_, status) => {
-      clearTimeout(parted);
-      if (status !== "connected") parted = setTimeout(silent, status === "disconnected" ? 0 : PATIENCE);
-      else say("");
-    },
-    anyMessage: (_, { direction }) => {
-      if (direction !== "recv") return;
-      clearTimeout(silence);
-      silence = 0;
-      say("");
-    },
+    statusChanged: (_, status) => GONE.includes(status) && end(ENDED),
+    disposed: () => end(ENDED),
+    connectionStatusChanged: (_, status) => ended || tell(status === "connected" ? "" : AWAY),
   };
-  for (const [signal, slot] of Object.entries(slots)) kernel[signal]?.connect(slot);
-  if (kernel.isDisposed) say("ended");
-  return {
-    sent: () => (silence ||= kernel.status === "idle" ? setTimeout(silent, PATIENCE) : 0),
-    stop: () => {
-      [silence, parted].forEach(clearTimeout);
-      for (const [signal, slot] of Object.entries(slots)) kernel[signal]?.disconnect(slot);
-    },
+  for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.connect(slot);
+  return () => {
+    model.off("lost", end);
+    for (const [signal, slot] of Object.entries(slots)) kernel?.[signal]?.disconnect(slot);
   };
 }
-
-// The alerts, which say what to do: in a notebook, and in the app.
-const TOLD = {
-  ended: [
-    "The kernel that drew this has ended or was restarted. Run the cell again, after those that it needs.",
-    "The kernel behind this page has ended. Reload the page to begin anew.",
-  ],
-  silent: [
-    "The kernel does not answer. Wait a moment; if this stays, restart the kernel and run the notebook again.",
-    "The program behind this page does not answer. Wait a moment; if this stays, reload the page, or start the app again.",
-  ],
-};
 
 // ---------------------------------------------------------------- the page
 
@@ -600,8 +573,8 @@ function render({ model, el }) {
   let coming = null; // the upload that is under way
   let complaint = ""; // about a file that was never sent
   let gone = ""; // the alert while there is no kernel
-  const kernel = watch(model, (state) => {
-    gone = state && TOLD[state][document.body.dataset.voila ? 1 : 0];
+  const stop = watch(model, (sentence) => {
+    gone = sentence;
     alert.textContent = gone || complaint || model.get("frame").message;
     body.inert = Boolean(gone);
     if (gone) busy.textContent = "";
@@ -613,64 +586,62 @@ function render({ model, el }) {
     root.dataset.sent = sent = number += 1;
     complaint = "";
     setTimeout(() => waiting() && status(), 150);
-    kernel.sent();
     model.send({ ...content, number: sent }, undefined, buffers);
+  };
+  // A drag over the image or along a slider: the last of several messages counts.
+  let paced, next;
+  const drag = (content) => {
+    if (paced) return (next = content);
+    send(content);
+    paced = setTimeout(() => {
+      paced = null;
+      const last = next;
+      next = null;
+      if (last) drag(last);
+    }, PACE);
   };
   const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
   const status = () => {
     const progress = () => `receiving ${megabytes(coming.received)} of ${megabytes(coming.size)} MB …`;
-    const late = coming?.late ? " Python is busy, or gone." : "";
-    busy.textContent = gone ? "" : coming ? progress() + late : waiting() ? "working …" : "";
+    busy.textContent = gone ? "" : coming ? progress() : waiting() ? "working …" : "";
   };
   const complain = (problem) => {
     coming = null;
     status();
     alert.textContent = complaint = problem;
   };
-  // Sends the file's own bytes in parts, each of which Python confirms. A file chosen meanwhile replaces it.
+  // Sends the file's own bytes in parts, each after Python has confirmed the last. Another file replaces it.
   const upload = async (file) => {
     if (!file) return;
-    const mine = (coming = { id: (number += 1), received: 0, size: file.size, late: false, more() {} });
+    const mine = (coming = { id: (number += 1), file, received: 0, size: file.size });
     const most = model.get("frame").uploads;
     if (file.size > most) {
       const limit = `is larger than the ${most / 2 ** 20} MB that can be uploaded. Make it smaller`;
       return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     }
     alert.textContent = complaint = "";
-    const room = async (until) => {
-      while (coming === mine && !until()) {
-        status();
-        const patience = setTimeout(() => (mine.late = true) && status(), 5000);
-        await new Promise((done) => (mine.more = done));
-        clearTimeout(patience);
-      }
-    };
-    for (let at = 0; at === 0 || at < file.size; at += PART) {
-      await room(() => at < mine.received + AHEAD * PART);
-      const data = await file.slice(at, at + PART).arrayBuffer().catch((error) => error);
-      if (coming !== mine) return;
-      if (data instanceof Error)
-        return complain(`${file.name} could not be read by this browser (${data.message}).`);
-      const part = { upload: file.name, file: mine.id, at, of: file.size };
-      if (at + PART >= file.size) {
-        send(part, [data]);
-        mine.sent = sent;
-      } else model.send(part, undefined, [data]);
-    }
-    await room(() => mine.received >= file.size);
-    if (coming !== mine) return;
-    coming = null;
+    sendPart(mine);
+  };
+  const sendPart = async (mine) => {
     status();
+    const { id, file, received, size } = mine;
+    const data = await file.slice(received, received + PART).arrayBuffer().catch((error) => error);
+    if (coming !== mine) return;
+    if (data instanceof Error) return complain(`${file.name} could not be read by this browser (${data.message}).`);
+    const part = { upload: file.name, file: id, at: received, of: size };
+    if (received + PART < size) model.send(part, undefined, [data]);
+    else send(part, [data]);
   };
   const confirmed = ({ file, received, problem }) => {
     if (file !== coming?.id) return;
     if (problem) {
-      if (sent === coming.sent) root.dataset.sent = sent = model.get("frame").answers; // it will have none
+      root.dataset.sent = sent = model.get("frame").answers; // what was sent last gets no answer
       return complain(problem);
     }
-    coming.received = Math.max(coming.received, received);
-    coming.late = false;
-    coming.more();
+    coming.received = received;
+    if (received < coming.size) return sendPart(coming);
+    coming = null;
+    status();
   };
 
   const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a picture", onchange: () => {
@@ -736,10 +707,10 @@ function render({ model, el }) {
     const frame = model.get("frame");
     const pictures = model.get("pictures");
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
-    keep(made.controls, controls, frame.controls, (each) => control(each, send), fixed);
+    keep(made.controls, controls, frame.controls, (each) => control(each, each.kind === "range" ? drag : send), fixed);
     // While an answer is outstanding, leave the controls where the person put them.
     if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
-    keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, send), () => true);
+    keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, (content) => drag(content)), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
     if (!waiting()) aim.at = null;
     renew(list, frame.bars?.length ? frame.bars : null, (each) => bars(each, send));
@@ -767,7 +738,7 @@ function render({ model, el }) {
   el.append(root);
   draw();
   return () => {
-    kernel.stop();
+    stop();
     model.off("change:frame", draw);
     model.off("msg:custom", custom);
   };

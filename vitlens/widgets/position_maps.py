@@ -7,24 +7,17 @@ from PIL import Image
 from torch import nn
 
 from vitlens.positions import similarity
-from vitlens.widgets.paint import Scale, mosaic, png
-from vitlens.widgets.stage import Control, Panel, Stage
+from vitlens.widgets.drawing import Scale, mosaic, png
+from vitlens.widgets.page import Control, Page, Panel
 from vitlens.widgets.views import number
 
 MOST = 24  # rows or columns up to which all maps are shown at once
 
 
-def positions(model: nn.Module) -> Positions:
-    """Maps of the cosine similarity of one position embedding to all others; click a position to see its own (paper,
-    Fig. 7 center).
+class PositionMaps(Page):
+    """The page of `positions`. similarity: (rows, cols, rows, cols) cosines."""
 
-    Raises ValueError for models without a table of position embeddings (rotary ones) or with a single position.
-    """
-    return Positions(model)
-
-
-class Positions(Stage):
-    """What `positions` returns. similarity: (rows, cols, rows, cols) cosines."""
+    plain = frozenset(("row", "column", "stretch", "smooth"))
 
     def __init__(self, model: nn.Module):
         self.similarity = similarity(model).cpu().numpy()
@@ -36,10 +29,10 @@ class Positions(Stage):
     def take(self, content, buffers):
         if "pick" not in content:
             return super().take(content, buffers)
-        self.state = self.state | {"row": int(content["row"]), "column": int(content["col"])}
+        self.change(row=int(content["row"]), column=int(content["col"]))
         return ""
 
-    def draw(self, wanted):
+    def draw(self, check):
         rows, cols = self.similarity.shape[:2]
         place = (self.state["row"], self.state["column"])
         values = self.similarity[place]

@@ -1,0 +1,275 @@
+"""The two lanes: what a page may expect of them while they run models side by side."""
+
+import copy
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from test_explorer import PICTURE, given, values
+
+from vitlens import capture, intervene, widgets
+from vitlens.recorder.running import evaluating, uncompiled
+from vitlens.widgets.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
+
+PATIENCE = 60  # seconds, for a busy machine
+
+
+class Page:
+    """A page whose drawings wait until they may go on."""
+
+    def __init__(self):
+        self.may, self.begun, self.taken, self.job = threading.Event(), threading.Event(), [], None
+
+    def answer(self, messages, check):
+        self.begun.set()
+        self.may.wait(PATIENCE)
+        check()
+        self.taken.append([content for content, _ in messages])
+        self.may.clear()
+        return Answer({"thread": threading.current_thread().name}, {}, self.job)
+
+
+@pytest.fixture
+def lanes():
+    made = Lane("test quick"), Lane("test long")
+    yield made
+    for lane in made:
+        lane.close()
+
+
+@pytest.fixture
+def connected(lanes):
+    """A connection, what it showed, and a function that calls what the lanes have posted, until a condition holds."""
+    page, shown, posted = Page(), [], []
+    come = threading.Condition()
+
+    def post(function):
+        with come:
+            posted.append(function)
+            come.notify()
+
+    def until(condition):
+        while not condition():
+            with come:
+                assert come.wait_for(lambda: posted, PATIENCE)
+                function = posted.pop(0)
+            function()
+
+    show = lambda frame, pictures: shown.append((frame, threading.current_thread()))  # noqa: E731
+    yield Connection(page, show, lambda *_: None, post, lanes), page, shown, until
+    page.may.set()
+
+
+def test_a_superseded_drawing_is_cancelled_and_its_messages_kept(connected):
+    connection, page, shown, until = connected
+    connection.receive({"set": 1})
+    assert page.begun.wait(PATIENCE)
+    connection.receive({"set": 2})
+    page.may.set()
+    until(lambda: shown)
+    assert page.taken == [[{"set": 1}, {"set": 2}]] and len(shown) == 1
+    frame, thread = shown[0]
+    assert frame["thread"].startswith("vitlens test quick") and thread is threading.current_thread()
+
+
+def test_nothing_is_shown_after_close(connected):
+    connection, page, shown, until = connected
+    page.job = Job(("long",), lambda check: None)
+    connection.receive({"set": 1})
+    assert page.begun.wait(PATIENCE)
+    connection.close()
+    page.may.set()
+    until(lambda: connection._drawing is None)
+    assert not shown and not page.taken and connection.settled
+
+
+def test_a_job_goes_on_while_its_key_stays_and_ends_when_it_changes(connected):
+    connection, page, shown, until = connected
+    ended, runs = threading.Event(), []
+
+    def work(check):
+        runs.append(1)
+        try:
+            while True:
+                threading.Event().wait(0.001)
+                check()
+        except Cancelled:
+            ended.set()
+            raise
+
+    page.job = Job(("map",), work)
+    for number in range(2):
+        page.may.set()
+        connection.receive({"set": number})
+        until(lambda number=number: len(shown) == number + 1)
+    assert not ended.is_set() and not connection.settled
+    page.job = Job(("other",), lambda check: "value")
+    page.may.set()
+    connection.receive({"set": 2})
+    until(lambda: len(shown) == 3)
+    assert ended.wait(PATIENCE) and len(runs) == 1
+    page.job = None
+    page.may.set()
+    until(lambda: len(shown) == 4)
+    assert page.taken[-1] == [{"job": ("other",), "failed": False}], "of the first nothing came"
+
+
+def test_a_lane_goes_on_after_a_failure_and_ends_with_its_tasks():
+    lane, started = Lane("test"), threading.Event()
+    with pytest.raises(ZeroDivisionError):
+        lane.run(lambda check: 1 / 0)
+    assert lane.run(lambda check: 3) == 3
+
+    def endless(check):
+        started.set()
+        while True:
+            check()
+
+    (_, running), (_, waiting) = lane.submit(endless), lane.submit(endless)
+    assert started.wait(PATIENCE)
+    lane.close()
+    assert isinstance(running.exception(), Cancelled) and waiting.cancelled()
+
+
+def test_a_process_may_end_while_a_lane_works():
+    code = (
+        "import threading\n"
+        "from vitlens.widgets.lanes import LONG\n"
+        "started = threading.Event()\n"
+        "def endless(check):\n"
+        "    started.set()\n"
+        "    while True: check()\n"
+        "LONG.submit(endless)\n"
+        "started.wait()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+class Slow:
+    """An explorer whose KernelSHAP waits in the given forward of its model."""
+
+    def __init__(self, model, at=3):
+        self.explorer, self.forwards, self.at = widgets.explore(model, PICTURE), 0, at
+        assert self.explorer.wait(PATIENCE, settled=True)
+        self.inside, self.may = threading.Event(), threading.Event()
+        self.hook = model.register_forward_hook(self.ran)
+
+    def ran(self, *_):
+        if threading.current_thread().name.startswith("vitlens long"):
+            self.forwards += 1
+            if self.forwards == self.at:
+                self.inside.set()
+                assert self.may.wait(PATIENCE)
+
+    def start(self):
+        self.explorer.connection.receive({"set": {"view": "kernel_shap"}})
+        while not self.inside.is_set():
+            self.explorer.wait(0.01)
+        return self
+
+    def finish(self):
+        self.may.set()
+        assert self.explorer.wait(PATIENCE)
+        self.hook.remove()
+        return values(self.explorer)
+
+
+def undisturbed(model):
+    explorer = widgets.explore(copy.deepcopy(model), PICTURE)
+    explorer.set(view="kernel_shap")
+    return values(explorer)
+
+
+def test_a_click_is_answered_while_a_long_map_runs(vit):
+    model = vit()
+    alone = undisturbed(model)
+    slow = Slow(model).start()
+    other = widgets.explore(model, PICTURE)
+    other.set(layer=0)
+    other.set(off=[(0, 1)], way="zero")
+    assert slow.forwards == 3 and other.page.state["layer"] == 0
+    assert np.array_equal(slow.finish(), alone), "another page's heads off do not reach it"
+
+
+def test_the_next_setting_cancels_a_long_map(vit):
+    slow = Slow(vit()).start()
+    slow.explorer.connection.receive({"set": {"view": "norms"}})
+    assert slow.explorer.wait(PATIENCE) and slow.explorer.page.state["view"] == "norms"
+    slow.may.set()
+    LONG.run(lambda check: None)  # behind the cancelled map
+    assert slow.forwards == 3 and slow.explorer.wait(PATIENCE, settled=True)
+    assert slow.explorer.frame["panels"][0]["title"] == "Length of tokens"
+
+
+def test_a_failed_map_ends_in_a_sentence(vit, monkeypatch):
+    explorer = widgets.explore(vit(), PICTURE)
+    before = values(explorer)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = explorer.page.model.register_forward_hook(full)
+    with pytest.raises(ValueError, match="not enough memory"):
+        explorer.set(view="kernel_shap")
+    hook.remove()
+    assert explorer.page.state["view"] == "attention" and np.array_equal(values(explorer), before)
+    explorer.set(view="occlusion")
+    assert explorer.frame["message"] == ""
+
+
+def test_random_numbers_of_a_cell_and_of_a_map_do_not_meet(vit):
+    """A map draws from the global generators, which are restored before every forward."""
+    model = vit()
+    alone = undisturbed(model)
+    torch.manual_seed(3)
+    np.random.seed(3)
+    expected = [(torch.rand(3), np.random.rand(3)) for _ in range(2)]
+    slow = Slow(model)
+    torch.manual_seed(3)
+    np.random.seed(3)
+    slow.start()
+    drawn = [(torch.rand(3), np.random.rand(3)) for _ in range(2)]
+    assert np.array_equal(slow.finish(), alone)
+    assert all(torch.equal(a, c) and np.array_equal(b, d) for (a, b), (c, d) in zip(drawn, expected, strict=True))
+
+
+def test_heads_off_captures_and_modes_belong_to_their_thread(vit):
+    model, x = vit(), given(vit())
+    with torch.no_grad(), capture(model) as before:
+        logits = model(x)
+    inside, may = threading.Event(), threading.Event()
+
+    def other(check):
+        with evaluating(model), uncompiled(), intervene(model, heads={(0, 1): "zero"}), torch.no_grad():
+            inside.set()
+            assert may.wait(PATIENCE)
+            return model(x)
+
+    model.train()
+    _, future = QUICK.submit(other)
+    assert inside.wait(PATIENCE)
+    with evaluating(model), uncompiled():
+        with torch.no_grad(), capture(model) as attn:
+            assert torch.equal(model(x), logits)
+        assert all(torch.equal(a.weights(), b.weights()) for a, b in zip(attn, before, strict=True))
+        may.set()
+        assert not torch.equal(future.result(PATIENCE), logits)
+        assert not model.training, "this block is still in eval mode"
+    assert model.training
+
+
+def test_a_widget_may_move_another_from_its_callback(vit):
+    first, second = widgets.explore(vit(), PICTURE), widgets.explore(vit(seed=1), PICTURE)
+    first.observe(lambda change: second.set(layer=first.page.state["layer"]), "frame")
+    first.set(layer=1)
+    assert second.page.state["layer"] == 1
+    done = threading.Thread(target=lambda: first.set(layer=0))  # as a button in a subshell
+    done.start()
+    while done.is_alive():
+        first.wait(0.01)
+        first._take(0.01)
+    assert first.page.state["layer"] == 0

@@ -1,0 +1,76 @@
+"""All heads of all layers at once, and one of them enlarged."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from vitlens.recorder.supported import attention_modules, unwrap
+from vitlens.widgets.drawing import mosaic, scale_of
+from vitlens.widgets.lanes import LARGEST
+from vitlens.widgets.page import Control, Panel
+from vitlens.widgets.photographs import PAINT, Pictured
+from vitlens.widgets.views import VIEWS, Choice, map_panel, number, query_row, query_words
+
+
+class AllHeads(Pictured):
+    """The page of `heads`."""
+
+    plain = Pictured.plain | {"layer", "head", "own"}
+
+    def __init__(self, model: nn.Module, image=None):
+        layers = len(attention_modules(unwrap(model)))
+        super().__init__(model, image, layer=layers - 1, head=0, own=True, **PAINT)
+
+    def take(self, content, buffers):
+        if content.get("pick") == "heads":
+            self.change(layer=int(content["col"]), head=int(content["row"]))
+        elif "pick" in content:
+            self.change(row=int(content["row"]), column=int(content["col"]))
+        else:
+            return super().take(content, buffers)
+        return ""
+
+    def draw(self, check):
+        forward = self.forward
+        self.fit(forward)
+        maps = self.once(("heads", forward.key, self.query), self._maps)
+        count, layers = maps.shape[:2]
+        flat = maps.reshape(count * layers, *maps.shape[2:])
+        scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colors"]) for each in flat]
+        scope = "each up to its own largest" if self.state["own"] else f"one scale, 0 to {number(maps.max())}"
+        tiles = Panel(
+            name="heads", title="All heads: a column for each layer, a row for each head", picture="heads", rows=count,
+            cols=layers, cell=(1 / count, 1 / layers), axes=("head", "layer"), values=maps.max((2, 3)),
+            selected=(self.state["head"], self.state["layer"]), picks="the head to enlarge",
+            words=f"Attention from {query_words(forward, self.query)}; {scope}. "
+            "Pointing at a head shows its largest weight on a patch.",
+        )  # fmt: skip
+        choice = Choice(self.state["layer"], self.state["head"], self.query)
+        shown = VIEWS["attention"].make(forward, choice, check)
+        title = f"Layer {choice.layer}, head {choice.head}"
+        enlarged = map_panel(forward, VIEWS["attention"], choice, shown, self.state, title=title)
+        tile = max(24, 900 // max(layers, count))
+        return {
+            "pictures": {"heads": mosaic(maps, scales, tile), "picture": forward.png},
+            "panels": [tiles, enlarged],
+            "about": self.photograph.note,
+            "uploads": LARGEST,
+        }
+
+    def controls(self):
+        count = self.forward.attn[0].q.shape[1]
+        return [
+            self.photograph_control(),
+            self.layer_control(self.forward),
+            Control("head", "Head", "range", self.state["head"], high=count - 1),
+            *self.query_controls(self.forward),
+            Control("own", "A scale for each head", "check", self.state["own"]),
+            *self.paint_controls(),
+        ]
+
+    def _maps(self) -> np.ndarray:
+        """(H, L, rows, cols) attention of all heads from the query."""
+        row = query_row(self.forward, self.query)
+        weights = [self.forward.grid.image_map(layer.read(row)[0]).cpu() for layer in self.forward.attn]
+        return np.stack([w.numpy() for w in weights], 1)

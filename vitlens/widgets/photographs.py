@@ -1,0 +1,314 @@
+"""Photographs as models see them: one forward of each, kept so that a click only indexes and redraws."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlens import attention, tokens
+from vitlens.images import load_image, samples
+from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore, scores
+from vitlens.recorder.intervention import intervene
+from vitlens.recorder.layer import Layer
+from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.running import evaluating, taking
+from vitlens.recorder.supported import family, unwrap
+from vitlens.widgets.drawing import MAPS, enlarged
+from vitlens.widgets.page import Check, Control, Page
+
+GIVEN, UPLOADED, EARLIER = "the image given", "your image", "your earlier image"
+READOUT, PATCH = "readout", "patch"
+OPACITIES = ("by value", "value"), ("even", "even")
+PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
+LIKELIEST = 10
+"""Number of classes that the menus offer."""
+KEPT = 256 * 2**20
+"""Bytes of uploads and captures to keep for a page. The two captures used last are always kept."""
+_ELONGATION = 16  # the most columns per row, or rows per column, for an image in its own shape
+
+
+class Photograph:
+    """An image with a note about what `load_image` did to it, or "". number: unique."""
+
+    numbers = itertools.count()
+
+    def __init__(self, image: Image.Image, note: str = ""):
+        self.image, self.size, self.note, self.number = image, image.size, note, next(self.numbers)
+
+    @classmethod
+    def read(cls, source) -> Photograph:
+        """Read an image with `load_image`. Raises ImageError if it is none."""
+        notes: list[str] = []
+        return cls(load_image(source, on_note=notes.append), " ".join(notes))
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size[0] * self.size[1]
+
+
+class Layers(Sequence):
+    """Some layers of a capture. `check` is called whenever one is read."""
+
+    def __init__(self, attn: Attention, layers: slice, check: Check):
+        self.layers, self.grid, self.model_name, self.check = attn[layers], attn.grid, attn.model_name, check
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> Layer:
+        self.check()
+        return self.layers[index]
+
+
+class Forward:
+    """One forward of a model on a photograph.
+
+    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its capture. tokens: one
+    (1, T, D) per layer. logits: (classes,) on the CPU. classes: their number, 0 without a classifier. likeliest:
+    numbers of the likeliest ones. off: replacements of the heads that are switched off, as `intervene` takes them. key:
+    equal for equal weights, photographs, sizes and switches.
+    """
+
+    def __init__(
+        self, model: nn.Module, image: Image.Image, size: tuple[int, int] | None, whole: bool = False,
+        off: dict | None = None, key: tuple = (),
+    ):  # fmt: skip
+        self.model, self.off, self.key = model, off or {}, key
+        batch = preprocess(model, image, size=size or built_size(model), whole=whole)
+        self.pixels = restore(model, batch)[0]
+        self.batch = batch.to(next(model.parameters()))
+        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn, taking(model):
+            self.tokens, logits = tokens.features(model, self.batch)
+        if not logits.isfinite().all():
+            raise ValueError(
+                "The model's outputs for this image are not finite, so its attention has no meaning. Its weights are "
+                "damaged, or its precision is too low."
+            )
+        self.attn, self.grid = attn, attn.grid
+        classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
+        self.classes = logits.shape[-1] if classed else 0
+        self.logits = logits[0].float().cpu()
+        self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
+        self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
+        self.prefix, self.name = family(model).prefix, architecture(model)
+        self._results: dict[tuple, object] = {}
+
+    def switched(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the model runs as it ran here, in this thread."""
+        return intervene(self.model, heads=self.off) if self.off else contextlib.nullcontext()
+
+    def once(self, key: tuple, make: Callable[[], object]) -> object:
+        """A small result for the quick lane, made now or kept from before."""
+        if key not in self._results:
+            if len(self._results) >= 100:
+                self._results.pop(next(iter(self._results)))
+            self._results[key] = make()
+        return self._results[key]
+
+    def label(self, number: int) -> str:
+        """The name of a class, or its number."""
+        return self.names[number] if self.names else str(number)
+
+    def share(self, number: int) -> float:
+        """The probability of a class."""
+        return self._shares[number].item()
+
+    @property
+    def bytes(self) -> int:
+        """Memory held by the capture and the tokens."""
+        held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
+        return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
+
+    @functools.cached_property
+    def png(self) -> bytes:
+        """The model's input as a PNG file for the browser."""
+        return enlarged(self.pixels)
+
+    @functools.cached_property
+    def readout(self) -> str:
+        """The name of what the head reads."""
+        readout, grid = self.grid.readout, self.grid
+        if readout is None:
+            return "no sum of tokens"
+        if readout.dim() == 2:
+            return "what the attention pool reads"
+        read = readout.nonzero().squeeze(-1).tolist()
+        if read[-1] < grid.prefix:
+            return " and ".join(self.prefix[i] for i in read)
+        return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
+
+    def received(self, layer: int, check: Check) -> Tensor:
+        """(H, P) attention that each patch receives in a layer, the mean over all queries."""
+        layers = Layers(self.attn, slice(layer, layer + 1), check)
+        return self.once(("received", layer), lambda: attention.received(layers)[0, 0].float().cpu())
+
+    def rollout(self, layer: int, query: int | None, fusion: str, check: Check) -> Tensor:
+        """(rows, cols) rollout from a token, or from the read-out, through layers 0 to `layer`."""
+        layers, key = Layers(self.attn, slice(0, layer + 1), check), ("rollout", layer, query, fusion)
+        return self.once(key, lambda: attention.rollout(layers, query=query, head_fusion=fusion)[0].float().cpu())
+
+    @torch.inference_mode()
+    def mean_distance(self, check: Check = lambda: None) -> Tensor:
+        """(L, H) mean attention distance in input pixels."""
+        return attention.mean_distance(Layers(self.attn, slice(None), check))[0].float().cpu()
+
+
+def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
+    """(height, width) in pixels for a whole photograph in its own shape, with about as many patches as the model was
+    built for; None if the model takes one size only."""
+    about = family(unwrap(model))
+    height, width = about.built_size or about.preprocessing["input_size"][1:]
+    patch = about.grid((height, width)).patch
+    try:
+        about.grid((height + patch[0], width))
+    except ValueError:
+        return None
+    shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
+    area = (height * width) ** 0.5
+    return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
+
+
+def weights(model: nn.Module) -> tuple:
+    """The identity and version of every parameter and buffer, which in-place changes such as a step of an optimizer
+    raise. Changes through `.data` go unnoticed."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+class Pictured(Page):
+    """A page with photographs and a query. Its state has `photograph`, `query`, `row` and `column`.
+
+    others: models to show beside the first. size: (height, width) in pixels to show photographs at. more: photographs
+    besides the samples, by name.
+    """
+
+    keeps = ("state", "photographs")
+    plain = frozenset(("query", "row", "column", *PAINT))
+
+    def __init__(
+        self, model: nn.Module, image, *others: nn.Module, size: tuple[int, int] | None = None,
+        more: dict[str, Photograph] | None = None, **state,
+    ):  # fmt: skip
+        self.model, self.size = unwrap(model), size
+        self.models = [self.model, *map(unwrap, others)]
+        self.photographs = {name: Photograph(each) for name, each in samples().items()} | (more or {})
+        self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
+        self._weights = {id(model): weights(model) for model in self.models}
+        if image is not None:
+            self.photographs = {GIVEN: Photograph.read(image), **self.photographs}
+        name = next(iter(self.photographs))
+        grids = [self.forward_of(each, self.photographs[name], size=size).grid for each in self.models]
+        grid, query = grids[0], PATCH if any(each.readout is None for each in grids) else READOUT
+        super().__init__(photograph=name, query=query, row=grid.rows // 2, column=grid.cols // 2, **state)
+
+    @property
+    def forward(self) -> Forward:
+        """The forward of the photograph that is shown."""
+        return self.forward_of(self.model, self.photograph, size=self.size)
+
+    def forward_of(
+        self, model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False,
+        off: tuple = (), values: Callable[[], dict] = dict,
+    ) -> Forward:  # fmt: skip
+        """The forward of a model and a photograph with some heads off, made now or kept from before. values(): what
+        these heads give."""
+        key = (id(model), self._weights[id(model)], photograph.number, size, whole, off)
+        if key not in self._forwards:
+            self._forwards[key] = Forward(model, photograph.image, size, whole, values(), key)
+            self._forget()
+        self._forwards.move_to_end(key)
+        return self._forwards[key]
+
+    def _forget(self) -> None:
+        """Drop the oldest captures, and then the earlier upload, while they hold more than `KEPT` bytes."""
+
+        def held() -> int:
+            uploads = [self.photographs[name].bytes for name in (UPLOADED, EARLIER) if name in self.photographs]
+            return sum(uploads) + sum(forward.bytes for forward in self._forwards.values())
+
+        while len(self._forwards) > 2 and held() > KEPT:
+            self._forwards.popitem(last=False)
+        if held() > KEPT and EARLIER in self.photographs:
+            self.photographs = {name: each for name, each in self.photographs.items() if name != EARLIER}
+
+    @property
+    def photograph(self) -> Photograph:
+        """The photograph that is shown."""
+        return self.photographs[self.state["photograph"]]
+
+    def answer(self, messages, check):
+        self._weights = {id(model): weights(model) for model in self.models}
+        return super().answer(messages, check)
+
+    def menus(self):
+        return super().menus(), self.forward.key, tuple(self.photographs)
+
+    def take(self, content, buffers):
+        if "upload" in content:
+            return self.upload(str(content["upload"]), bytes(buffers[0]))
+        return super().take(content, buffers)
+
+    def change(self, **values):
+        if {"row", "column"} & values.keys() and "query" not in values:
+            values["query"] = PATCH
+        super().change(**values)
+
+    def upload(self, name: str, data: bytes) -> str:
+        """Show the image in a file, and keep the one before it. Returns a note about it, or "". Raises ImageError if
+        it is none."""
+        (file := io.BytesIO(data)).name = name
+        uploaded, before = Photograph.read(file), self.photographs
+        mine = {UPLOADED: uploaded} | ({EARLIER: before[UPLOADED]} if UPLOADED in before else {})
+        self.photographs = mine | {name: each for name, each in before.items() if name not in (UPLOADED, EARLIER)}
+        self.state = self.state | {"photograph": UPLOADED}
+        return ""
+
+    def fit(self, forward: Forward) -> None:
+        """Move row and column into a grid that may have become smaller."""
+        row, col = min(self.state["row"], forward.grid.rows - 1), min(self.state["column"], forward.grid.cols - 1)
+        self.state = self.state | {"row": row, "column": col}
+
+    @property
+    def query(self) -> str | int | tuple[int, int]:
+        """READOUT, the position of a prefix token, or (row, column) of a patch."""
+        return (self.state["row"], self.state["column"]) if self.state["query"] == PATCH else self.state["query"]
+
+    def photograph_control(self, label: str = "Photograph") -> Control:
+        names = tuple((name, name) for name in self.photographs)
+        return Control("photograph", label, "select", self.state["photograph"], names)
+
+    def query_controls(self, forward: Forward, hidden: bool = False, readable: bool = True) -> list[Control]:
+        grid, state = forward.grid, self.state
+        readable = readable and grid.readout is not None
+        queries = [(f"read-out: {forward.readout}", READOUT)] if readable else []
+        queries += [(n, i) for i, n in enumerate(forward.prefix) if not (readable and n == forward.readout)]
+        return [
+            Control("query", "Query", "select", state["query"], (*queries, ("patch", PATCH)), hidden=hidden),
+            Control("row", "Row", "number", state["row"], high=grid.rows - 1, hidden=hidden),
+            Control("column", "Column", "number", state["column"], high=grid.cols - 1, hidden=hidden),
+        ]
+
+    def layer_control(self, forward: Forward, name: str = "layer", label: str = "Layer", **more) -> Control:
+        return Control(name, label, "range", self.state[name], high=len(forward.attn) - 1, **more)
+
+    def paint_controls(self, colored: bool = False) -> list[Control]:
+        """colored: for values that are colors themselves."""
+        state = self.state
+        maps = (("automatic", ""), *((name, name) for name in MAPS))
+        return [
+            Control("strength", "Strength", "range", state["strength"], high=1, step=0.05),
+            Control("opacity", "Opacity", "select", state["opacity"], OPACITIES, disabled=colored),
+            Control("colors", "Colors", "select", state["colors"], maps, disabled=colored),
+            Control("stretch", "Colors from the least value", "check", state["stretch"], disabled=colored),
+            Control("smooth", "Smooth", "check", state["smooth"]),
+            Control("lines", "Patch grid", "check", state["lines"]),
+        ]
