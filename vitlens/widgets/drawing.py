@@ -5,16 +5,11 @@ from __future__ import annotations
 import io
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from vitlens.plot.style import colors, translucent
-
-if TYPE_CHECKING:
-    from vitlens.widgets.page import Panel
-    from vitlens.widgets.photographs import Forward
 
 SIDE = 448
 """Smaller pictures are enlarged by an integer factor to at most this many pixels along the longer side."""
@@ -78,8 +73,9 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def captioned(forward: Forward, panel: Panel) -> bytes:
-    """A PNG file of a panel with its title, color bar and caption. It does not use pyplot, which is not thread-safe."""
+def captioned(forward, panel) -> bytes:
+    """A PNG file of the `Panel` of a `Forward`, with its title, color bar and caption. It does not use pyplot, which is
+    not thread-safe."""
     from matplotlib.figure import Figure
 
     from vitlens.plot.maps import mark, overlay
