@@ -67,12 +67,12 @@ def oriented(format, orientation):
     return saved(corners(), format, exif=exif, **ORIENTED[format])
 
 
-@pytest.mark.parametrize("orientation", UPRIGHT)
-def test_exif_orientation(orientation):
+@pytest.mark.parametrize("format", ORIENTED)
+def test_exif_orientation(format):
     """The EXIF standard defines where the first row and the first column of the file are seen."""
-    width, height = (64, 32) if orientation < 5 else (32, 64)
-    expected = np.asarray(corners(UPRIGHT[orientation], width, height))
-    for format in ORIENTED:
+    for orientation, letters in UPRIGHT.items():
+        width, height = (64, 32) if orientation < 5 else (32, 64)
+        expected = np.asarray(corners(letters, width, height))
         data = oriented(format, orientation)
         for source in (data, Image.open(io.BytesIO(data))):
             once = load_image(source)
@@ -205,19 +205,17 @@ FILES = {
 SAVING = {"WEBP": {"lossless": True, "exact": True}, "ICO": {"bitmap_format": "bmp", "sizes": [(3, 2)]}}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode(mode):
-    make, expected, tolerance = MODES[mode]
-    image = make()
-    image.load()
-    before = image.mode, image.tobytes(), dict(image.info)
-    assert_close(pixels(image), expected, tolerance)
-    assert (image.mode, image.tobytes(), dict(image.info)) == before
+def test_every_mode():
+    for make, expected, tolerance in MODES.values():
+        image = make()
+        image.load()
+        before = image.mode, image.tobytes(), dict(image.info)
+        assert_close(pixels(image), expected, tolerance)
+        assert (image.mode, image.tobytes(), dict(image.info)) == before
 
 
-@pytest.mark.parametrize("format", FILES)
-def test_every_mode_through_a_file(format):
-    for mode in FILES[format]:
+def test_every_mode_through_a_file():
+    for format, mode in ((format, mode) for format, modes in FILES.items() for mode in modes):
         make, expected, tolerance = MODES[mode]
         image = make()
         options = {key: image.info[key] for key in ("transparency",) if key in image.info}
@@ -302,10 +300,9 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_arrays_and_tensors(kind):
-    source, expected = ARRAYS[kind]
-    assert_close(pixels(source), expected, 0)
+def test_arrays_and_tensors():
+    for source, expected in ARRAYS.values():
+        assert_close(pixels(source), expected, 0)
 
 
 def test_the_result_is_a_copy():

@@ -61,9 +61,17 @@ def test_the_halved_vit_is_a_vit_small():
     assert (2 * half.embed_dim, len(half.blocks)) == (base.embed_dim, len(base.blocks))
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=lambda m: m.name)
-def test_every_model_has_the_shapes_of_its_public_weights(model):
+SOME = ("ViT-B/16", "ViT-b/32", "ViT-L/16", "R50x1", "R50x2", "R50+ViT-B/32", "EfficientNet-L2")
+"""Models that are built in every run; all others are slow."""
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for name in MODELS]
+)
+
+
+@every
+def test_every_model_has_the_shapes_of_its_public_weights(name):
     """Where timm has weights, its own model for them is the reference: all but positions and head are alike."""
+    model = MODELS[name]
     built = shapes(on_meta(paper.build, model))
     for weights in model.weights:
         assert weights.timm in timm.list_pretrained(weights.timm.split(".")[0] + "*")
@@ -97,7 +105,7 @@ def test_hybrids_and_resnets_without_weights():
         assert [len(s.blocks) for s in embed.backbone.stages] == blocks
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every
 def test_every_model_runs_is_inspected_and_learns(name):
     model, size = shrunk(name)
     images, labels = torch.randn(2, 3, size, size), torch.tensor([0, 1])
@@ -136,9 +144,9 @@ def test_arguments_win_over_the_papers_and_wrong_ones_are_told():
         paper.build("R50x1", img_size=64)
 
 
-@pytest.mark.parametrize("row", TABLE_7, ids=lambda r: f"{r.model} {r.optimizer}")
-def test_averages_of_table_7(row):
-    assert round(row.average, 2) == row.accuracy["Average"]
+def test_averages_of_table_7():
+    for row in TABLE_7:
+        assert round(row.average, 2) == row.accuracy["Average"]
 
 
 def test_table_7_is_table_6_where_it_is_adam():
