@@ -53,8 +53,8 @@ def test_maps_under_random_weights():
     np.testing.assert_allclose(rollout.get_ydata(), [1, 0.75, 0.6, 0.3])  # the mean of |ρ| of both images
     np.testing.assert_allclose(cam.get_ydata(), [1, 0.15, 0.075, 0], atol=1e-7)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["none", "head", "blocks.1", "blocks.0"]
-    named = {text.get_text(): text.get_color() for text in ax.texts}
-    assert named == {"rollout": rollout.get_color(), "grad_cam": cam.get_color()}
+    assert (rollout.get_label(), cam.get_label()) == ("rollout", "grad_cam")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["rollout", "grad_cam"]
     one = randomization([1.0, 0.8, 0.4])
     one = Randomization(one.parts, one.rank_correlation[:, :1], one.ssim[:, :1], one.threshold)
     (ax,) = plot.randomized({"rollout": one}).axes
@@ -63,19 +63,7 @@ def test_maps_under_random_weights():
     assert list(figure.axes[0].lines[0].get_ydata()) == [0.7, 0.7]
 
 
-@pytest.mark.parametrize(
-    ("draw", "words"),
-    [
-        (lambda: plot.insertion_deletion({}, CONTROL, shares=SHARES), "1 to 8 maps .* got 0"),
-        (lambda: plot.insertion_deletion(CURVES, CONTROL, shares=SHARES[1:]), "8 values.* got 9"),
-        (lambda: plot.insertion_deletion(CURVES, CONTROL[0], shares=SHARES), "Random orders of shape .orders, S."),
-        (lambda: plot.randomized({}), "1 to 8 methods .* got 0"),
-        (
-            lambda: plot.randomized({"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}),
-            "tried on one model, but its parts differ",
-        ),
-    ],
-)
-def test_wrong_input_is_refused_in_one_sentence(draw, words):
-    with pytest.raises(ValueError, match=words):
-        draw()
+def test_randomizations_of_different_models_are_refused():
+    found = {"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}
+    with pytest.raises(ValueError, match="tried on one model, but its parts differ"):
+        plot.randomized(found)

@@ -10,15 +10,22 @@ Without `ax`, figures are drawn in `STYLE` and leave your settings untouched; an
 was made with (`with plt.style.context(STYLE)` makes it match).
 """
 
-from vitlens.plot.curves import insertion_deletion, intervals, lines, randomized, training
-from vitlens.plot.distance import attention_distance, attention_distances
+from vitlens.plot.charts import (
+    attention_distance,
+    attention_distances,
+    contributions,
+    insertion_deletion,
+    intervals,
+    lines,
+    randomized,
+    training,
+)
 from vitlens.plot.filled import filled_in
 from vitlens.plot.film import film_strip, snapshot
 from vitlens.plot.galleries import attributions, gallery, heads, overlays, tiles
 from vitlens.plot.maps import mask, overlay, upsample
 from vitlens.plot.mosaics import all_heads, filters, patches, position_similarity
 from vitlens.plot.pairs import correspondences, rollouts
-from vitlens.plot.parts import contributions
 from vitlens.plot.portrait import inspected
 from vitlens.plot.scaling import few_shot, pretraining_size, speed, transfer, vtab
 from vitlens.plot.style import STYLE

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from vitlens.plot.distance import strip
+from vitlens.plot.charts import strip
 from vitlens.plot.mosaics import about_gray, extent, mosaic
 from vitlens.plot.style import REFERENCE, WIDTH, array, color_map, colors, page, place, scale_bar, styled, write
 from vitlens.recorder.grid import TokenGrid

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 from matplotlib.figure import SubFigure
 
-from vitlens.plot.distance import attention_distance
+from vitlens.plot.charts import attention_distance
 from vitlens.plot.maps import overlay
 from vitlens.plot.mosaics import filters, position_similarity
 from vitlens.plot.pairs import wrapped

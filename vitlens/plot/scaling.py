@@ -11,14 +11,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import offset_copy
 
 from vitlens import paper
-from vitlens.plot.naming import at_the_right, beside
-from vitlens.plot.style import SERIES, array, canvas, charts, rule, styled
+from vitlens.plot.style import SERIES, array, canvas, charts, palette, rule, styled
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
+LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
+"""Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
 OWN = "#d55e00"
+STARS = "*PX"
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
-"""Of the paper's panels, in per cent; points beyond them widen them."""
+"""Limits of the paper's panels in percent. Points beyond them widen them."""
 
 SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
          "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}  # fmt: skip
@@ -28,67 +30,64 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
     """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
 
     points: your own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
-    in per cent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
-    average, right ImageNet; axes reach as far as the points.
+    in percent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
+    average, right ImageNet; axes reach as far as the points. The models of the table are named where there is room:
+    if no point of your own lies a factor of ten outside its range.
     """
-    points, labels = points or {}, []
-    for name, point in points.items():
-        if len(point) != 3 or not point[0] > 0:
-            raise ValueError(
-                f"{name} has {tuple(point)}. A point is (exaFLOPs above 0, average of five or None, ImageNet or None)."
-            )
+    points = points or {}
+    array([point[0] for point in points.values()] or [1], 1, "exaFLOPs", positive=True)
+    computes = [row.exaflops for row in paper.TABLE_6]
+    room = all(min(computes) / 10 < point[0] < 10 * max(computes) for point in points.values())
     with styled():
         figure, axes = charts(("Average of five data sets", "ImageNet"), 900, 430)
         for k, ax in enumerate(axes):
             ax.set(xscale="log", xlabel="Compute of pre-training (exaFLOPs)")
-            named = [(p[0], p[1 + k], name, OWN) for name, p in points.items() if p[1 + k] is not None]
-            for x, y, _, color in named:
-                ax.plot(x, y, "*", color=color, ms=11, mec="white", mew=0.6)
-            own = len(named)
             for row in paper.TABLE_6:
                 color, marker = KINDS[paper.MODELS[row.model].kind]
                 value = row.accuracy["ImageNet"] if k else row.average
                 size = 5 if row.epochs == 7 else 7.5
                 ax.plot(row.exaflops, value, marker, color=color, ms=size, mec="white", mew=0.6)
-                named.append((row.exaflops, value, row.model.replace("ViT-", ""), color))
-            ax.margins(0.09, 0.08)
-            left, right = ax.get_xlim()
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if right < 300 * left else (1,), numticks=9))
+                if room:
+                    at = (-4, 0, "right", "bottom") if row.model in LEFT else (5, 0, "left", "top")
+                    ax.annotate(
+                        row.model.replace("ViT-", ""), (row.exaflops, value), at[:2], textcoords="offset points",
+                        ha=at[2], va=at[3], color=color, size=7.5,
+                    )  # fmt: skip
+            for point, marker in zip(points.values(), STARS * len(points), strict=False):
+                if point[1 + k] is not None:
+                    ax.plot(point[0], point[1 + k], marker, color=OWN, ms=11, mec="white", mew=0.6)
+            ax.margins(0.1, 0.08)
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if room else (1,), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(_exaflops))
-            labels.append((ax, named, own))
         axes[0].set_ylabel("Top-1 after fine-tuning (%)")
-        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | ({"yours": (OWN, "*")} if points else {})
-        kinds["small: 7 epochs of JFT-300M, large: 14"] = "none", ""
-        handles = [plt.Line2D([], [], color=c, marker=m, ls="", ms=8, mec="white") for c, m in kinds.values()]
-        figure.legend(handles, kinds, loc="outside lower left", ncols=len(kinds), frameon=False, handletextpad=0.2)
-        for each in labels:
-            beside(*each)
+        kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {"small: 7 epochs of JFT-300M, large: 14": ("none", "")}
+        kinds |= {name: (OWN, marker) for name, marker in zip(points, STARS * len(points), strict=False)}
+        handles = [
+            plt.Line2D([], [], color=color, marker=marker, ls="", ms=11 if color == OWN else 8, mec="white")
+            for color, marker in kinds.values()
+        ]
+        figure.legend(handles, kinds, loc="outside lower left", ncols=4, frameon=False, handletextpad=0.2)
     return figure
 
 
 def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
     """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
 
-    Drawn from Table 9 and, for BiT, the public BiT-M. points: your own by name, in per cent by "VTAB", "Natural",
+    Drawn from Table 9 and, for BiT, the public BiT-M. points: your own by name, in percent by "VTAB", "Natural",
     "Specialized" and "Structured", as `paper.groups` gives them; those that are missing are left out.
     """
-    rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
-    rows["BiT-M R152x4, ImageNet-21k"] = paper.BIT_M_VTAB
     own = dict(points or {})
-    for name, found in own.items():
-        if unknown := set(found) - set(paper.BIT_M_VTAB):
-            raise ValueError(
-                f"{name} has {', '.join(sorted(unknown))}; points of VTAB have {', '.join(paper.BIT_M_VTAB)}. "
-                "`vitlens.paper.groups` makes them from the 19 tasks."
-            )
-    rows |= own
+    if unknown := {group for values in own.values() for group in values} - set(LIMITS):
+        raise ValueError(f"Groups of VTAB are {', '.join(LIMITS)}, got {', '.join(sorted(unknown))}.")
+    rows = {f"{p.model}, {p.data}": paper.groups(p.accuracy) for p in paper.TABLE_9}
+    rows |= {"BiT-M R152x4, ImageNet-21k": paper.BIT_M_VTAB} | own
     colors = [*("#0173b2", "#0173b2", "#56b4e9", "#949494"), *[OWN] * len(own)]
     with styled():
         titles = ["All 19 tasks", *(f"{group} ({len(tasks)})" for group, tasks in paper.VTAB.items())]
         figure, axes = charts(titles, 900, 34 * len(rows) + 88, sharey=True)
         for ax, (group, limits) in zip(axes, LIMITS.items(), strict=True):
-            values = [found.get(group, np.nan) for found in rows.values()]
+            values = [accuracy.get(group, np.nan) for accuracy in rows.values()]
             rule(ax, "x")
             ax.hlines(range(len(rows)), 0, values, color="0.85", linewidth=1, zorder=1)
             low, high = np.nanmin([limits[0], *values]), np.nanmax([limits[1], *values])
@@ -109,10 +108,10 @@ def pretraining_size(
 ) -> plt.Figure | plt.Axes:
     """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
 
-    points: your own by name, pairs (images, top-1 in per cent). BiT, whose range over all sizes the paper shades
+    points: your own by name, pairs (images, top-1 in percent). BiT, whose range over all sizes the paper shades
     without numbers, is its largest ResNet, R152x4, by its own paper and Table 2.
     """
-    own = {name: _series(name, rows, 2) for name, rows in (points or {}).items()}
+    own = {name: _sorted(rows) for name, rows in (points or {}).items()}
     with canvas(ax, 900, 420) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel="Images of pre-training", ylabel="ImageNet top-1 after fine-tuning (%)")
@@ -120,16 +119,14 @@ def pretraining_size(
         bit = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in bit]
         ax.plot(*zip(*bit, strict=True), "-^", color="0.6", ms=6, label="BiT R152x4", zorder=1)
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
-            found = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
+            rows = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
             aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
-            images, values = zip(*found, strict=True)
-            ax.update_datalim(found)  # which Matplotlib leaves to us where points are moved aside
-            ax.plot(images, values, "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
-        for k, (name, found) in enumerate(own.items()):
-            ax.plot(*found.T, ("*", "P", "X")[k % 3] + "-", color=OWN, ms=10, lw=1, label=name)
+            ax.update_datalim(rows)  # which Matplotlib leaves to us where points are moved aside
+            ax.plot(*zip(*rows, strict=True), "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
+        for (name, rows), marker in zip(own.items(), STARS * len(own), strict=False):
+            ax.plot(*rows.T, f"{marker}-", color=OWN, ms=10, lw=1, label=name)
         ax.margins(0.12, 0.07)
-        named = {images: f"{name}\n{_count(images)}" for name, images in paper.IMAGES.items()}
-        _sizes(ax, named, own.values())
+        _ticks(ax, own.values(), {images: f"{name}\n{_count(images)}" for name, images in paper.IMAGES.items()})
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
     return result
@@ -144,48 +141,45 @@ def few_shot(
 ) -> plt.Figure | plt.Axes:
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
-    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in per cent; the last two are drawn as
+    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent; the last two are drawn as
     a band, or as error bars where there are more than three curves, whose bands would cover each other. The paper
-    printed no numbers, so that only your own are drawn. xlabel, ylabel: what images and accuracy are of.
+    printed no numbers, so that only your own are drawn. The legend lists the curves by their last accuracy.
     """
-    if not curves:
-        raise ValueError("No curves to draw. Give at least one.")
-    found = {name: _series(name, rows, (2, 4)) for name, rows in curves.items()}
+    series = {name: _sorted(rows) for name, rows in curves.items()}
     with canvas(ax, 900, 400) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
-        ends = []
-        for k, (name, rows) in enumerate(found.items()):
-            color = SERIES[k % len(SERIES)]
-            ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6)
-            if rows.shape[1] == 4 and len(found) <= 3:
+        lines = []
+        for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
+            lines += ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6, label=name)
+            if rows.shape[1] == 4 and len(series) <= 3:
                 ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
             elif rows.shape[1] == 4:
                 ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
-            ends.append((rows[-1, 1], name, color))
         ax.margins(0.05, 0.08)
-        _sizes(ax, {}, found.values())
-        at_the_right(ax, ends)
+        _ticks(ax, series.values())
+        lines.sort(key=lambda line: -line.get_ydata()[-1])
+        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     return result
 
 
-def _series(name: str, rows, columns) -> np.ndarray:
-    found = array(rows, 2, f"Rows of {name}", "Give (images, accuracy) for each point")
-    if found.shape[1] not in np.atleast_1d(columns) or not (found[:, 0] > 0).all() or not np.isfinite(found).all():
-        raise ValueError(f"Expected points (number of images, accuracy in percent) for {name}, got {found.tolist()}.")
-    return found[found[:, 0].argsort()]
+def _sorted(rows) -> np.ndarray:
+    """(n, 2 or 4) rows of (images, accuracy, …) in the order of their images."""
+    rows = array(rows, 2, "Rows (images, accuracy)", positive=True)
+    return rows[rows[:, 0].argsort()]
 
 
-def _sizes(ax: plt.Axes, named: dict[float, str], series: Iterable[np.ndarray]) -> None:
-    """Put a tick at each named size, and at each other size that is at least 60 pixels from the rest.
+def _ticks(ax: plt.Axes, series: Iterable[np.ndarray], named: Mapping[float, str] = {}) -> None:
+    """Put a tick at each named size, and at each other size that has room for its number.
 
     Where no size has a name and some lack room, ticks are at round numbers instead.
     """
     ax.autoscale_view()
     ax.xaxis.set_minor_locator(NullLocator())
     sizes = sorted({float(n) for rows in series for n in rows[:, 0]} - set(named))
-    place = {n: ax.transData.transform((n, 0))[0] for n in (*sizes, *named)}
-    apart = [n for n in sizes if all(abs(place[n] - place[other]) > 60 for other in place if other != n)]
+    low, high = np.log(ax.get_xlim())
+    every = np.log([*sizes, *named])
+    apart = [n for n in sizes if (abs(np.log(n) - every) < 0.08 * (high - low)).sum() == 1]
     if named or apart == sizes:
         ax.set_xticks([*named, *apart], [*named.values(), *map(_count, apart)])
     else:

@@ -167,23 +167,36 @@ def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = No
     high = np.abs(finite).max(initial=0) or 1.0
     signed = finite.min(initial=0) < 0 if signed is None else signed
     return {
-        "cmap": color_map(cmap or ("RdBu_r" if signed else "viridis")),
+        "cmap": mpl.colormaps[cmap or ("RdBu_r" if signed else "viridis")].with_extremes(bad=MISSING),
         "vmin": -high if signed else 0.0,
         "vmax": high,
     }
 
 
-def array(values, ndim: int | tuple[int, ...], wanted: str, remedy: str) -> np.ndarray:
-    """`values`, an array or a tensor on any device, as floats; ValueError unless it has `ndim` axes, none empty."""
+def palette(count: int) -> Sequence:
+    """Colors of `count` curves: `SERIES`, or evenly spaced hues where those are too few."""
+    import seaborn as sns
+
+    return SERIES[:count] if count <= len(SERIES) else sns.color_palette("husl", count)
+
+
+def array(values, ndim: int | tuple[int, ...], wanted: str, remedy: str = "", *, positive: bool = False) -> np.ndarray:
+    """`values`, an array or a tensor on any device, as floats.
+
+    positive: the first column must be finite and above 0, as on a logarithmic axis. Raises ValueError for other numbers
+    of axes, for empty arrays and for other values.
+    """
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
     result = np.asarray(values, dtype=float)
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
-        raise ValueError(f"{wanted} expected, got shape {result.shape}. {remedy}.")
+        raise ValueError(f"{wanted} expected, got shape {result.shape}.")
+    if positive and not (np.isfinite(result).all() and (result.reshape(len(result), -1)[:, 0] > 0).all()):
+        raise ValueError(f"{wanted} must be finite, the first above 0, got {result.tolist()}.")
     return result
 
 
 def one_of(name: str, given: str, choices: Sequence[str]) -> None:
     """Raise ValueError unless `given` is one of the choices."""
     if given not in choices:
-        raise ValueError(f"Unknown {name} {given!r}. Choose one of: {', '.join(choices)}.")
+        raise ValueError(f"{name} must be {' or '.join(choices)}, got {given!r}.")

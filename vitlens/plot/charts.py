@@ -1,0 +1,292 @@
+"""Curves, dots with intervals, and the charts of training runs, of attention distances and of tests of maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
+
+from vitlens.plot import style
+from vitlens.plot.style import REFERENCE, SERIES, array, canvas, charts, colors, page, rule, scale_bar, styled
+
+METRICS = {"": ("weights", SERIES[0]), "_average": ("their moving average", SERIES[1])}
+"""Name and color of a validation curve, by the ending of its metric."""
+LOCAL = 1 / 3
+"""Share of the distance of uniform attention below which a head is called local here. A convention, for orientation."""
+CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
+
+
+def lines(
+    table, *, dotted=None, bands=None, level: float | None = None, log: str = "", palette=SERIES, marker: str = "o",
+    xlabel: str = "", ylabel: str = "", ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
+    """A curve for each column of a table against its index.
+
+    table: a pandas DataFrame of numbers, its index numeric. dotted: another one, whose columns are dotted lines in the
+    colors of the same names, or else of the same places, where they are named. bands: two more, the lower and the upper
+    ends of what is shaded about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for
+    logarithmic axes; with "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette; if
+    there are fewer colors than columns, evenly spaced hues take their place.
+    """
+    import seaborn as sns
+
+    count = max(len(each.columns) for each in (table, dotted) if each is not None)
+    if isinstance(palette, str):
+        palette = sns.color_palette(palette, count)
+    palette = style.palette(count) if len(palette) < count else palette
+    named = dict(zip(table, palette, strict=False))
+    with canvas(ax, 720, 360) as (ax, result):
+        for name, color in named.items():
+            ax.plot(table.index, table[name], color=color, marker=marker, markersize=4, label=name)
+            if bands is not None:
+                ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
+        for color, name in zip(palette, () if dotted is None else dotted, strict=False):
+            how = {"color": named.get(name, color), "label": None if name in table else name}
+            ax.plot(dotted.index, dotted[name], ":", marker=marker, markersize=4, **how)
+        if level is not None:
+            ax.axhline(level, **REFERENCE)
+        if log:
+            ax.set(xscale="log", yscale="log" if log == "xy" else "linear")
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        if log == "xy":
+            ax.set_xticks(table.index, table.index)
+            ax.xaxis.set_minor_locator(NullLocator())
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        rule(ax)
+        ax.legend(framealpha=0.9, edgecolor="0.85")
+    return result
+
+
+def intervals(
+    values: Mapping[str, float], errors: Mapping[str, float], *, points: Mapping[str, Iterable[float]] | None = None,
+    level: float | None = None, xlabel: str = "", ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
+    """A dot with an error bar for each name, the first one on top.
+
+    values: by name, as a dictionary or a pandas Series. errors: half the length of each interval, by the same names.
+    points: the single measurements behind each value, small gray dots. level: a dashed line to compare with.
+    """
+    import seaborn as sns
+
+    names, points = list(values.keys()), {} if points is None else points
+    with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
+        single = [(value, name) for name in names for value in points.get(name, ())]
+        if single:
+            values_of, rows = zip(*single, strict=True)
+            sns.stripplot(x=values_of, y=rows, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
+        half = [errors[name] for name in names]
+        ax.errorbar([values[name] for name in names], range(len(names)), xerr=half, fmt="o", color=SERIES[0], capsize=3)
+        if level is not None:
+            ax.axvline(level, **REFERENCE)
+        ax.set_yticks(range(len(names)), names)
+        ax.set(xlabel=xlabel, ylabel="", ylim=(len(names) - 0.5, -0.5))
+        ax.tick_params(axis="y", length=0)
+        rule(ax, "x")
+    return result
+
+
+def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
+    """Loss, validation accuracy and learning rate of a run against its steps; without labels, the validation loss.
+
+    records: what `vitlens.train.fit` yields, in order, or the lines of its `log.jsonl` as dictionaries; those without a
+    loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
+    during training keeps its scale; without records the axes are empty. The legend at the foot has the last
+    accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
+    """
+    if isinstance(records, str | Path):
+        raise ValueError(
+            f"Expected the records of a run, got {str(records)!r}. Read them from a file with "
+            '`pandas.read_json(file, lines=True).to_dict("records")`.'
+        )
+    records = [record if isinstance(record, Mapping) else vars(record) for record in records]
+    losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
+    steps = records[-1]["steps"] if records else 1
+    unlabeled = any("valid_loss" in r["metrics"] for r in records)
+    measured = "Loss on validation images" if unlabeled else "Accuracy on validation images (%)"
+    with styled():
+        figure, (loss, accuracy, rate) = charts(
+            ("Loss of the batch", measured, "Learning rate, share of its peak"), 900, 300
+        )
+        if records:
+            rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
+        if losses:
+            loss.plot(*zip(*losses, strict=True), color=SERIES[0])
+        for name, step in (marks or {}).items():
+            loss.axvline(step, **REFERENCE)
+            loss.annotate(
+                f"{name} ", (step, 0.04), xycoords=("data", "axes fraction"), ha="right", size=8.5, annotation_clip=True
+            )
+        for ending, (name, color) in METRICS.items():
+            metric = ("valid_loss" if unlabeled else "top1") + ending
+            points = [(r["step"], r["metrics"][metric]) for r in records if metric in r["metrics"]]
+            if points:
+                label = f"{name}: {points[-1][1]:.3g}" if unlabeled else f"{name}: {points[-1][1]:.1f} %"
+                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=label, clip_on=False)
+        for ax in (loss, accuracy, rate):
+            ax.set(xlim=(0, steps), xlabel="Step")
+        if accuracy.lines:
+            figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        values = [value for _, value in losses]
+        values += [value for line in accuracy.lines for value in line.get_ydata()] * unlabeled
+        loss.set_ylim(0, 1.08 * max(values, default=1))
+        accuracy.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
+        rate.set_ylim(0, 1.05)
+    return figure
+
+
+def attention_distance(
+    mean_distance, *, uniform=None, control=None, image_size=None, ax: plt.Axes | None = None, title=None
+) -> plt.Axes:
+    """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
+
+    The heads of a layer lie beside each other, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of
+    which the mean over B is drawn. uniform: the distance of uniform attention (`TokenGrid.uniform_distance`,
+    renormalized if the dots are), a dashed line; below a third of it heads are local, which is shaded. control: the
+    same of a model with random weights, gray crosses. image_size: (height, width) of the input, or one number for both;
+    the axis names it. Layers and heads count from 0.
+    """
+    values, chance = (None if given is None else _by_head(given) for given in (mean_distance, control))
+    top = max(np.nanmax(values, initial=0), 0 if chance is None else np.nanmax(chance), uniform or 0) or 1.0
+    of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
+    with styled(ax):
+        if ax is None:
+            ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
+        strip(ax, values, size=6)
+        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 8, "color": "0.35"}
+        if chance is not None:
+            layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
+            ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4)
+            level, below = (chance.mean(), 0) if uniform is None else (uniform, -19)
+            ax.annotate("× untrained", (1, level), (4, below), va="center", **where)
+        if uniform is not None:
+            ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
+            ax.axhline(uniform, **REFERENCE)
+            ax.annotate("uniform\nattention", (1, uniform), (4, 0), va="center", **where)
+            ax.annotate("local: under a third of it", (1, 0), (-4, 4), ha="right", **where)
+        ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
+        ax.set(ylim=(0, 1.08 * top))
+        rule(ax)
+    return ax
+
+
+def attention_distances(
+    panels: Mapping[str, object], *, uniform: float | Mapping[str, float], controls: Mapping[str, object] | None = None
+) -> plt.Figure:
+    """Several models, or several ways to measure one, beside each other on one scale, as `attention_distance`.
+
+    panels: (L, H) by title. uniform: one distance for all, or one by title. controls: (L, H) of models with random
+    weights, by title.
+    """
+    uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
+    with styled():
+        figure = page(900, 350, "constrained")
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for ax, (title, values) in zip(axes, panels.items(), strict=True):
+            control = (controls or {}).get(title)
+            attention_distance(values, uniform=uniform[title], control=control, ax=ax, title=title)
+            ax.label_outer()
+        axes[0].set_ylim(0, 1.08 * max(*(np.nanmax(_by_head(each)) for each in panels.values()), *uniform.values()))
+    return figure
+
+
+def strip(ax: plt.Axes, values: np.ndarray, size: float) -> None:
+    """The distances (L, H) as dots: a column for each layer, its heads beside each other from left to right."""
+    layers, heads = values.shape
+    place = np.arange(layers)[:, None] + (np.arange(heads) - (heads - 1) / 2) * 0.5 / max(heads - 1, 1)
+    look = {"color": SERIES[0], "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    ax.plot(place.ravel(), values.ravel(), "o", **look)
+    ax.set(xlim=(-0.6, layers - 0.4), xticks=range(0, layers, -(-layers // 16)))
+
+
+def contributions(parts: Mapping[str, object]) -> plt.Figure:
+    """What every head and MLP adds to a logit: a line for each layer, a column for each head, the MLP in the last one.
+
+    parts: (L, H + 1) by the name of the picture, the MLP last; all of the same model. Red adds to the logit and blue
+    takes away from it, in units of the logit, on one scale for all pictures.
+    """
+    values = {name: array(each, 2, "Contributions of shape (layers, heads + 1)") for name, each in parts.items()}
+    layers, columns = next(iter(values.values())).shape
+    side = 70 + 26 * columns
+    cols = min(len(values), max(1, 860 // side))
+    rows = -(-len(values) // cols)
+    limit = max(abs(each).max() for each in values.values()) or 1.0
+    with styled():
+        figure = page(max(420, 90 + cols * side), 60 + rows * (70 + 20 * layers), "constrained")
+        axes = list(figure.subplots(rows, cols, squeeze=False).flat)
+        for ax, (name, each) in zip(axes, values.items(), strict=False):
+            look = colors(each, signed=True) | {"vmin": -limit, "vmax": limit}
+            shown = ax.imshow(each, **look, interpolation="nearest", aspect="auto")
+            ax.set_title(name, size=9.5, pad=5, parse_math=False)
+            heads = range(0, columns - 2, 1 if columns < 14 else 4)
+            ax.set_xticks([*heads, columns - 1], [*heads, "MLP"])
+            ax.set_yticks(range(0, layers, -(-layers // 12)))
+            ax.tick_params(length=0, labelsize=8)
+            ax.set(xlabel="Head", ylabel="Layer")
+        for ax in axes[len(values) :]:
+            ax.axis("off")
+        scale_bar(shown, ax=axes, shrink=0.8, label="Added to the logit")
+    return figure
+
+
+def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, score: str = "") -> plt.Figure:
+    """The score of a class while patches are covered (deletion) or shown (insertion) in the order of each map.
+
+    curves: by name of the map, (deletion (S,), insertion (S,)). control: (orders, S) of both for random orders, drawn
+    as a band from the lowest to the highest and their mean, dashed. shares: (S,) of the patches, 0 to 1. score: its
+    name, for the axis.
+    """
+    curves = {name: np.asarray(both, dtype=float) for name, both in curves.items()}
+    chance = [array(orders, 2, "Random orders of shape (orders, S)") for orders in control]
+    every = np.concatenate([np.ravel(values) for values in (*curves.values(), *chance)])
+    limits = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
+    with styled():
+        figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
+        for k, (ax, xlabel) in enumerate(zip(axes, ("Patches covered", "Patches shown"), strict=True)):
+            ax.fill_between(shares, chance[k].min(0), chance[k].max(0), color="0.9", lw=0)
+            ax.plot(shares, chance[k].mean(0), label="random orders", **CHANCE)
+            for color, (name, both) in zip(style.palette(len(curves)), curves.items(), strict=True):
+                ax.plot(shares, both[k], color=color, lw=1.7, label=name)
+            ax.set(xlim=(0, 1), ylim=limits, xlabel=xlabel)
+            ax.xaxis.set_major_formatter(PercentFormatter(1))
+        axes[0].set_ylabel(score)
+        axes[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
+    return figure
+
+
+def randomized(
+    found: Mapping[str, object], *, threshold: float | None = None, ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:
+    """How similar each map stays while the model's weights are replaced by random ones, from the head down.
+
+    found: by name of the method, a `vitlens.faithfulness.Randomization` of one model. Drawn is the mean over images of
+    |rank correlation| with the map of the trained model, after each part. threshold: a dashed line; by default that of
+    the first. The legend lists the methods by their last correlation. Raises ValueError for several models.
+    """
+    first = next(iter(found.values()))
+    if any(tuple(each.parts) != tuple(first.parts) for each in found.values()):
+        raise ValueError("All methods must have been tried on one model, but its parts differ.")
+    names = ["none", *first.parts]
+    with canvas(ax, 900, 350) as (ax, result):
+        several = any(each.rank_correlation.shape[1] > 1 for each in found.values())
+        title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
+        ax.set_title(title, size=10)
+        ax.axhline(first.threshold if threshold is None else threshold, **CHANCE)
+        curves = []
+        for color, (name, each) in zip(style.palette(len(found)), found.items(), strict=True):
+            values = np.array([1.0, *each.rank_correlation.abs().mean(1).tolist()])
+            curves += ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
+        ax.set(xlim=(-0.2, len(names) - 0.8), ylim=(0, 1.03), xlabel="Random from the head down to and with …")
+        ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
+        rule(ax)
+        curves.sort(key=lambda curve: -curve.get_ydata()[-1])
+        ax.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    return result
+
+
+def _by_head(mean_distance) -> np.ndarray:
+    """(L, H): the distances given, or their mean over images."""
+    values = array(mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)")
+    return values.mean(0) if values.ndim == 3 else values
