@@ -25,18 +25,17 @@ notebooks: $(READY)  ## run all notebooks in clean kernels and write them back w
 browser: $(READY)  ## a browser for the tests, where there is none yet
 	$(BIN)/python tests/browser/install.py
 
-test: browser  ## every test but those that take minutes (NO_BROWSER=1 leaves the browser out)
+test: browser  ## the tests of every day (NO_BROWSER=1 leaves the browser out)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
-	$(MAKE) test-colab
+
+test-slow: browser  ## the tests that take minutes: all of timm, all notebooks, other front ends
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
 	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py \
 	    tests/test_lanes.py
 
-test-slow: $(READY)  ## the tests that take minutes, such as the sweep over all of timm
-	$(BIN)/python -m pytest -n auto -m slow
-
-test-all: test test-slow
+test-all: test test-slow test-colab
 
 lint: $(READY)
 	$(BIN)/ruff check vitlens tests experiments notebooks

@@ -28,6 +28,8 @@ INDEX = FOLDER / "README.md"
 SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA", "12": "TABLE", "13": "TABLE", "14": "TABLE"}
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+DAILY = ("02", "05", "10", "15")
+"""Notebooks that run in `make test`; `make test-all` runs all of them."""
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -78,7 +80,10 @@ def processes():
         yield pool
 
 
-@every
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem) for p in NOTEBOOKS],
+)
 def test_runs_offline_with_little_work(path, processes):
     assert processes.apply(run, (path,)) == [], "nothing goes to stderr"
 
