@@ -37,7 +37,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from vitlens.recorder import supported
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.train import Recipe
 from vitlens.variants import PlacedAttention
 

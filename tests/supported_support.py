@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens import capture
 from vitlens.attribution import METHODS
-from vitlens.recorder.running import run
+from vitlens.recorder.forward import run
 from vitlens.recorder.supported import family
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)

@@ -159,7 +159,7 @@ def naive_rollout(maps, start, fusion="mean", discard=0.0):
 
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
-@pytest.mark.parametrize("discard", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("discard", [0.0, 0.5])
 def test_rollout_against_the_whole_product(fusion, discard):
     """Random layers do not commute, so a wrong order shows."""
     maps = random_maps(TokenGrid(4, 6, (16, 16), 2))
@@ -175,54 +175,24 @@ def test_rollout_against_the_whole_product(fusion, discard):
     torch.testing.assert_close(query, grid.image_map(expected), rtol=1e-9, atol=1e-12)
 
 
-def test_rollout_from_any_token():
-    maps = random_maps(WIDE)
-    attn = Maps(maps, WIDE)
-    for query, position in ((3, 3), (0, 0), ((2, 7), WIDE.index(2, 7))):
-        expected = naive_rollout(maps, one_hot(WIDE, position))
-        torch.testing.assert_close(attention.rollout(attn, query), WIDE.image_map(expected))
-
-
 @pytest.mark.parametrize("block", [3, 1000])
-def test_what_a_query_reads_of_several_tokens(attn, block):
-    row = torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0)
-    whole = torch.einsum("bq,bhqk->bhk", row, attn[1].weights())
-    torch.testing.assert_close(attn[1].read(row, block), whole)
-    torch.testing.assert_close(attn[1].read(row[0], block)[0], whole[0])
-    torch.testing.assert_close(attn[1].read(one_hot(attn.grid, 5)), attn[1].weights(5)[:, :, 0])
+def test_read_equals_a_weighted_sum_of_rows(attn, block):
+    layer, row = attn[1], torch.rand(2, 17, generator=torch.Generator().manual_seed(1)) * (torch.arange(17) % 3 > 0)
+    torch.testing.assert_close(layer.read(row, block), torch.einsum("bq,bhqk->bhk", row, layer.weights()))
+    torch.testing.assert_close(layer.read(one_hot(attn.grid, 5)), layer.weights(5)[:, :, 0])
+    q, k, row = (tensor.clone().requires_grad_() for tensor in (layer.q, layer.k, row))
+    replace(layer, q=q, k=k).read(row, block)[..., 3].sum().backward()
+    assert all(tensor.grad.abs().max() > 0 for tensor in (q, k, row))
 
 
-@pytest.mark.parametrize("block", [5, 17, 100])
-def test_rows_in_the_same_memory_are_the_same_rows(attn, block):
+@pytest.mark.parametrize("block", [5, 100])
+def test_rows_reuse_memory_and_skip_queries(attn, block):
     plain = list(attn[1].rows(block))
-    places, seen = [], set()
     for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
         assert queries == again and torch.equal(weights, expected)
-        places.append(queries)
-        if weights.shape[2] == block:
-            seen.add(weights.data_ptr())
-    assert places[-1].stop == 17 and len(seen) <= 1
-
-
-@pytest.mark.parametrize("reuse", [False, True])
-def test_blocks_without_a_query_that_is_wanted_are_left_out(attn, reuse):
-    wanted = torch.zeros(attn.grid.tokens, dtype=torch.bool)
-    wanted[[3, 9]] = True
-    found = [(queries, weights.clone()) for queries, weights in attn[1].rows(4, reuse=reuse, wanted=wanted)]
-    assert [queries.start for queries, _ in found] == [0, 8]
-    for queries, weights in found:
-        torch.testing.assert_close(weights, attn[1].weights(queries))
-
-
-def test_the_first_layer_of_a_rollout_is_one_row(attn, monkeypatch):
-    monkeypatch.setitem(attention.BLOCK, "cpu", 1)  # the smallest blocks
-    made, rows = [], Layer.rows
-    monkeypatch.setattr(
-        Layer, "rows", lambda *a, **k: (made.append((a[0].name, q)) or (q, w) for q, w in rows(*a, **k))
-    )
-    attention.rollout(attn, query=(1, 1))
-    counts = [sum(name == layer.name for name, _ in made) for layer in attn]
-    assert counts == [4] * (len(attn) - 1) + [2]  # two images one by one, 17 queries, blocks of 16
+    wanted = torch.arange(17) == 9
+    found = [(queries.start, weights.clone()) for queries, weights in attn[1].rows(block, reuse=True, wanted=wanted)]
+    assert [start for start, _ in found] == [5 if block == 5 else 0]
 
 
 def test_contrast_closed_forms():
@@ -263,22 +233,19 @@ def naive_summary(attn, renormalize):
     )
 
 
-@pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("block", [2**20, 500])
 @pytest.mark.parametrize(
-    "name, kwargs",
+    "name, kwargs, block, renormalize",
     [
-        ("vit_tiny_patch16_224", dict(img_size=(96, 160))),
-        ("vit_tiny_patch16_224", dict(img_size=(96, 160), reg_tokens=4, global_pool="avg")),
-        ("vit_tiny_patch16_224", dict(img_size=(96, 160), global_pool="map", class_token=False)),
-        ("beit_base_patch16_224", dict(img_size=(96, 160))),
-        ("deit_tiny_distilled_patch16_224", dict(img_size=(96, 160))),
+        ("vit_tiny_patch16_224", dict(reg_tokens=4, global_pool="avg"), 2**20, False),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 500, True),
+        ("beit_base_patch16_224", {}, 500, False),
+        ("deit_tiny_distilled_patch16_224", {}, 2**20, True),
     ],
 )
 def test_summary_equals_its_naive_twin(vit, monkeypatch, name, kwargs, block, renormalize):
     monkeypatch.setitem(attention.BLOCK, "cpu", block)  # 500: several blocks of rows, one image at a time
     attn = captured(
-        vit(name=name, dtype=torch.float64, **kwargs),
+        vit(name=name, dtype=torch.float64, img_size=(96, 160), **kwargs),
         torch.randn(3, 3, 96, 160, generator=torch.Generator().manual_seed(3)).double(),
     )
     got = attention.summary(attn, renormalize=renormalize)
@@ -317,21 +284,16 @@ def test_no_row_to_start_from(vit):
     assert attention.summary(attn).rollout is None
 
 
-def test_a_query_may_be_numpys(attn):
-    place = np.unravel_index(np.argmax(np.eye(4)), (4, 4))
-    assert torch.equal(attention.rollout(attn, query=place), attention.rollout(attn, query=(0, 0)))
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        *[({"query": query}, ValueError, "row, column") for query in ((1, 2, 3), (1,), "ab", (1, 2.5), 1.5)],
         ({"query": (4, 0)}, IndexError, "outside the 4 × 4 grid"),
+        ({"query": (1, 2.5)}, TypeError, "float"),
         ({"head_fusion": "median"}, ValueError, '"mean", "max" or "min".*median'),
         ({"discard": 1.5}, ValueError, "at least 0 and below 1.*1.5"),
     ],
 )
-def test_bad_arguments(attn, options, error, words):
+def test_rollout_refuses(attn, options, error, words):
     with pytest.raises(error, match=words):
         attention.rollout(attn, **options)
 
@@ -349,7 +311,7 @@ def test_mean_over_a_loader(vit):
         attention.mean_over(model, [])
     with pytest.raises(ValueError, match="tensor .* got dict"):
         attention.mean_over(model, [{"image": x}])
-    with pytest.raises(ValueError, match=r"does not take this size: Input height \(80\)"):
+    with pytest.raises(ValueError, match="does not take this size.* got 80 × 80"):
         attention.mean_over(model, [torch.zeros(1, 3, 80, 80)])
     for pool in ("token", "max"):  # as many patches, but other ones
         dynamic = vit(dynamic_img_size=True, global_pool=pool)
@@ -391,13 +353,6 @@ def test_uniform_timm_model_at_initialization():
     assert summary.rollout.flatten().tolist() == pytest.approx([0.75 / 197] * 196, rel=1e-4)
 
 
-def test_means_of_a_model_in_half_precision(vit):
-    model, images = vit(), torch.randn(2, 3, 64, 64)
-    whole = attention.mean_over(model, [images]).mean_distance
-    half = attention.mean_over(model.bfloat16(), [images]).mean_distance
-    torch.testing.assert_close(half, whole, rtol=0.05, atol=0)
-
-
 class Peak(attention.Statistic):
     """A statistic from outside of the package, as a newcomer writes one."""
 
@@ -426,11 +381,3 @@ def test_a_statistic_from_outside(vit, monkeypatch):
         attention.summary(attn, "sharpness")
     with pytest.raises(AttributeError, match="'entropy'.*peak"):
         attention.summary(attn, "peak").entropy  # noqa: B018
-
-
-def test_autograd_follows_what_a_query_reads(attn):
-    layer, row = attn[0], torch.linspace(-1, 1, 17)
-    torch.testing.assert_close(layer.read(row, block=4), torch.einsum("q,bhqk->bhk", row, layer.weights()))
-    q, k, row = (tensor.clone().requires_grad_() for tensor in (layer.q, layer.k, row))
-    replace(layer, q=q, k=k).read(row, block=4)[..., 3].sum().backward()
-    assert all(tensor.grad.abs().max() > 0 for tensor in (q, k, row))

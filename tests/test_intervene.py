@@ -383,7 +383,7 @@ def test_checkpointed_models_are_differentiated_as_they_ran():
         (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
         (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
         (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
-        (dict(residual={(0, 0.5): "zero"}), TypeError, "iterable"),
+        (dict(residual={(0, 0.5): "zero"}), TypeError, "float"),
         (dict(heads={(0, 1): "average"}), (TypeError, ValueError), ""),
         (dict(heads={(0, 1): "mean"}), ValueError, "there are none"),
         (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),

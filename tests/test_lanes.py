@@ -11,7 +11,7 @@ import torch
 from test_explorer import PICTURE, given, values
 
 from vitlens import capture, intervene, widgets
-from vitlens.recorder.running import evaluating, uncompiled
+from vitlens.recorder.forward import evaluating, uncompiled
 from vitlens.widgets.lanes import LONG, QUICK, Answer, Cancelled, Connection, Job, Lane
 
 PATIENCE = 60  # seconds, for a busy machine

@@ -13,7 +13,7 @@ from supported_support import small
 import vitlens
 from vitlens import attention, attribution, capture
 from vitlens.models import architecture, class_count, label_names, load_model, preprocess
-from vitlens.recorder.running import run
+from vitlens.recorder.forward import run
 from vitlens.recorder.supported import family
 
 BLOCK = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.o_proj",

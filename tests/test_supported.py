@@ -11,7 +11,7 @@ import vitlens
 from vitlens import capture, stream, tokens
 from vitlens.attribution import METHODS, like
 from vitlens.attribution.target import bound
-from vitlens.recorder.running import run
+from vitlens.recorder.forward import run
 from vitlens.recorder.supported import UnsupportedModelError, family, pooled
 
 every = pytest.mark.parametrize("name", EVERY)

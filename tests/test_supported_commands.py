@@ -16,7 +16,7 @@ import vitlens
 from vitlens import attribution, commands, faithfulness, widgets
 from vitlens.images import samples
 from vitlens.models import built_size, preprocess, restore
-from vitlens.recorder.running import run
+from vitlens.recorder.forward import run
 from vitlens.recorder.supported import family, pooled
 from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore

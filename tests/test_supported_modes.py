@@ -14,7 +14,7 @@ from vitlens import (
     capture,
     tokens,
 )
-from vitlens.recorder.running import run
+from vitlens.recorder.forward import run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, transformer
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
-from vitlens.recorder.running import evaluating, float64, full_precision, require_images, run, taking
 from vitlens.recorder.supported import unwrap
 
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
@@ -153,7 +153,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
-            with torch.no_grad(), capture(model) as attn, taking(bare):
+            with torch.no_grad(), capture(model) as attn:
                 run(model, images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:

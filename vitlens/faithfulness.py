@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from vitlens.attribution.maps import outputs_of
 from vitlens.attribution.target import ClassTarget, Target, bound, of_classes, of_features, resolved
 from vitlens.models import require_classes
+from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.running import evaluating, require_images, run, taking
 from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
     target, against = bound(bare, target, against)
     if isinstance(target, Target):
         return target
-    with taking(bare), evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         parts = _on_model(model, images).split(internal_batch_size)
         return resolved(bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against)
 

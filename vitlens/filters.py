@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.running import float64, require_count
+from vitlens.recorder.forward import float64
 from vitlens.recorder.supported import family, unwrap
 
 
@@ -57,7 +57,6 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
         )
     if not filters.isfinite().all():
         raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
-    require_count(k=k)
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.recorder import supported
-from vitlens.recorder.running import channels, run
+from vitlens.recorder.forward import channels, run
 from vitlens.recorder.supported import family, model_name, states_preprocessing, title, unwrap, within
 
 __all__ = [

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.grid import TokenGrid, whole
-from vitlens.recorder.running import float64
+from vitlens.recorder.forward import float64
+from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, unwrap
 
 
@@ -53,7 +52,7 @@ def resize(
     method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
     (bicubic, antialiased, pixel centers aligned). Raises ValueError if shapes and method do not fit.
     """
-    (rows, cols), size = _sides(grid), _sides(size)
+    rows, cols = grid
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
         raise ValueError(
             f"A table for {prefix} prefix tokens and a grid of {rows} × {cols} has the shape "
@@ -68,14 +67,6 @@ def resize(
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
     image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
-
-
-def _sides(grid: tuple[int, int]) -> list[int]:
-    """The rows and columns of a grid."""
-    sides = [whole(side) for side in grid] if isinstance(grid, Iterable) else []
-    if len(sides) != 2 or None in sides or min(sides) < 1:
-        raise ValueError(f"Expected a grid as (rows, columns), at least one row and one column, got {grid!r}.")
-    return sides
 
 
 def by_direction(similarities: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlens.recorder.forward import cast, evaluating, float64, require_images, run
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.running import cast, evaluating, float64, require_images, run, taking
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
 
 
@@ -38,7 +38,7 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
         if threading.get_ident() == thread:
             layers.append(output)
 
-    with taking(model), evaluating(model), contextlib.ExitStack() as hooks:
+    with evaluating(model), contextlib.ExitStack() as hooks:
         for block in family(model).blocks:
             hooks.enter_context(block.register_forward_hook(keep))
         output = run(model, cast(model, images))

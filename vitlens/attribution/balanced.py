@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from vitlens.attribution.maps import Constants, captured, checked, explaining, require_layers, score
 from vitlens.attribution.target import bound, of_features, resolved
+from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import explicit_attention
-from vitlens.recorder.running import full_precision
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
 
 

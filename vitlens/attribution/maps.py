@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_classes, of_features, resolved
 from vitlens.models import require_classes
+from vitlens.recorder.forward import evaluating, full_precision, require_images, run, without_checkpointing
 from vitlens.recorder.layer import Layer, layer_number
 from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
-from vitlens.recorder.running import evaluating, full_precision, require_images, run, taking, without_checkpointing
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
@@ -160,7 +160,7 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
 
     constants: the mode that makes its parameters constants, by default `Constants(model)`.
     """
-    with taking(model), evaluating(model), contextlib.ExitStack() as modes:
+    with evaluating(model), contextlib.ExitStack() as modes:
         if gradients:
             # Checkpointing would run the blocks again, in the threads of the backward pass.
             inner = transformer(model)

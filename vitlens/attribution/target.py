@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.models import built_size, label_names, output_kind, preprocess, scores
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import embed_texts, model_name, pooled
 
 
@@ -140,7 +140,9 @@ class Similarity:
         return self if self.vector is not None else replace(self, vector=self.embed(model))
 
     def __sub__(self, other: Similarity) -> Similarity:
-        if not (vector := self.vector - other.vector).any():
+        with torch.inference_mode(False):  # tensors made in that mode have no gradient
+            vector = self.vector - other.vector
+        if not vector.any():
             raise NothingToExplain(f"{self.to} cannot be contrasted with itself. Give another image or text.")
         return Similarity(f"{self.to} less that to {other.to}", None, vector, "a difference of two cosines")
 

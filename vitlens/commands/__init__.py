@@ -45,7 +45,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except RuntimeError as error:
-        from vitlens.recorder.running import out_of_memory
+        from vitlens.recorder.forward import out_of_memory
 
         if not out_of_memory(error):
             raise

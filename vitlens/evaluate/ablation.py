@@ -20,9 +20,9 @@ from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.protocols import Evaluation
 from vitlens.evaluate.reading import normalized_for
 from vitlens.evaluate.scores import half_width, paired, proportion
+from vitlens.recorder.forward import evaluating, float64, run
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene, outputs
 from vitlens.recorder.record import POOL
-from vitlens.recorder.running import evaluating, float64, run
 from vitlens.recorder.supported import attention_modules, require_capturable
 
 if TYPE_CHECKING:

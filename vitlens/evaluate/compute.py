@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlens import paper
 from vitlens.models import built_size
 from vitlens.paper import Cost, exaflops
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import model_name, unwrap
 
 __all__ = ["Cost", "cost", "exaflops", "flops", "parameters"]

@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.augment import normalized
 from vitlens.models import data_config, pixels
-from vitlens.recorder.running import cast, evaluating, require_pooled, run
-from vitlens.recorder.supported import pooled
+from vitlens.recorder.forward import cast, evaluating, run
+from vitlens.recorder.supported import model_name, pooled
 from vitlens.train import World
 
 
@@ -92,7 +92,11 @@ def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def features(x: Tensor) -> Tensor:
         found = pooled(model, x)
-        require_pooled(model, found)
+        if found.dim() != 2:
+            raise ValueError(
+                f"Expected features of shape (B, D), but {model_name(model)} gives shape {tuple(found.shape)}. Give a "
+                'model that pools its tokens (in timm: `global_pool="token"` or "avg").'
+            )
         return found
 
     return features

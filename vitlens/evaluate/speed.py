@@ -20,7 +20,7 @@ from vitlens import paper
 from vitlens.data.files import write
 from vitlens.evaluate import compute
 from vitlens.models import load_model
-from vitlens.recorder.running import evaluating, out_of_memory, run
+from vitlens.recorder.forward import evaluating, out_of_memory, run
 from vitlens.recorder.supported import model_name
 from vitlens.train.account import hardware, versions
 from vitlens.train.precision import computes_bf16

@@ -13,14 +13,6 @@ import torch
 from torch import Tensor
 
 
-def whole(value: object) -> int | None:
-    """A whole number of Python, NumPy or torch as an int, or None for anything else."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
 @dataclass(frozen=True)
 class TokenGrid:
     """Geometry of a token sequence.
@@ -76,16 +68,12 @@ class TokenGrid:
     def position(self, query: tuple[int, int] | int) -> int:
         """Position in the sequence of a patch (row, column), or of a token given by its position.
 
-        Raises IndexError outside of the grid or the sequence, ValueError for anything else.
+        Raises IndexError outside of the grid or the sequence.
         """
         query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
-        pair = isinstance(query, tuple | list)
-        numbers = [whole(number) for number in (query if pair else [query])]
-        if None in numbers or len(numbers) != 1 + pair:
-            raise ValueError(f"Expected a patch (row, column) or the position of a token as the query, got {query!r}.")
-        if pair:
-            return self.index(*numbers)
-        if not 0 <= query < self.tokens:
+        if isinstance(query, tuple | list):
+            return self.index(*map(operator.index, query))
+        if not 0 <= operator.index(query) < self.tokens:
             raise IndexError(
                 f"Token {query} lies outside the sequence: it has {self.prefix} prefix tokens and {self.patches} "
                 f"patches, counted from 0 to {self.tokens - 1}."
@@ -129,10 +117,5 @@ class TokenGrid:
         return outermost.flatten()
 
     def image_map(self, values: Tensor) -> Tensor:
-        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens. Raises ValueError for others."""
-        if values.shape[-1:] != (self.tokens,):
-            raise ValueError(
-                f"Expected values of all {self.tokens} tokens, {self.prefix} of them before the patches, shape "
-                f"(…, {self.tokens}), got {tuple(values.shape)}."
-            )
+        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens."""
         return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))

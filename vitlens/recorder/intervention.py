@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.grid import TokenGrid, whole
+from vitlens.recorder.forward import evaluating, float64, require_images, run, uncompiled, without_checkpointing
+from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
-from vitlens.recorder.running import evaluating, float64, require_images, run, taking, uncompiled, without_checkpointing
 from vitlens.recorder.supported import (
     attention_modules,
     family,
@@ -209,7 +209,7 @@ def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Te
     """
     kept: dict[Place, Tensor] = {}
     reader = Intervention(model, modules, places, kept.__setitem__)
-    with torch.no_grad(), evaluating(model), taking(model), alone(reader), reader.working():
+    with torch.no_grad(), evaluating(model), alone(reader), reader.working():
         run(model, images)
     return kept
 
@@ -219,7 +219,7 @@ def positions(tokens: Any, grid: TokenGrid) -> list[int]:
     if isinstance(tokens, str):
         ends = {"all": (0, grid.tokens), "prefix": (0, grid.prefix), "patches": (grid.prefix, grid.tokens)}
         return list(range(*ends[tokens]))
-    if isinstance(tokens, tuple) or whole(tokens) is not None:
+    if isinstance(tokens, tuple) or not isinstance(tokens, Iterable):
         return [grid.position(tokens)]
     return [grid.position(token) for token in tokens]
 

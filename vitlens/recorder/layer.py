@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder.grid import whole
-from vitlens.recorder.running import full_precision
+from vitlens.recorder.forward import full_precision
 from vitlens.recorder.supported import UnsupportedModelError
 
 
@@ -67,7 +66,7 @@ class Layer:
         """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
 
         Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
-        Raises IndexError for a query that does not exist, and ValueError for what is no position.
+        Raises IndexError for a query that does not exist.
         """
         rows = self._rows(queries)
         count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
@@ -107,26 +106,11 @@ class Layer:
         return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
 
     def _rows(self, queries) -> slice | Tensor:
-        """A slice or a 1-D tensor of positions; one number keeps the axis."""
-        if queries is None:
-            return slice(None)
-        if isinstance(queries, slice):
-            return queries
-        rows, every = torch.as_tensor(queries, device=self.q.device), self.q.shape[-2]
-        if rows.dtype == torch.bool and rows.shape == (every,):
-            rows = rows.nonzero().squeeze(1)
-        if rows.dim() > 1 or rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
-            raise ValueError(
-                f"Queries are positions in the sequence, whole numbers, got {queries!r:.60}. "
-                "`attn.grid.index(row, col)` is the position of a patch."
-            )
-        rows = rows.long().reshape(-1)
-        if len(outside := rows[(rows < -every) | (rows >= every)]):
-            raise IndexError(
-                f"The {every} queries of {self.name} are counted from 0, so there is no query {outside[0].item()}. "
-                "`attn.grid.index(row, col)` is the position of a patch."
-            )
-        return rows
+        """A slice or a 1-D tensor of positions; one number keeps the axis. A tensor of booleans is a mask."""
+        if queries is None or isinstance(queries, slice):
+            return queries or slice(None)
+        every = torch.arange(self.q.shape[-2])
+        return every[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
 
     def rows(
         self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
@@ -187,9 +171,7 @@ def joined(calls: list[Layer]) -> Layer:
 
 def layer_number(count: int, layer: int) -> int:
     """The number, from 0, of a layer among `count`; negative ones count from the end. Raises IndexError for a layer
-    that does not exist, and ValueError for what is no whole number."""
-    if whole(layer) is None:
-        raise ValueError(f"A layer is a whole number, −1 the last, got {layer!r}.")
+    that does not exist."""
     if not -count <= layer < count:
         raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
-    return layer % count
+    return range(count)[layer]

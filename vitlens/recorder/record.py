@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+from vitlens.recorder.forward import channels, uncompiled
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
-from vitlens.recorder.running import channels, uncompiled
 from vitlens.recorder.supported import (
     UnsupportedModelError,
     attention_modules,
@@ -74,36 +74,35 @@ def explicit_attention(
     return torch.bmm(_weights(query, key, mask), value.flatten(0, 1)).unflatten(0, query.shape[:2])
 
 
-def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """(B·H, Q, T) softmax of the logits of scaled queries."""
-    q, k = query.flatten(0, 1), key.flatten(0, 1).transpose(-2, -1)
-    if mask is None:
-        return torch.bmm(q, k).softmax(-1)
-    return torch.baddbmm(mask.expand(*query.shape[:-1], key.shape[-2]).flatten(0, 1), q, k).softmax(-1)
+    logits = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(-2, -1))
+    if mask is not None:  # of an intervention
+        logits = logits.unflatten(0, query.shape[:2]).masked_fill(~mask, -torch.inf).flatten(0, 1)
+    return logits.softmax(-1)
 
 
 def multihead_attention(
     attend: Callable, query: Tensor, key: Tensor, value: Tensor, width: int, heads: int,
     in_weight: Tensor, in_bias: Tensor | None, bias_k, bias_v, add_zero_attn: bool, dropout: float,
     out_weight: Tensor, out_bias: Tensor | None, training: bool = True, key_padding_mask=None,
-    need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
-    is_causal: bool = False, use_separate_proj_weight: bool = False, **separate,
+    need_weights: bool = True, attn_mask=None, average_attn_weights: bool = True, is_causal: bool = False, **separate,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """PyTorch's `multi_head_attention_forward` with attention run by `attend`.
+    """PyTorch's `multi_head_attention_forward` with attention run by `attend`: `MULTIHEAD`'s arguments after it.
 
     The operations and their order are PyTorch's, so outputs are equal bit for bit. In eval mode without gradients,
     torch.nn.MultiheadAttention has a fast path too. It is off while a mode watches, and its outputs differ from these
     by rounding. `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good. Raises NotImplementedError for
-    other uses of the module.
+    masks and other uses of the module.
     """
-    extra_keys = add_zero_attn or bias_k is not None or bias_v is not None
-    if extra_keys or key_padding_mask is not None or query.dim() != 3 or key is not value:
+    refused = (bias_k, bias_v, key_padding_mask, attn_mask)
+    if add_zero_attn or any(part is not None for part in refused) or query.dim() != 3 or key is not value:
         raise NotImplementedError(
-            "torch.nn.MultiheadAttention is called with a padding mask, extra keys or without a batch, "
-            "which vitlens does not know"
+            "torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch, which vitlens does not "
+            "know"
         )
     length, batch, _ = query.shape
-    if use_separate_proj_weight:
+    if in_weight is None:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
         matrices = (separate[f"{name}_proj_weight"] for name in "qkv")
         q, k, v = (F.linear(*each) for each in zip((query, key, value), matrices, biases, strict=True))
@@ -115,20 +114,15 @@ def multihead_attention(
             b_q, b_kv = in_bias.split([width, 2 * width])
         q = F.linear(query, w_q, b_q)
         k, v = _unpacked(F.linear(key, w_kv, b_kv), 2, width)
-    mask = None if is_causal and not need_weights else attn_mask
-    if mask is not None and mask.dtype == torch.bool:  # True hides, here
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
-    if mask is not None:
-        mask = mask[None, None] if mask.dim() == 2 else mask.view(batch, heads, -1, key.shape[0])
     q, k, v = (t.view(len(t), batch * heads, -1).transpose(0, 1).unflatten(0, (batch, heads)) for t in (q, k, v))
     weights, dropout = None, dropout if training else 0.0
     if need_weights:
         q = q * math.sqrt(1.0 / float(q.shape[-1]))
-        output = attend(explicit_attention, q, k, v, mask, dropout, is_causal, scale=1.0)
-        weights = _weights(q, k, mask).unflatten(0, (batch, heads))
+        output = attend(explicit_attention, q, k, v, None, dropout, is_causal, scale=1.0)
+        weights = _weights(q, k).unflatten(0, (batch, heads))
         weights = weights.mean(1) if average_attn_weights else weights
     else:
-        output = attend(F.scaled_dot_product_attention, q, k, v, mask, dropout, is_causal)
+        output = attend(F.scaled_dot_product_attention, q, k, v, None, dropout, is_causal)
     output = output.permute(2, 0, 1, 3).reshape(batch * length, width)
     return F.linear(output, out_weight, out_bias).view(length, batch, -1), weights
 
@@ -251,9 +245,7 @@ class Interception(TorchFunctionMode):
             expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
             keys = key.shape[-2]
             fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
-        if len(query) == 0:
-            reason = "the batch holds no images"
-        elif torch._C._functorch.is_functorch_wrapped_tensor(query):
+        if torch._C._functorch.is_functorch_wrapped_tensor(query):
             reason = "it runs inside of a transform of torch.func (vmap, grad, jacrev); give it all images as one batch"
         elif dropout_p > 0:
             reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
@@ -327,44 +319,34 @@ class Attention(Sequence):
         score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
         as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients of the
         last number are returned. keep_graph: keep the graph for another score of a `twin`; by default it is freed, so
-        this can be done once. Raises ValueError for what is no such score and for a layer whose gradient is missing or
-        all zero, UnsupportedModelError for a forward that left autograd's graph on the way, and RuntimeError for a
-        score that autograd cannot trace back to the attention.
+        this can be done once. Raises ValueError for a layer whose gradient is missing or all zero,
+        UnsupportedModelError for a forward that left autograd's graph on the way, and RuntimeError for a score that
+        autograd cannot trace back to the attention.
         """
-        each = isinstance(score, Sequence)
-        scores = list(score) if each else [score]
-        groups = [[calls] for calls in self._calls] if each else [self._calls]
-        if len(scores) != len(groups) or not all(isinstance(s, Tensor) and s.numel() == 1 for s in scores):
-            came = f"shape {tuple(score.shape)}" if isinstance(score, Tensor) else f"{score!r:.80}"
-            raise ValueError(
-                f"A score is a tensor of one number, such as `logits[:, 3].sum()`, or a list of {len(self)}, one for "
-                f"each layer, got {came}."
-            )
-        attached = self.complete and getattr(self[-1].output, "requires_grad", False)
-        if not attached or not all(s.requires_grad for s in scores):
+        if not (self.complete and getattr(self[-1].output, "requires_grad", False)):
             raise RuntimeError(
                 f"The score does not lead back to the attention of {self.model_name}. Run the model with autograd on, "
                 "inside `with capture(model, gradients=True) as attn:`, and differentiate what it returned, once."
             )
         if self.cuts:
             raise UnsupportedModelError(cut_graph(self.model_name, self.cuts[0]))
-        for number, group in zip(scores, groups, strict=True):
-            found = [call for calls in group for call in calls]
-            pool = [self.pool] if self.pool is not None and len(groups) == 1 else []
-            outputs = [call.output for call in found + pool]
+        pool = [self.pool] if self.pool is not None else []
+        if isinstance(score, Sequence):
+            parts = list(zip(score, ([calls] for calls in self._calls), strict=True))
+        else:
+            parts = [(score, [*self._calls, pool])]
+        for number, groups in parts:
+            outputs = [call.output for calls in groups for call in calls]
             gradients = torch.autograd.grad(
                 number, [*outputs, *also], retain_graph=keep_graph, allow_unused=True, materialize_grads=True
             )
-            done = iter(
-                replace(call, output=call.output.detach(), gradient=gradient)
-                for call, gradient in zip(found + pool, gradients, strict=False)
-            )
-            for calls in group:
-                calls[:] = [next(done) for _ in calls]
-            self.pool = next(done, self.pool)
+            left = iter(gradients)
+            for calls in groups:
+                calls[:] = [replace(call, output=call.output.detach(), gradient=next(left)) for call in calls]
+        self.pool = pool[0] if pool else None
         for number in (~self.reached().any(1)).nonzero()[:1].flatten().tolist():
             raise ValueError(no_gradient(self.model_name, "the score", number))
-        return list(gradients[len(outputs) :])
+        return list(left)
 
     def reached(self) -> Tensor:
         """(L, B) False where a layer's gradient is all zero for an image. Layers with heads off count as reached."""

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from vitlens import attention, filters, positions
 from vitlens.images import ImageError
 from vitlens.models import architecture, class_count, restore, top_classes
+from vitlens.recorder.forward import float64, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import capture
-from vitlens.recorder.running import float64, run
 from vitlens.recorder.supported import attention_modules, gated, unwrap
 from vitlens.reports.pictures import SHARP, prepared
 

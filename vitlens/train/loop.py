@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
-from vitlens.recorder.running import out_of_memory
+from vitlens.recorder.forward import out_of_memory
 from vitlens.train.hub_layout import STATISTICS
 from vitlens.train.journal import DIVERGED, Journal, facts_of
 from vitlens.train.losses import compiled

@@ -13,7 +13,7 @@ from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
-from vitlens.recorder.running import channels
+from vitlens.recorder.forward import channels
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
 """Endings of timm's keywords that a recipe has settings for: `pos_drop_rate` and the like, too."""

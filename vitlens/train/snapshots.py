@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized
 from vitlens.data.files import write
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.train.settings import Recipe
 
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows

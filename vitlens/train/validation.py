@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitlens.data import ImageSet
 from vitlens.data.augment import normalized, seed_of
-from vitlens.recorder.running import evaluating
+from vitlens.recorder.forward import evaluating
 from vitlens.train.precision import trains_in_bf16
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe

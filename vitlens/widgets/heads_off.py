@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitlens.images import samples
 from vitlens.models import preprocess
+from vitlens.recorder.forward import float64
 from vitlens.recorder.intervention import head_places, outputs
 from vitlens.recorder.record import POOL
-from vitlens.recorder.running import float64
 from vitlens.recorder.supported import attention_modules
 from vitlens.widgets.page import Check, Control
 

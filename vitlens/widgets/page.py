@@ -240,7 +240,7 @@ class Page:
 
 def sentence(error: Exception) -> str:
     """The message of an error for the page."""
-    from vitlens.recorder.running import out_of_memory
+    from vitlens.recorder.forward import out_of_memory
 
     if isinstance(error, ValueError | IndexError | OSError | ImportError):
         return str(error)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from vitlens import attention, tokens
 from vitlens.images import load_image, samples
 from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore, scores
+from vitlens.recorder.forward import evaluating
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
-from vitlens.recorder.running import evaluating, taking
 from vitlens.recorder.supported import family, unwrap
 from vitlens.widgets.drawing import MAPS, enlarged
 from vitlens.widgets.page import Check, Control, Page
@@ -86,7 +86,7 @@ class Forward:
         batch = preprocess(model, image, size=size or built_size(model), whole=whole)
         self.pixels = restore(model, batch)[0]
         self.batch = batch.to(next(model.parameters()))
-        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn, taking(model):
+        with evaluating(model), self.switched(), torch.inference_mode(), capture(model) as attn:
             self.tokens, logits = tokens.features(model, self.batch)
         if not logits.isfinite().all():
             raise ValueError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlens import attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.models import preprocess, scores
-from vitlens.recorder.running import evaluating, run
+from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.supported import family
 from vitlens.widgets.drawing import scale_of
 from vitlens.widgets.page import Check, Control, Panel

@@ -150,7 +150,7 @@ class Timm(Family):
         embed, image = self.embedding, tuple(image)
         if getattr(embed, "strict_img_size", False) and embed.img_size is not None:
             require_size(self.model, image, embed.img_size)
-        if getattr(embed, "is_linear", False) and not embed.dynamic_img_pad:  # NaFlex's cuts no pixels off
+        elif getattr(embed, "is_linear", not hasattr(embed, "backbone")) and not embed.dynamic_img_pad:
             require_whole_patches(self.model, image, embed.patch_size)
         rows, cols = _features(embed, image)
         grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)

@@ -1,4 +1,4 @@
-"""Run a model: whether it takes these images, in which mode and precision, and whether its memory sufficed."""
+"""A forward: the images that a model takes, and the mode and the precision in which it runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import nn
 
-from vitlens.recorder.grid import whole
 from vitlens.recorder.supported import family, known, model_name
 
 
@@ -44,15 +42,6 @@ def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return images.to(next((p for p in meets.parameters() if p.is_floating_point()), images))
 
 
-def require_pooled(model: nn.Module, features: torch.Tensor) -> None:
-    """Raise ValueError unless features of a model are (B, D)."""
-    if features.dim() != 2:
-        raise ValueError(
-            f"Expected features of shape (B, D), but {model_name(model)} gives shape {tuple(features.shape)}. Give a "
-            'model that pools its tokens (in timm: `global_pool="token"` or "avg").'
-        )
-
-
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them.
 
@@ -68,17 +57,6 @@ def channels(model: nn.Module) -> int:
     """Input channels: the first convolution's, or those of the preprocessing where patches are embedded linearly."""
     first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
     return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
-
-
-@contextlib.contextmanager
-def taking(model: nn.Module) -> Iterator[None]:
-    """Raise ValueError in this block where timm asserts that images have another size."""
-    try:
-        yield
-    except AssertionError as error:
-        if "Input" not in str(error):  # timm's word for sizes
-            raise
-        raise ValueError(f"{model_name(model)} does not take this size: {str(error).rstrip('.')}.") from error
 
 
 _LOCK = threading.Lock()
@@ -172,29 +150,3 @@ def float64(tensor: torch.Tensor) -> torch.Tensor:
 def out_of_memory(error: Exception) -> bool:
     """Whether PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def require_count(**each: object) -> None:
-    """Raise ValueError unless every keyword is a whole number from 1 up."""
-    for name, value in each.items():
-        if (number := whole(value)) is None or number < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-
-
-def fitted(baseline: float | torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """(B, C, H, W) a baseline for all images, or one for each, on their device and in their dtype.
-
-    Raises ValueError unless it is a finite number, or a finite tensor that fits the images.
-    """
-    kinds = int | float | np.number | np.ndarray | torch.Tensor
-    blank = torch.as_tensor(baseline).detach() if isinstance(baseline, kinds) else None
-    if blank is None or not blank.isfinite().all():
-        came = repr(baseline) if blank is None else "one that is not finite"
-        raise ValueError(f"Expected a finite number or tensor in normalized units as the baseline, got {came}.")
-    try:
-        return blank.to(images).expand_as(images)
-    except RuntimeError:
-        raise ValueError(
-            f"Expected a baseline that fits images of shape {tuple(images.shape)}, got a tensor of shape "
-            f"{tuple(blank.shape)}."
-        ) from None
