@@ -11,10 +11,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitlens import load_model, plot
+from vitlens import load_model, plot, report
 from vitlens.images import samples
-from vitlens.reports import inspection
-from vitlens.reports.pictures import SHARP
+from vitlens.report import SHARP
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     parser.add_argument("--model", default="data/checkpoints/vit_tiny_patch16_224")
     parser.add_argument("--out", type=Path, default=Path("data/results/inspection.jpg"))
     options = parser.parse_args()
-    found = inspection.inspect(load_model(options.model), samples().items())
+    found = report.inspect(load_model(options.model), samples().items())
     figure = plot.inspected({Path(options.model).name: found})
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)
     picture = Image.open(pixels).convert("RGB")

@@ -26,9 +26,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image, ImageOps
 
-from vitlens import load_model
+from vitlens import load_model, report
 from vitlens.images import samples
-from vitlens.reports import inspection
 from vitlens.train.runs import versions
 
 FOLDER = Path(__file__).parent
@@ -146,7 +145,7 @@ def show(paths: list[Path], options: argparse.Namespace) -> int:
     paths = [p for p in paths if nbformat.read(p, as_version=4).cells[CONSTANTS].source.startswith("MODEL")]
     if not paths:
         raise ValueError("These notebooks have no MODEL that another could replace; 01 to 06, 10 and 11 have one.")
-    found = inspection.inspect(load_model(options.model), samples().items())
+    found = report.inspect(load_model(options.model), samples().items())
     words = ["python notebooks/execute.py", *options.numbers, "--model", Path(options.model).name, "--figures DIR"]
     made = {"command": " ".join(words), "versions": versions(), "date": datetime.date.today().isoformat()}
     summary = json.dumps(made | found.to_dict(), indent=1, allow_nan=False)

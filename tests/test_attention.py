@@ -11,7 +11,7 @@ from capture_support import captured
 
 from vitlens import TokenGrid, attention, capture
 from vitlens.recorder.record import Layer
-from vitlens.reports.inspection import contrast
+from vitlens.report import contrast
 
 
 class Maps:

@@ -12,7 +12,7 @@ import torch
 from maps_support import left_as_found, refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitlens import UnsupportedModelError, attribution, capture
+from vitlens import UnsupportedModelError, attribution, capture, report
 from vitlens.attribution import (
     METHODS,
     Method,
@@ -37,7 +37,6 @@ from vitlens.attribution import (
 from vitlens.attribution.maps import explaining
 from vitlens.images import samples
 from vitlens.recorder.forward import evaluating
-from vitlens.reports import explanation
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, balanced_gradients, direct)
 PIXELS = (integrated_gradients, gradient_shap, input_x_gradient)
@@ -77,7 +76,7 @@ def test_quick_methods_share_one_forward_and_one_backward(vit):
 def test_explain_runs_as_few_forwards(vit):
     model, calls = vit(), []
     model.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
-    (found,) = explanation.explain(model, [("cat", samples()["chelsea"])], step=4, orders=2)
+    (found,) = report.explain(model, [("cat", samples()["chelsea"])], step=4, orders=2)
     assert list(found.maps) == list(methods())
     count = 2 + (6 + 2) * 2 * 3  # whole and empty, then 3 steps of two curves for each map and order
     assert calls == [1, 32, count - 32]
@@ -110,7 +109,7 @@ def test_rows_of_the_registry(vit, monkeypatch):
     monkeypatch.setitem(METHODS, "length", None)  # so that it is removed again
     register(Method("length", "my method", "gradients", "one forward and one backward", length))
     assert attribution.length is length and list(METHODS["length"].options) == ["power"]
-    (found,) = explanation.explain(vit(), [("cat", samples()["chelsea"])], names=["length", "relevance"], orders=2)
+    (found,) = report.explain(vit(), [("cat", samples()["chelsea"])], names=["length", "relevance"], orders=2)
     assert list(found.maps) == ["length", "relevance"]
 
 
@@ -120,7 +119,7 @@ def test_help_lists_a_method_from_outside_without_importing_torch():
         "for name in ('torch', 'numpy', 'timm', 'matplotlib'): sys.modules[name] = None\n"
         "from vitlens.attribution import Method, register\n"
         "register(Method('mine', 'my method', 'gradients', 'one forward', 'my_package.my_module'))\n"
-        "from vitlens.commands import main\n"
+        "from vitlens.cli import main\n"
         "sys.argv = ['vitlens', 'explain', '--help']\n"
         "main()"
     )

@@ -1,11 +1,10 @@
-"""The command line as a user meets it: files written, sentences on standard error, exit codes."""
+"""The command line: files written, sentences on standard error, exit codes."""
 
 import contextlib
 import dataclasses
 import gc
 import io
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, commands, filters, load_model, positions, stream
-from vitlens.commands import looking, options
+from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, stream
 from vitlens.data.augment import Augment
 from vitlens.images import samples
 from vitlens.models import preprocess
@@ -34,16 +32,10 @@ def vitlens(*arguments, expect=0):
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
-        commands.main()
+        cli.main()
     assert (stop.value.code or 0) == expect, err.getvalue()
     assert "Traceback" not in err.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
-
-
-@pytest.mark.parametrize("command", [("-m", "vitlens"), ("-c", "from vitlens.commands import main; main()")])
-def test_it_is_installed_as_a_command(command):
-    done = subprocess.run([sys.executable, *command, "models", "nonsense"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("vitlens: ") and "Traceback" not in done.stderr
 
 
 def saved(folder, name="vit_tiny_patch16_224", **kwargs):
@@ -56,25 +48,6 @@ def saved(folder, name="vit_tiny_patch16_224", **kwargs):
     return folder
 
 
-def test_nothing_is_reported_as_a_leak_when_python_ends(tmp_path):
-    """As Triton does of its own objects if the garbage collector is kept away from them until the end."""
-    command = [sys.executable, "-m", "vitlens", "inspect", saved(tmp_path / "model"), "--out", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "leaked" not in done.stderr
-
-
-def test_inspect_of_a_model_with_one_patch(tmp_path):
-    vitlens("inspect", saved(tmp_path / "model", patch_size=32), "--out", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["position_rank_correlation"] is None
-
-
-def test_inspect_leaves_no_figure_of_another_model(tmp_path):
-    for kind in ("learn", "none"):
-        vitlens("inspect", saved(tmp_path / kind, pos_embed=kind), "--out", tmp_path / "out")
-        assert (tmp_path / "out" / "rollout.png").exists()
-        assert (tmp_path / "out" / "positions.png").exists() == (kind == "learn")
-
-
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("model"))
@@ -83,26 +56,46 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photographs")
-    for name, picture in list(samples().items())[:3]:
-        picture.save(folder / f"{name}.png")
+    for name in ("chelsea", "coffee", "rocket"):
+        samples()[name].save(folder / f"{name}.png")
     return folder
 
 
+def summary_in(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_command_runs_as_a_module(model_folder, tmp_path):
+    command = [sys.executable, "-m", "vitlens", "inspect", model_folder, "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "leaked" not in done.stderr and (tmp_path / "out" / "rollout.png").exists()
+
+
+def test_importing_pauses_the_garbage_collector(monkeypatch):
+    with pytest.raises(ImportError), cli.importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    monkeypatch.delitem(sys.modules, "torch")
+    with cli.importing():
+        pass
+    assert gc.isenabled() and gc.get_freeze_count() > 0
+    gc.unfreeze()
+
+
 def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path):
-    out = tmp_path / "new" / "figures"
-    paths = sorted(photographs.iterdir())
+    out, paths = tmp_path / "new" / "figures", sorted(photographs.iterdir())
     done = vitlens("inspect", model_folder, *paths, "--out", out)
     names = {"summary.json", "distance.png", "filters.png", "positions.png", "rollout.png"}
     assert {p.name for p in out.iterdir()} == names and all(str(out / n) in done.stdout for n in names)
-    for png in out.glob("*.png"):
-        assert np.asarray(Image.open(png)).std() > 5
+    assert all(np.asarray(Image.open(png)).std() > 5 for png in out.glob("*.png"))
     assert Image.open(out / "distance.png").size == (1280, 840)  # twice the 640 × 420 pixels that a page has for it
-    summary = json.loads((out / "summary.json").read_text())
-    model = load_model(model_folder)
+    summary, model = summary_in(out), load_model(model_folder)
     with torch.no_grad(), capture(model) as attn:
         logits = model(preprocess(model, [str(p) for p in paths]))
     expected = attention.summary(attn)
-    np.testing.assert_allclose(summary["mean_distance"], expected.mean_distance.mean(0), rtol=1e-4)
+    distance = expected.mean_distance.mean(0)
+    np.testing.assert_allclose(summary["mean_distance"], distance, rtol=1e-4)
     assert (summary["layers"], summary["heads"]) == (2, 3)
     assert (summary["grid"]["rows"], summary["grid"]["cols"], summary["grid"]["prefix"]) == (4, 4, 1)
     assert summary["uniform_distance"] == pytest.approx(attn.grid.uniform_distance())
@@ -110,7 +103,6 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
     rank = positions.rank_correlation(positions.similarity(model))
     assert summary["position_rank_correlation"] == pytest.approx(rank)
     assert summary["filter_variance"] == pytest.approx(filters.components(model)[1].sum().item())
-    distance = expected.mean_distance.mean(0)
     layer, head = summary["nearest_head_at"]
     assert distance[layer, head] == distance.min()
     assert summary["nearest_head"] == pytest.approx(distance.min().item() / attn.grid.uniform_distance(), rel=1e-4)
@@ -124,52 +116,40 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
         assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
 
 
-def test_the_garbage_collector_rests_while_a_command_imports(monkeypatch):
-    with pytest.raises(ImportError), options.importing():
-        assert not gc.isenabled()
-        raise ImportError
-    assert gc.isenabled() and gc.get_freeze_count() == 0, "PyTorch was there before"
-    monkeypatch.delitem(sys.modules, "torch")
-    with options.importing():
-        pass
-    assert gc.isenabled() and gc.get_freeze_count() > 0
-    gc.unfreeze()
-
-
-def test_inspect_says_what_heads_write(model_folder, photographs, tmp_path):
+def test_inspect_writes_what_heads_add(model_folder, photographs, tmp_path):
     paths = [photographs / "coffee.png", photographs / "chelsea.png"]
     done = vitlens("inspect", model_folder, *paths, "--heads", "--out", tmp_path / "out")
     assert str(tmp_path / "out" / "heads.png") in done.stdout
-    table = pd.read_csv(tmp_path / "out" / "heads.csv")
-    model = load_model(model_folder)
+    table, model = pd.read_csv(tmp_path / "out" / "heads.csv"), load_model(model_folder)
     x = preprocess(model, [str(p) for p in paths])
-    found = stream.contributions(model, x)
-    assert table["part"].tolist() == found.names * 2
-    np.testing.assert_allclose(table["added"], found.parts.flatten(), rtol=1e-3, atol=1e-5)
-    sums = table.groupby("image", sort=False).agg({"added": "sum", "logit": "first"})
-    np.testing.assert_allclose(sums["added"], sums["logit"], rtol=1e-3)
-    np.testing.assert_allclose(sums["logit"], model(x).amax(1).detach(), rtol=1e-4)
+    contributions = stream.contributions(model, x)
+    assert table["part"].tolist() == contributions.names * 2
+    np.testing.assert_allclose(table["added"], contributions.parts.flatten(), rtol=1e-3, atol=1e-5)
+    logits = table.groupby("image", sort=False)["logit"].first()
+    np.testing.assert_allclose(logits, model(x).amax(1).detach(), rtol=1e-4)
     assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
 
 
-def test_samples_and_a_data_set(model_folder, photographs, tmp_path):
+def test_inspect_samples_and_a_data_set(model_folder, photographs, tmp_path):
     vitlens("inspect", model_folder, "--out", tmp_path / "a")
-    assert len(json.loads((tmp_path / "a" / "summary.json").read_text())["images"]) == len(samples())
+    assert len(summary_in(tmp_path / "a")["images"]) == len(samples())
     vitlens("inspect", model_folder, photographs / "coffee.png", "--dataset", photographs, "--out", tmp_path / "b")
-    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    summary = summary_in(tmp_path / "b")
     assert len(summary["images"]) == 1 and summary["images_in_mean_distance"] == 4
 
 
-def test_two_models_beside_each_other(model_folder, photographs, tmp_path):
+def test_inspect_beside_another_model_and_a_damaged_image(model_folder, photographs, tmp_path):
     (tmp_path / "broken.jpg").write_text("nonsense")
-    paths = [photographs / "coffee.png", tmp_path / "broken.jpg"]
+    Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
+    paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
     other = saved(tmp_path / "other", "vit_relpos_small_patch16_224")
     done = vitlens("inspect", model_folder, *paths, "--beside", other, "--out", tmp_path / "out", expect=1)
-    assert done.stderr.count("broken.jpg") == 1
-    both = json.loads((tmp_path / "out" / "beside.json").read_text())
-    assert both["vit_tiny_patch16_224, patch 8, 32 px"] == json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert done.stderr.count("broken.jpg") == done.stderr.count("strip.png") == 1
+    both, summary = json.loads((tmp_path / "out" / "beside.json").read_text()), summary_in(tmp_path / "out")
+    assert both["vit_tiny_patch16_224, patch 8, 32 px"] == summary
+    assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
     vitlens("inspect", other, photographs / "coffee.png", "--out", tmp_path / "alone")
-    assert both[list(both)[1]] == json.loads((tmp_path / "alone" / "summary.json").read_text())
+    assert both[list(both)[1]] == summary_in(tmp_path / "alone")
     assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
     assert np.asarray(Image.open(tmp_path / "out" / "beside.png")).std() > 5
     again = saved(tmp_path / "again")
@@ -177,117 +157,68 @@ def test_two_models_beside_each_other(model_folder, photographs, tmp_path):
     assert list(json.loads((tmp_path / "out" / "beside.json").read_text())) == [str(model_folder), str(again)]
 
 
-def test_one_bad_file_among_several(model_folder, photographs, tmp_path):
-    broken = tmp_path / "broken.jpg"
-    broken.write_bytes(b"\xff\xd8\xff\xe0 not much of a picture")
-    done = vitlens("inspect", model_folder, broken, photographs / "coffee.png", "--out", tmp_path / "out", expect=1)
-    assert len(done.stderr.strip().splitlines()) == 1 and "broken.jpg" in done.stderr
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
-
-
-def test_a_picture_that_cannot_be_prepared_is_one_bad_file_too(model_folder, photographs, tmp_path):
-    Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
-    files = [tmp_path / "strip.png", photographs / "coffee.png"]
-    done = vitlens("inspect", model_folder, *files, "--out", tmp_path / "out", expect=1)
-    assert "strip.png" in done.stderr and (tmp_path / "out" / "summary.json").exists()
-
-
 @pytest.mark.parametrize("name, options, note, lacks", [
     ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
     ("vit_tiny_patch16_224", {"global_pool": ""}, "gives classes for every token", {"top5", "rollout"}),
     ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
-    ("vit_relpos_small_patch16_224", {}, "no table of learned position embeddings", set()),
+    ("vit_tiny_patch16_224", {"patch_size": 32}, "too few positions", set()),
+    ("vit_tiny_patch16_224", {"pos_embed": "none"}, "has no ", set()),
     ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),
 ])  # fmt: skip
-def test_what_a_model_lacks_is_noted_and_the_rest_is_there(photographs, tmp_path, name, options, note, lacks):
-    folder = saved(tmp_path / "model", name, **options)
-    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out")
+def test_inspect_notes_what_a_model_lacks(photographs, tmp_path, name, options, note, lacks):
+    folder, out = saved(tmp_path / "model", name, **options), tmp_path / "out"
+    out.mkdir()
+    for figure in ("positions", "rollout"):  # left by another model
+        (out / f"{figure}.png").write_text("")
+    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", out)
     assert note in done.stdout
-    (image,) = json.loads((tmp_path / "out" / "summary.json").read_text())["images"]
+    (image,) = summary_in(out)["images"]
     assert {part for part in ("top5", "rollout") if not image[part]} == lacks
-    assert (tmp_path / "out" / "rollout.png").exists() == ("rollout" not in lacks)
+    assert (out / "rollout.png").exists() == ("rollout" not in lacks)
+    assert (out / "positions.png").exists() == (options.get("pos_embed") != "none")
 
 
-def test_a_model_whose_outputs_are_no_numbers_and_a_folder_that_is_a_file(photographs, tmp_path):
-    folder = saved(tmp_path / "nan")
-    weights = load_file(folder / "model.safetensors")
-    save_file({k: v * float("nan") for k, v in weights.items()}, folder / "model.safetensors")
-    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "out", expect=2)
-    assert "not finite" in done.stderr and not (tmp_path / "out").exists()
-    (tmp_path / "file").write_text("x")
-    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", tmp_path / "file", expect=2)
-    assert "cannot be written to (Not a directory)" in done.stderr
+def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path):
+    (tmp_path / "broken.png").write_text("no image")
+    files = [photographs / "chelsea.png", tmp_path / "broken.png", photographs / "coffee.png"]
+    out, options = tmp_path / "out", ("--methods", "relevance, rollout", "--orders", 2, "--baseline", "zero")
+    done = vitlens("explain", model_folder, *files, "--target", 3, "--against", 1, *options, "--out", out, expect=1)
+    assert "broken.png" in done.stderr
+    assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
+    assert Image.open(out / "00-chelsea.png").width > 900
+    rows = pd.read_csv(out / "scores.csv")
+    assert rows["method"].tolist() == 2 * ["relevance", "rollout", "random mean", "random std"]
+    assert rows["image"].unique().tolist() == ["chelsea.png", "coffee.png"]
+    assert set(zip(rows["target"], rows["against"], rows["baseline"], rows["step"], strict=True)) == {(3, 1, "zero", 1)}
+    model = load_model(model_folder)
+    x = preprocess(model, photographs / "chelsea.png")
+    maps = attribution.relevance(model, x, 3, against=1)
+    curves = faithfulness.curves(model, x, maps, 3, against=1, baseline="zero")
+    assert rows["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        (["nonsense_model"], "has no model called nonsense_model"),
-        (["{model}", "missing.png"], "'missing.png' does not exist"),
-        (["{model}", "{model}/config.json"], "is a text file"),
-        (["{model}", "https://a.b/c.jpg"], "is an address and not a file; download it first"),
-        (["{model}", "--dataset", "nowhere"], "no folder nowhere"),
-        (["{model}", "--dataset", "{model}"], "holds no image files"),
-        (["{model}", "--device", "abacus"], "no device called 'abacus'"),
-        (["{model}/.."], "has no config.json"),
-        (["{model}", "--beside", "{model}/"], "Name another one after --beside"),
-        (["{model}", "--beside", "nonsense_model"], "has no model called nonsense_model"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(model_folder, tmp_path, arguments, sentence):
-    arguments = [a.format(model=model_folder) for a in arguments]
-    done = vitlens("inspect", *arguments, "--out", tmp_path / "out", expect=2)
-    assert sentence in done.stderr and len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
+def test_explain_keeps_finished_images_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
+    table, tables, out = faithfulness.table, [], tmp_path / "out"
+
+    def interrupted(*arguments, **options):
+        tables.append(table(*arguments, **options))
+        if len(tables) == 2:
+            raise KeyboardInterrupt
+        return tables[-1]
+
+    monkeypatch.setattr(faithfulness, "table", interrupted)
+    files = photographs / "coffee.png", photographs / "chelsea.png"
+    done = vitlens("explain", model_folder, *files, "--methods", "rollout", "--orders", 2, "--out", out, expect=130)
+    assert done.stdout.split() == [str(out / "00-coffee.png")]
+    assert "stopped after 1 of 2" in done.stderr and str(out) in done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["00-coffee.png", "scores.csv"]
+    assert set(pd.read_csv(out / "scores.csv")["image"]) == {"coffee.png"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("inspect", "no_model_yet"), ("explain", "no_model_yet"), ("train", "--recipe", "digits", "--data", "nowhere")],
-)
-def test_where_nothing_can_be_written_is_found_before_anything_is_done(tmp_path, arguments):
-    (tmp_path / "file").write_text("mine")
-    done = vitlens(*arguments, "--out", tmp_path / "file" / "out", expect=2)
-    assert "cannot be written to (Not a directory); give another --out." in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_unknown_options_and_training_without_data():
-    assert "No such option" in vitlens("inspect", "x", "--nonsense", expect=2).stderr
-    assert "needs --data" in vitlens("train", "--recipe", "digits", expect=2).stderr
-    assert (
-        "There is no recipe 'x'" in vitlens("train", "--recipe", "x", "--data", "digits", "--out", "y", expect=2).stderr
-    )
-    assert "tiny-imagenet" in vitlens("train", "--list").stdout
-
-
-def test_train_and_inspect_what_was_trained(tmp_path):
-    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny")
-    vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "figures")
-    summary = json.loads((tmp_path / "figures" / "summary.json").read_text())
-    assert summary["grid"]["rows"] == 4 and summary["layers"] == 2
-
-
-def test_the_app_refuses_before_it_serves(model_folder, tmp_path, monkeypatch):
-    (text := tmp_path / "notes.png").write_text("no picture")
-    save_for_hf(timm.create_model("resnet10t", num_classes=2), tmp_path / "resnet", safe_serialization=True)
-    assert "is a text file" in vitlens("app", model_folder, text, expect=2).stderr
-    assert "no model called nonsense" in vitlens("app", "nonsense", expect=2).stderr
-    assert "vitlens cannot show the attention" in vitlens("app", tmp_path / "resnet", expect=2).stderr
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        message = vitlens("app", model_folder, "--port", port, expect=2).stderr
-        assert message == f"vitlens: Port {port} is taken; give another --port, or none to use a free one.\n"
-    assert "port from 1 to 65535" in vitlens("app", model_folder, "--port", 70000, expect=2).stderr
-
-
-def test_train_hands_every_option_on(monkeypatch, tmp_path):
-    told = {}
+def test_train_passes_every_option(monkeypatch, tmp_path):
+    given = {}
     monkeypatch.setattr(
-        "vitlens.train.runs.run", lambda *args, **options: told.update(options, args=args) or {"stopped_by": 0}
+        "vitlens.train.runs.run", lambda *args, **options: given.update(options, args=args) or {"stopped_by": 0}
     )
     vitlens(
         "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
@@ -295,57 +226,21 @@ def test_train_hands_every_option_on(monkeypatch, tmp_path):
         5.5, "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
         "--export", "--tensorboard", "--tiny",
     )  # fmt: skip
-    assert told == {
+    assert given == {
         "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
         "on_damaged": "skip", "model": "m", "resume": True, "max_minutes": 4.0, "fit_minutes": 5.5,
         "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,
         "tensorboard": True, "tiny": True,
     }  # fmt: skip
-    vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, "--hold")
-    assert told["stream"] is False and told["on_damaged"] == "raise" and told["overrides"] == []
-    assert told["device"] is told["seed"] is told["max_minutes"] is told["fit_minutes"] is None
     monkeypatch.setattr("vitlens.train.runs.run", lambda *_, **__: {"stopped_by": 15})
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
 
-@pytest.mark.parametrize("error, code, said", [
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
-    (KeyboardInterrupt(), 130, "vitlens: stopped."), (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
-])  # fmt: skip
-def test_what_ends_a_command_is_said_in_a_sentence(monkeypatch, tmp_path, error, code, said):
-    def ends(*_, **__):
-        raise error
-
-    monkeypatch.setattr("vitlens.train.runs.run", ends)
-    done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
-    assert said in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments, said", [
-    (("train", "--max-minutes", "soon"), "--max-minutes"), (("train", "--epoch", "3"), "No such option: --epoch"),
-    (("trian",), "No such command 'trian'"), (("inspect",), "argument 'model'"),
-    (("ablate",), "argument 'model'"),
-    (("models", "L/16", "more"), "more"),
-])  # fmt: skip
-def test_a_wrong_command_line_ends_with_one_sentence(arguments, said):
-    done = vitlens(*arguments, expect=2)
-    assert said.lower() in done.stderr.lower() and done.stderr.startswith("vitlens: ") and done.stderr.count("\n") == 1
-
-
-def test_without_a_command_the_commands_are_shown():
-    assert "train" in vitlens().stdout
-    assert "--max-minutes" in vitlens("train", "--help").stdout
-
-
-@pytest.mark.parametrize("command", ["inspect", "explain", "ablate", "evaluate", "train", "app"])
-def test_help_shows_values_and_no_objects_of_python(command):
-    assert not re.search(r"object at|MISSING|<class|dataclass", vitlens(command, "--help").stdout)
-
-
-def test_help_names_every_method_and_which_are_the_default():
-    usual, others = looking.LISTED.split(" (the default), ")
-    assert usual.split(", ") == [*attribution.methods()]
-    assert usual.split(", ") + others.split(", ") == [*attribution.METHODS]
+def test_train_and_inspect_the_model(tmp_path):
+    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny")
+    vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "figures")
+    summary = summary_in(tmp_path / "figures")
+    assert summary["grid"]["rows"] == 4 and summary["layers"] == 2
 
 
 @pytest.mark.parametrize("name, table", [
@@ -354,22 +249,116 @@ def test_help_names_every_method_and_which_are_the_default():
     ("vit-h14-imagenet", "epochs=300 lr=0.003 schedule=cosine weight_decay=0.3 dropout=0.1 clip=1.0"),
     ("finetune-pets", "steps=500 lr=0.01 batch_size=512 image_size=384 optimizer=sgd momentum=0.9 weight_decay=0.0"),
 ])  # fmt: skip
-def test_a_recipe_is_printed_as_the_papers_tables_have_it(name, table):
+def test_train_lists_recipes_as_the_papers_tables(name, table):
     lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
     assert set(table.split()) <= {line.split()[0] for line in lines}
+    assert f"{name}: " in vitlens("train", "--list").stdout
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_setting_is_printed_with_its_meaning_as_it_is_set(name, tmp_path):
-    lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
-    fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
-    fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
-    brought = {*FROM_MODEL, "model_kwargs"} if RECIPES[name].continues else set()
-    assert {line.partition("=")[0] for line in lines} == fields - brought
-    assert all(len(line[36:].strip()) > 5 for line in lines)
-    settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
-    assert RECIPES[name].override(*settings) == RECIPES[name]
+def test_train_lists_every_setting(tmp_path):
+    for name, recipe in RECIPES.items():
+        lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
+        fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
+        fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
+        of_model = {*FROM_MODEL, "model_kwargs"} if recipe.continues else set()
+        assert {line.partition("=")[0] for line in lines} == fields - of_model
+        settings = [line.split()[0] for line in lines if not line.startswith("model_kwargs")]
+        assert recipe.override(*settings) == recipe
+    (tmp_path / "mine.json").write_text(recipe.to_json())
+    assert vitlens("train", "--list", "--recipe", tmp_path / "mine.json").stdout.splitlines() == lines
     changed = vitlens("train", "--list", "--recipe", name, "--set", "augment.flip=0.125").stdout
     assert "augment.flip=0.125 " in changed
-    (tmp_path / "mine.json").write_text(RECIPES[name].to_json())
-    assert vitlens("train", "--list", "--recipe", tmp_path / "mine.json").stdout.splitlines() == lines
+
+
+def test_paper_models_and_compute(tmp_path):
+    assert "ViT-L/16" in vitlens("paper", "models", "L/16", "--weights").stdout
+    out = tmp_path / "new" / "counts.csv"
+    done = vitlens("paper", "compute", "ViT-B/16", "ViT-B/32", "torchvision:vit_b_32", "--sizes", 224, "--out", out)
+    rows = pd.read_csv(out).set_index("model")
+    assert rows["parameters"]["ViT-B/16"] == 86_567_656 and "35.1" in done.stdout  # GFLOPs
+    assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(rows["flops"]["ViT-B/32"], rel=1e-3)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ("inspect", "argument 'model'"),
+    ("ablate MODEL --out OUT/a.csv", "--data"),
+    ("trian", "No such command 'trian'"),
+    ("inspect MODEL --nonsense", "No such option"),
+    ("inspect nonsense_model", "has no model called nonsense_model|no model of that name"),
+    ("inspect MODEL missing.png", "missing.png"),
+    ("inspect MODEL MODEL/config.json", "config.json"),
+    ("inspect MODEL MODEL", "is a directory"),
+    ("inspect MODEL --dataset nowhere", "nowhere"),
+    ("inspect MODEL --dataset MODEL", "holds no images"),
+    ("inspect MODEL --device abacus", "'abacus'"),
+    ("inspect MODEL --device meta", "'meta'"),
+    ("inspect MODEL/..", "has no config.json"),
+    ("inspect MODEL --beside MODEL/", "Name another one after --beside"),
+    ("inspect MODEL --beside nonsense_model", "nonsense_model"),
+    ("inspect MODEL --out FILE", "FILE"),
+    ("inspect nonsense_model --out FILE/out", "give another --out"),
+    ("inspect NAN", "not finite"),
+    ("explain nonsense_model --out FILE/out", "give another --out"),
+    ("explain MODEL --methods relevanz", "There is no method 'relevanz'; there are relevance, gradient_rollout"),
+    ("explain MODEL IMAGE --target 10", "has classes 0 to 9, got 10"),
+    ("explain MODEL IMAGE --target tabby", "no class called 'tabby'"),
+    ("explain MODEL IMAGE --target 3 --against 3", "contrasted with itself"),
+    ("explain MODEL --target 3 --text cat", "--target, --like and --text"),
+    ("explain MODEL --text a --text b --against c", "Give --text twice"),
+    ("explain MODEL --like missing.png", "missing.png"),
+    ("explain MODEL --baseline gray", "gray"),
+    ("explain MODEL --orders 1", "--orders"),
+    ("app MODEL missing.png", "missing.png"),
+    ("app MODEL --port 70000", "--port"),
+    ("app MODEL --port TAKEN --no-browser", "TAKEN"),
+    ("train --recipe digits", "needs --data"),
+    ("train --recipe x --data digits --out OUT", "There is no recipe 'x'"),
+    ("train --recipe digits --data nowhere --out FILE/out", "FILE/out"),
+    ("train --max-minutes soon", "--max-minutes"),
+    ("train --epoch 3", "No such option: --epoch"),
+    ("evaluate MODEL --protocol best", "best"),
+    ("evaluate MODEL --protocol fewshot --data digits --shots 1,many", "1,many"),
+    ("evaluate MODEL --data digits --out FILE/a.json", "give another --out"),
+    ("ablate MODEL --data digits --out OUT/a.csv --ways half", "half"),
+    ("paper models nonsense", "nonsense"),
+    ("paper models L/16 more", "more"),
+    ("paper table missing.json", "missing.json"),
+    ("paper compute no_such_model", "no_such_model"),
+    ("paper compute test_vit --sizes 0", "0"),
+    ("paper compute test_vit --sizes 64,8", "8 × 8"),
+])  # fmt: skip
+def test_refusals_are_one_line_and_exit_code_2(model_folder, photographs, tmp_path, arguments, words):
+    (tmp_path / "file").write_text("mine")
+    nan = tmp_path / "nan"
+    if "NAN" in arguments:
+        weights = load_file(saved(nan) / "model.safetensors")
+        save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        places = {"MODEL": model_folder, "OUT": tmp_path / "out", "FILE": tmp_path / "file", "NAN": nan,
+                  "IMAGE": photographs / "coffee.png", "TAKEN": other.getsockname()[1]}  # fmt: skip
+        for name, place in places.items():
+            arguments, words = arguments.replace(name, str(place)), words.replace(name, str(place))
+        if arguments.startswith(("inspect", "explain")) and "--out" not in arguments:
+            arguments += f" --out {tmp_path / 'out'}"
+        done = vitlens(*arguments.split(), expect=2)
+    assert any(word.lower() in done.stderr.lower() for word in words.split("|")), done.stderr
+    assert done.stderr.startswith("vitlens: ") and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists() or arguments.startswith("ablate")
+
+
+@pytest.mark.parametrize("error, code, words", [
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
+    (KeyboardInterrupt(), 130, "vitlens: stopped."), (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
+])  # fmt: skip
+def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path, error, code, words):
+    monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
+    done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
+    assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_help_is_made_from_the_registered_rows():
+    assert "train" in vitlens().stdout
+    shown = "".join(vitlens("explain", "--help").stdout.split())
+    assert all(name in shown for name in attribution.METHODS)

@@ -14,9 +14,8 @@ from timm_support import read_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from vitlens import UnsupportedModelError, capture, plot, stream
+from vitlens import UnsupportedModelError, capture, plot, report, stream
 from vitlens.attribution import balanced_gradients, direct
-from vitlens.reports import heads
 
 SIZE = (64, 96)
 MORE = {
@@ -73,7 +72,7 @@ def test_pictures_of_one_file_name_are_all_shown(tmp_path, monkeypatch):
     drawn, draw = [], plot.contributions
     monkeypatch.setattr(plot, "contributions", lambda maps: drawn.extend(maps) or draw(maps))
     seen = stream.contributions(model, x[:1], 1)
-    heads.write({name: ("tabby, cat", seen) for name in ("a/frame.png", "b/frame.png", "b/other.png")}, tmp_path)
+    report.write_heads({name: ("tabby, cat", seen) for name in ("a/frame.png", "b/frame.png", "b/other.png")}, tmp_path)
     said = f"tabby, {seen.logits[0]:.1f}"
     assert drawn == [f"a/frame.png: {said}", f"b/frame.png: {said}", f"other.png: {said}"]
 

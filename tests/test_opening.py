@@ -246,7 +246,7 @@ def test_extras(name, extra):
         "real = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name in ('transformers', 'open_clip') else real(name, *rest)\n"
         "for name in ('transformers', 'open_clip', 'peft'): sys.modules[name] = None\n"
-        "import vitlens, vitlens.commands, vitlens.widgets.app\n"
+        "import vitlens, vitlens.cli, vitlens.widgets.app\n"
         "vitlens.load_model('test_vit', pretrained=False)\n"
         f"try: vitlens.load_model({name!r})\n"
         "except ImportError as error: print(error)"

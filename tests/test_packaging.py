@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from vitlens import commands
+from vitlens import cli
 from vitlens.train.recipes import RECIPES
 
 try:
@@ -82,16 +82,25 @@ TEXTS = sorted({"README.md", "data/README.md", "notebooks/README.md", *(f"notebo
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_commands_in_texts_have_the_options_they_are_given(text):
+def test_commands_in_texts_have_the_options_they_are_given(text, tmp_path, monkeypatch):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
     content = (ROOT / text).read_text().replace('\\"', '"').replace("\\n", "\n")
-    words = r"((?:inspect|explain|app|train|evaluate|ablate|compute|models|table)(?: [^`\n#|]+)?)"
+    words = r"((?:inspect|explain|app|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert found or text != "README.md"
+    monkeypatch.chdir(tmp_path)
     for command in found:
         name, *arguments = shlex.split(command.strip('", '))
         if arguments:  # else it is only named
-            given = typer.main.get_command(commands.app).commands[name].make_context(name, arguments).params
+            for file in (word for word in arguments if "/" not in word and Path(word).suffix):
+                Path(file).touch()  # typer looks whether images exist
+            command_line = typer.main.get_command(cli.app).commands[name]
+            if name == "paper":
+                command_line, arguments = command_line.commands[arguments[0]], arguments[1:]
+            try:
+                given = command_line.make_context(name, arguments).params
+            except typer.Exit:  # --list
+                continue
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
 
 

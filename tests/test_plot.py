@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 
 from vitlens import plot
 from vitlens.recorder.grid import TokenGrid
-from vitlens.reports.inspection import Inspection, Picture
+from vitlens.report import Inspection, Picture
 from vitlens.train import Step
 
 RNG = np.random.default_rng(0)

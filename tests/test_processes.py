@@ -18,7 +18,7 @@ import torch
 from test_train import digits, tiny
 from timm.models import save_for_hf
 
-from vitlens.commands import main
+from vitlens.cli import main
 from vitlens.data.augment import Augment
 from vitlens.train import Recipe, World, fit, join, recipe, starting_from
 

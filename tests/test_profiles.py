@@ -7,9 +7,8 @@ from PIL import Image
 from test_explorer import PICTURE, browser
 from test_images import RAMP, WIDE
 
-from vitlens import load_image, widgets
+from vitlens import load_image, report, widgets
 from vitlens.models import preprocess, restore
-from vitlens.reports import inspection
 from vitlens.widgets.lanes import LARGEST
 
 
@@ -53,7 +52,7 @@ def test_the_same_pixels_from_every_door(vit, shown, tmp_path):
     given = widgets.explore(model, file)
     assert given.page.photograph.image.tobytes() == wanted.tobytes() and given.frame["about"] == notes[0]
     seen = restore(model, preprocess(model, wanted, size=(64, 64)))[0]
-    found = inspection.inspect(model, [("phone.jpg", file)])
+    found = report.inspect(model, [("phone.jpg", file)])
     assert np.array_equal(found.pictures[0].pixels, seen) and np.array_equal(page.page.forward.pixels, seen)
     assert notes[0] in found.notes
 

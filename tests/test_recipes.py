@@ -11,8 +11,7 @@ import torch
 from scipy.ndimage import zoom
 from timm.models import save_for_hf
 
-from vitlens import load_model
-from vitlens.commands import training
+from vitlens import cli, load_model
 from vitlens.models import preprocess
 from vitlens.paper import TABLE_4
 from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_from
@@ -108,7 +107,7 @@ def test_a_recipe_from_outside_is_one_registered_row(request, capsys):
     request.addfinalizer(lambda: RECIPES.pop("mine"))
     mine = register(replace(recipe("digits"), name="mine"))
     assert recipe("mine") is mine
-    training.train(training.Options(list_recipes=True))
+    cli.train(list_recipes=True)
     assert "mine: patch 2, width 96" in capsys.readouterr().out
     with pytest.raises(ValueError, match="'mine' already"):
         register(mine)

@@ -1,12 +1,9 @@
-"""Speed and memory of models: closed forms, larger batches that were not measured, and the command."""
+"""Speed and memory of models: closed forms, larger batches that were not measured."""
 
-import pandas as pd
 import pytest
 import torch
-from supported_support import small
 from torch import nn
 
-from vitlens.commands import app
 from vitlens.evaluate import speed
 
 CPU = torch.device("cpu")
@@ -83,67 +80,3 @@ def test_memory_that_runs_out_ends_the_search(monkeypatch):
     monkeypatch.setattr(speed, "_timed", timed)
     assert speed.throughput(None, torch.zeros, CPU, 0.0) == (4.0, 4)
 
-
-def run(*arguments):
-    from typer.testing import CliRunner
-
-    return CliRunner().invoke(app, ["compute", *map(str, arguments)])
-
-
-def test_command(tmp_path):
-    done = run("test_vit", "--sizes", "32,64", "--measure", "--seconds", 0, "--out", tmp_path / "speed.csv",
-               "--figure", tmp_path / "speed.png")  # fmt: skip
-    assert done.exit_code == 0, done.output
-    rows = pd.read_csv(tmp_path / "speed.csv")
-    assert list(rows["image_size"]) == [32, 64] and (rows["images_per_second"] > 0).all()
-    assert (rows["bytes_per_image"].diff().dropna() > 0).all() and (tmp_path / "speed.png").stat().st_size > 10_000
-    assert f"{rows['images_per_second'][0]:.1f}" in done.output
-
-
-def test_command_counts_without_measuring(tmp_path):
-    done = run("ViT-B/16", "resnet10t", "--sizes", "224", "--out", tmp_path / "counts.csv")
-    rows = pd.read_csv(tmp_path / "counts.csv").set_index("model")
-    assert done.exit_code == 0 and rows["parameters"]["ViT-B/16"] == 86_567_656
-    assert "images_per_second" not in rows and "35.1" in done.output  # GFLOPs
-
-
-@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "open_clip:ViT-B-32"])
-def test_command_takes_names_of_libraries(name, tmp_path):
-    """At the size they have; they cost what the paper's ViT-B/32 does, but for open_clip's projection and text."""
-    done = run(name, "ViT-B/32", "--sizes", "224", "--out", tmp_path / "counts.csv")
-    assert done.exit_code == 0, done.output
-    theirs, papers = pd.read_csv(tmp_path / "counts.csv")["flops"]
-    assert theirs == pytest.approx(papers, rel=1e-3)
-    assert "could not be counted at 64 × 64 pixels" in str(run(name, "--sizes", "224,64").exception)
-
-
-def test_command_measures_models_of_transformers(tmp_path):
-    small("ViTForImageClassification").save_pretrained(tmp_path / "model")
-    done = run(tmp_path / "model", "--sizes", "32", "--measure", "--seconds", 0)
-    assert done.exit_code == 0, done.output
-    assert "could not be counted at 64 × 64 pixels" in str(run(tmp_path / "model", "--sizes", "64").exception)
-
-
-@pytest.mark.parametrize("more", [["no_such_model"], ["--sizes", "64,8"], ["--measure", "--sizes", "32,8"]])
-def test_what_was_written_stays_until_all_is_known_to_work(more, tmp_path):
-    (tmp_path / "counts.csv").write_text("before")
-    done = run("test_vit", "--sizes", "64", "--out", tmp_path / "counts.csv", *more)
-    assert isinstance(done.exception, ValueError) and (tmp_path / "counts.csv").read_text() == "before"
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--sizes", "small"], "--sizes"),
-        (["--figure", "speed.png"], "--figure goes with --measure. Add --measure"),
-        (["--precision", "bf16"], "--precision goes with --measure. Add --measure"),
-        (["--measure", "--figure", "speed.foo"], "must end in a file type that Matplotlib writes"),
-        (["no_such_model"], "no_such_model"),
-        (["test_vit", "--measure", "--precision", "fp8"], "fp8"),
-        (["test_vit", "--measure", "--memory", "0"], "GiB"),
-        (["test_vit", "--sizes", "8"], "8 × 8"),
-    ],
-)
-def test_wrong_questions(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert said in str(run(*arguments).exception)

@@ -12,13 +12,13 @@ PACKAGE = Path(__file__).parent.parent / "vitlens"
 
 NEVER = {
     "recorder": {"attention", "attribution", "data", "evaluate", "faithfulness", "filters", "paper", "plot", "tokens",
-                 "reports", "train"},
-    "plot": {"attribution", "data", "models", "reports", "train", "recorder.record"},
-    "data": {"attention", "attribution", "evaluate", "faithfulness", "models", "plot", "recorder", "reports", "train"},
-    "train": {"attribution", "evaluate", "faithfulness", "plot", "reports"},
-    "faithfulness": {"plot", "reports"}, "attribution": {"plot", "reports", "faithfulness"},
+                 "report", "train"},
+    "plot": {"attribution", "data", "models", "report", "train", "recorder.record"},
+    "data": {"attention", "attribution", "evaluate", "faithfulness", "models", "plot", "recorder", "report", "train"},
+    "train": {"attribution", "evaluate", "faithfulness", "plot", "report"},
+    "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},
 }  # fmt: skip
-"""What each room does without. Besides, nothing but `commands` knows the widgets, and nothing knows `commands`."""
+"""What each room does without. Besides, nothing but `cli` imports the widgets, and nothing imports `cli`."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -57,8 +57,8 @@ def test_package_does_not_import_experiments():
 
 def check_imports(path: Path) -> None:
     here = room(module_of(path))
-    never = NEVER.get(here, set()) | {"widgets"} - {here} | {"commands"} - {here}
-    if here in ("commands", "__main__"):
+    never = NEVER.get(here, set()) | {"widgets"} - {here} | {"cli"} - {here}
+    if here in ("cli", "__main__"):
         never = set()
     for module in imported(path):
         assert room(module) not in never and module.removeprefix("vitlens.") not in never, f"{path} imports {module}"
@@ -111,20 +111,20 @@ HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn"
 HELPED = ("inspect", "app", "train", "evaluate", "ablate")
 
 
-@pytest.mark.parametrize("words", [(), ("models",), *((command, "--help") for command in HELPED)])
+@pytest.mark.parametrize("words", [(), ("paper", "models"), *((command, "--help") for command in HELPED)])
 def test_help_and_the_papers_models_need_nothing_heavy(words):
     """PyTorch and timm take seconds to import."""
     code = (
         "import sys\n"
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
-        "from vitlens.commands import main\n"
+        "from vitlens.cli import main\n"
         f"sys.argv = ['vitlens', *{words}]\n"
         "main()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert ("ViT-H/14" if words == ("models",) else "Usage") in found.stdout
+    assert ("ViT-H/14" if words == ("paper", "models") else "Usage") in found.stdout
 
 
 def test_every_public_name_is_there():
@@ -144,6 +144,6 @@ def test_plot_is_imported_when_asked_for_and_training_needs_no_notebook_and_no_c
         "assert 'matplotlib' in sys.modules\n"
         "for name in ('captum', 'IPython', 'ipywidgets', 'jupyterlab', 'anywidget', 'accelerate'):\n"
         "    sys.modules[name] = None\n"
-        "import vitlens.train, vitlens.commands"
+        "import vitlens.train, vitlens.cli"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

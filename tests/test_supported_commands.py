@@ -13,12 +13,11 @@ from test_explorer import values
 from typer.testing import CliRunner
 
 import vitlens
-from vitlens import attribution, commands, faithfulness, widgets
+from vitlens import attribution, cli, faithfulness, report, widgets
 from vitlens.images import samples
 from vitlens.models import built_size, preprocess, restore
 from vitlens.recorder.forward import run
 from vitlens.recorder.supported import family, pooled
-from vitlens.reports import explanation, heads, inspection
 from vitlens.widgets import explore
 
 CLASSIFIERS = ["Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"]
@@ -41,8 +40,8 @@ def test_preprocessing_is_undone(name):
 @each
 def test_inspection(name, tmp_path):
     model = small(name)
-    found = inspection.inspect(model, PICTURES)
-    names = {path.name for path in inspection.write(found, tmp_path)}
+    found = report.inspect(model, PICTURES)
+    names = {path.name for path in report.write_inspection(found, tmp_path)}
     rows = family(model).grid(built_size(model)).readout is not None
     assert names == {"summary.json", "distance.png", "filters.png", "positions.png"} | (
         {"rollout.png"} if rows else set()
@@ -52,7 +51,7 @@ def test_inspection(name, tmp_path):
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_explanation(name):
     model = small(name)
-    (found,) = explanation.explain(model, PICTURES, 2, orders=2)
+    (found,) = report.explain(model, PICTURES, 2, orders=2)
     starting = {"relevance", "gradient_rollout", "attention_gradient"} & set(found.maps)
     assert (found.grid.readout is not None) == bool(starting) and {"legrad", "grad_cam"} <= set(found.maps)
     with torch.no_grad():
@@ -93,9 +92,9 @@ def test_the_rest_works_or_says_why_not(name):
     assert not any("text" in part or "token_embedding" in part for part in parts), "what the target never reads"
     if not about.classes:
         with pytest.raises(ValueError, match="has none"):
-            heads.written(model, PICTURES)
+            report.heads(model, PICTURES)
         return
-    ((label, found),) = heads.written(model, PICTURES).values()
+    ((label, found),) = report.heads(model, PICTURES).values()
     with torch.no_grad():
         logits = run(model, preprocess(model, samples()["chelsea"]))
     assert label == str(logits.argmax().item()) and found.logits.item() == pytest.approx(logits.max().item(), abs=1e-5)
@@ -134,7 +133,7 @@ def test_commands_take_names_of_libraries(name, small_one, tmp_path, monkeypatch
     evaluation = ["evaluate", name, "--protocol", "knn", "--data", data, "--workers", 0, "--out", tmp_path / "knn.json"]
     explanation = ["explain", name, cat, "--like", cup, "--orders", 2, "--out", tmp_path / "why"]
     for arguments in (["inspect", name, cat, "--out", tmp_path / "figures"], explanation, evaluation):
-        done = CliRunner().invoke(commands.app, [*map(str, arguments)])
+        done = CliRunner().invoke(cli.app, [*map(str, arguments)])
         assert done.exit_code == 0, done.output
     assert (tmp_path / "figures" / "distance.png").is_file() and [*(tmp_path / "why").glob("*.png")]
     assert json.loads((tmp_path / "knn.json").read_text())

@@ -13,14 +13,13 @@ from supported_support import small
 from test_attribution import materialized, relevance_of, starts
 from typer.testing import CliRunner
 
-from vitlens import UnsupportedModelError, capture, faithfulness, widgets
+from vitlens import UnsupportedModelError, capture, faithfulness, report, widgets
 from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound
 from vitlens.images import ImageError, load_image, samples
 from vitlens.models import load_model, preprocess, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family
-from vitlens.reports import explanation
 
 KWARGS = {
     "kernel_shap": dict(n_samples=72),
@@ -305,7 +304,7 @@ def test_weights_at_random_keep_the_question(model):
 
 def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     """num_classes=0, end to end: figures, scores, and the picture itself left out."""
-    from vitlens.commands import app
+    from vitlens.cli import app
 
     torch.manual_seed(0)
     bare = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0)
@@ -330,7 +329,7 @@ def test_the_probability_of_an_only_class_is_of_it_and_not_of_anything_else(vit)
         logit = model(x)[0, 0]
     ((said,),) = top_classes(model, logit.view(1, 1))
     assert said == ("0", pytest.approx(logit.sigmoid().item()))
-    (found,) = explanation.explain(model, [(name, picture)], names=["relevance"], orders=2)
+    (found,) = report.explain(model, [(name, picture)], names=["relevance"], orders=2)
     assert found.value == pytest.approx(logit.sigmoid().item())
     m = torch.rand(1, 14, 14)
     both = [faithfulness.curves(model, x, m, 0, score=score) for score in ("probability", "logit")]
@@ -343,7 +342,7 @@ def test_the_probability_of_an_only_class_is_of_it_and_not_of_anything_else(vit)
 def test_a_report_says_what_the_score_is(vit, tmp_path):
     model = vit(img_size=224)
     one, two = list(samples().items())[:2]
-    (found,) = explanation.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"], orders=2)
+    (found,) = report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"], orders=2)
     with torch.no_grad():
         x = [preprocess(model, each[1]) for each in (one, two)]
         expected = F.cosine_similarity(pooled(model, x[0]), pooled(model, x[1])).item()

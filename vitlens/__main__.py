@@ -1,5 +1,5 @@
 """`python -m vitlens` is the `vitlens` command."""
 
-from vitlens.commands import main
+from vitlens.cli import main
 
 main()

@@ -94,7 +94,7 @@ def _argument(text: str) -> tuple[str, int | tuple[int, ...]]:
 MODELS: dict[str, Model] = {}
 """By the paper's names: its ViTs, hybrids and ResNets, and the Noisy Student that Table 2 compares with."""
 COSTS: dict[str, Cost] = {}
-"""Costs by model name, counted once by `evaluate.compute.cost` so that `vitlens models` needs no PyTorch."""
+"""Costs by model name, counted once by `evaluate.compute.cost` so that `vitlens paper models` needs no PyTorch."""
 for _row in cells("models"):
     _name, _size = _row["name"], int(_row["image_size"])
     _arguments = dict(map(_argument, _row["arguments"].split()))

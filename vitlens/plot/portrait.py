@@ -24,7 +24,7 @@ HEAD, EDGE = 38, 6  # pixels: above a figure, and left of its title
 def inspected(found: Mapping[str, object]) -> plt.Figure:
     """The four figures of a model's inspection on one page, or those of two models, a column for each.
 
-    found: one or two `vitlens.reports.inspection.Inspection`, by the heading of their model. Above each figure stands
+    found: one or two `vitlens.report.Inspection`, by the heading of their model. Above each figure stands
     what it shows in numbers; where a model lacks one, why. Of one model the rollouts of the first six pictures are
     shown, of two those of four; numbers are those of all pictures. Two models share one scale of distances, as shares
     of what uniform attention gives. Raises ValueError for more models or none.

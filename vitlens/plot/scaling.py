@@ -202,7 +202,7 @@ def speed(table) -> plt.Figure:
     """Images per second, and the largest batch of a training step, against the side of the image (paper, Fig. 12).
 
     table: a pandas DataFrame with the columns `model`, `image_size`, `images_per_second` and `largest_batch`, as
-    `vitlens compute --measure` writes them. Both axes are logarithmic.
+    `evaluate.speed.table` makes them. Both axes are logarithmic.
     """
     shown = {"images_per_second": "Images per second", "largest_batch": "Largest batch of a training step"}
     sizes = sorted(table["image_size"].unique())

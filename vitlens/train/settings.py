@@ -405,6 +405,8 @@ def check_values(recipe: Recipe) -> None:
 def parsed(text: str) -> object:
     """The JSON value of a text, numbers separated by commas as a list, or the text itself."""
     for candidate in (text.lower() if text.lower() in ("true", "false") else text, f"[{text.strip('()')}]"):
+        if candidate == "[]":
+            break
         try:
             return json.loads(candidate)
         except ValueError:

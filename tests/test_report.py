@@ -1,0 +1,183 @@
+"""Reports in Python: inspections and explanations of images by models of every kind."""
+
+import sys
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from test_cli import saved
+from test_plot import assert_tidy
+
+from vitlens import faithfulness, load_model, plot, report, widgets
+from vitlens.attribution import methods, relevance
+from vitlens.images import samples
+from vitlens.models import preprocess
+
+CAT, CUP = samples()["chelsea"], samples()["coffee"]
+BOTH = [("chelsea", CAT), ("coffee", CUP)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(saved(tmp_path_factory.mktemp("model")))
+
+
+def explained(model, image=CAT, target=None, **options):
+    """The explanation of one image, by relevance unless `names` are given."""
+    options = dict(names=["relevance"], orders=2) | options
+    (explanation,) = report.explain(model, [("image", image)], target, **options)
+    return explanation
+
+
+def small(**kwargs):
+    torch.manual_seed(0)
+    kwargs = dict(patch_size=32, embed_dim=48, depth=1, num_heads=3) | kwargs
+    return timm.create_model("vit_tiny_patch16_224", **kwargs).eval()
+
+
+def test_explain_gives_the_maps_and_scores_of_the_methods(model):
+    parts, names = [], ("relevance", "legrad")
+    first, second = report.explain(model, BOTH, 3, names=names, orders=3, on_part=parts.append)
+    assert parts == [f"{name}, {part}" for name, _ in BOTH for part in (*names, "scores")]
+    x = preprocess(model, CUP)
+    for name, method in methods(names).items():
+        torch.testing.assert_close(second.maps[name], method(model, x, 3)[0])
+    assert second.target == "3" and second.value == pytest.approx(model(x).softmax(-1)[0, 3].item())
+    assert list(first.scores["method"]) == ["relevance", "legrad", "random mean", "random std"]
+    assert sorted(first.scores["rank"].dropna()) in ([1, 2], [1, 1])
+    # Deletion of a map by hand: the class's probability with the patches covered one after the other.
+    covered, scores = x.clone(), [second.value]
+    for patch in second.maps["legrad"].flatten().argsort(descending=True).tolist():
+        row, col = 8 * (patch // 4), 8 * (patch % 4)
+        covered[0, :, row : row + 8, col : col + 8] = x.mean((2, 3))[0, :, None, None]
+        with torch.no_grad():
+            scores.append(model(covered).softmax(-1)[0, 3].item())
+    area = second.scores.set_index("method").deletion["legrad"]
+    assert area == pytest.approx(torch.trapezoid(torch.tensor(scores), dx=1 / 16).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [1000, 0])
+def test_class_names_are_those_of_the_current_head(classes):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=classes).eval()
+    model.head = torch.nn.Linear(192, 3)
+    inspection = report.inspect(model, [("cat", CAT)])
+    assert explained(model).target in "012"
+    assert sorted(name for name, _ in inspection.pictures[0].top5) == ["0", "1", "2"]
+    assert not any("no classifier" in note for note in inspection.notes)
+    with pytest.raises(ValueError, match="no class called .tench.. Its classes have no names"):
+        relevance(model, preprocess(model, CAT, size=(32, 32)), "tench")
+    explorer = widgets.explore(model, CAT)
+    explorer.set(view="relevance", target=2)
+    assert sorted(bar["name"] for bar in explorer.frame["bars"]) == ["0", "1", "2"]
+    model.head = torch.nn.Identity()
+    assert report.inspect(model, [("cat", CAT)]).pictures[0].top5 == []
+    with pytest.raises(ValueError, match="its output is features"):
+        explained(model)
+
+
+@pytest.mark.parametrize("score, against, words", [
+    ("probability", None, "the probability of the class while"),
+    ("probability", 1, "the probability of the class among the two while"),
+    ("logit", None, "the logit of the class while"),
+    ("logit", 1, "the logit of the class less that of the other while"),
+])  # fmt: skip
+def test_figures_of_explanations_name_the_measured_quantity(model, tmp_path, monkeypatch, score, against, words):
+    draw, figures = plot.attributions, []
+    monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[0])
+    explanation = explained(model, CUP, 3, against=against, score=score, baseline="zero")
+    paths = list(report.write_explanations([explanation], tmp_path))
+    assert paths == [tmp_path / "00-image.png", tmp_path / "scores.csv"]
+    assert_tidy(figures[0])
+    texts = [text.get_text() for text in (*figures[0].texts, *(t for ax in figures[0].axes for t in ax.texts))]
+    assert not any("-" in text for text in texts), "a minus sign is not a hyphen"
+    assert texts[len(figures[0].texts) - 1].startswith(f"Areas under {words} patches are covered")
+    columns = (tmp_path / "scores.csv").read_text().splitlines()[0].split(",")
+    assert columns == ["image", "target", "against", "method", "deletion", "insertion", "difference", "rank",
+                       "deletion_sigmas", "insertion_sigmas", "difference_sigmas", "score", "baseline",
+                       "step"]  # fmt: skip
+    x, question = preprocess(model, CUP), dict(target=3, against=against)
+    curves = faithfulness.curves(model, x, relevance(model, x, **question), **question, score=score, baseline="zero")
+    assert explanation.scores["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
+
+
+def test_explain_skips_an_image_whose_class_is_the_contrast():
+    model, messages = small(), []
+    with torch.no_grad():
+        logits = torch.cat([model(preprocess(model, image)) for _, image in BOTH])
+        model.head.bias -= logits.mean(0)  # now the highest classes of the two images differ
+    options = dict(against=(logits[0] - logits[1]).argmax().item(), names=["relevance"], orders=2)
+    (explanation,) = report.explain(model, BOTH, on_error=messages.append, **options)
+    assert explanation.name == "coffee" and messages[0].startswith("chelsea is left out. Class")
+    with pytest.raises(ValueError, match="contrast"):
+        list(report.explain(model, BOTH, **options))
+
+
+def test_class_names_have_suggestions():
+    assert "tabby" in explained(small(), target="tabby").target
+    with pytest.raises(ValueError, match="no class called 'taby'. Did you mean tabby"):
+        explained(small(), target="taby")
+
+
+def built_for_96(**kwargs):
+    """Configured for 224 pixels, and built for others."""
+    torch.manual_seed(0)
+    sizes = dict(img_size=96, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+    model = timm.create_model("vit_tiny_patch16_224.augreg_in21k", **sizes | kwargs).eval()
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dynamic_img_size": True}])
+def test_images_have_the_size_that_the_model_was_built_for(kwargs):
+    model = built_for_96(**kwargs)
+    assert report.inspect(model, [("cat", CAT)]).grid.image == explained(model, step=9).grid.image == (96, 96)
+
+
+def test_outputs_that_are_not_pooled_are_refused():
+    with pytest.raises(ValueError, match=r"\(1, 37, 10\)"):
+        explained(built_for_96(global_pool=""))
+
+
+def test_methods_of_captum_need_captum(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    with pytest.raises(ModuleNotFoundError, match="needs captum"):
+        explained(model, names=["occlusion"])
+
+
+def test_data_parallel_models_give_the_same_reports():
+    model = built_for_96()
+    wrapped = torch.nn.DataParallel(model)
+    one, other = (explained(each, step=9) for each in (model, wrapped))
+    assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(other.scores)
+    one, other = (report.inspect(each, [("cat", CAT)]) for each in (model, wrapped))
+    assert one.to_dict() == other.to_dict() and one.similarity is not None
+
+
+def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
+    head = torch.nn.Sequential(model, torch.nn.Softmax(-1)).eval()
+    explanation = explained(head, target=3, names=None)
+    assert list(explanation.maps) == [name for name in methods() if name != "legrad"]
+    torch.testing.assert_close(explanation.maps["relevance"], relevance(head, preprocess(model, CAT), 3)[0])
+
+    class Normalized(torch.nn.Module):
+        def forward(self, x):
+            mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+            return (x - mean) / std
+
+    wrapped = torch.nn.Sequential(Normalized(), model).eval()
+    with pytest.raises(ValueError, match="Sequential changes images before the Vision Transformer in it receives them"):
+        explained(wrapped)
+    wrapped.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    explanation, expected = (explained(each, target=3, names=("legrad", "rollout")) for each in (wrapped, model))
+    for name, values in explanation.maps.items():
+        torch.testing.assert_close(values, expected.maps[name])
+
+
+def test_image_files_are_listed_by_path(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("b.png", "a/c.png", ".hidden.png", "notes.txt"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name, "PNG")
+    (tmp_path / "notes.txt").write_text("x")
+    assert [name for name, _ in report.image_files(tmp_path)] == ["a/c.png", "b.png"]

@@ -1,0 +1,536 @@
+"""The command line: `vitlens inspect`, `explain`, `app`, `train`, `evaluate`, `ablate` and `paper`.
+
+A wrong option, path or file ends a command with one line on stderr and exit code 2. If only some of several images
+cannot be read, the command skips them and exits with 1. Heavy libraries are imported inside the commands, so that help
+does not wait for them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from typer import Argument, Option
+
+from vitlens.attribution import METHODS
+from vitlens.attribution import methods as method_rows
+from vitlens.data.files import writable
+from vitlens.data.sources import source_names
+from vitlens.evaluate import PROTOCOLS
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="A microscope for Vision Transformers.")
+paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
+app.add_typer(paper, name="paper")
+
+WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
+
+
+def main() -> None:
+    """Run the `vitlens` command and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # show a character that the terminal's encoding lacks as an escape
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
+    except WrongCommandLine as error:
+        command = error.ctx.command_path if error.ctx else "vitlens"
+        code = _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`.")
+    except (ValueError, OSError, MemoryError, FloatingPointError, ModuleNotFoundError) as error:
+        code = _fail(" ".join(str(error).split()))
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except RuntimeError as error:
+        from vitlens.recorder.forward import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        code = _fail("Memory ran out; take smaller batches or images, or --stream them.")
+    if code == 130:
+        _fail("stopped.")
+    raise SystemExit(code)
+
+
+def _fail(message: str) -> int:
+    print(f"vitlens: {message}", file=sys.stderr)
+    return 2
+
+
+def names_in(text: str | tuple) -> tuple[str, ...]:
+    """The names in a text such as "a, b, c"."""
+    return text if isinstance(text, tuple) else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers_in(text: str | tuple) -> tuple[int, ...]:
+    """The numbers in a text such as "1,5,10", in order."""
+    try:
+        numbers = tuple(sorted({int(part) for part in names_in(text)}))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers, default=1) < 1:
+        raise typer.BadParameter(f"expected positive whole numbers, such as 1,5,10; got {text}.")
+    return numbers
+
+
+def result_file(path: Path | None) -> Path | None:
+    """A file that is written at the end: its folder is made, and refused now if it cannot be written to."""
+    if path is not None:
+        writable(path.parent, "--out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+_FILE = {"dir_okay": False, "writable": True, "callback": result_file}
+_QUICK, _OTHERS = (", ".join(n for n, method in METHODS.items() if method.quick is quick) for quick in (True, False))
+Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
+Protocol = Enum("Protocol", {name: name for name in PROTOCOLS})
+
+Model = Annotated[
+    str, Argument(help="A name of timm, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder.")
+]
+Images = Annotated[list[Path] | None, Argument(exists=True, dir_okay=False, help="Images; by default six samples.")]
+Data = Annotated[str, Option(help=f"Labeled images: a folder, or {source_names()}.")]
+Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
+AnyDevice = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU if there is one.")]
+Root = Annotated[
+    Path | None, Option(file_okay=False, help="Folder of the named data sets, where they are also downloaded to.")
+]
+Workers = Annotated[int | None, Option(min=0, help="Processes that read images; by default one per core.")]
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import in this block without the garbage collector, and exempt what was imported until Python ends: collecting
+    the objects of PyTorch and timm again and again takes seconds."""
+    first = "torch" not in sys.modules
+    gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # else Triton reports its own objects as leaks
+        gc.enable()
+
+
+def echo(message: str, file: TextIO | None = None) -> None:
+    """Print a line above the progress bar, to stderr by default."""
+    from tqdm import tqdm
+
+    tqdm.write(message, file=file or sys.stderr)
+    (file or sys.stderr).flush()
+
+
+def note(message: str) -> None:
+    """Print a note to stderr."""
+    echo(f"Note: {message}")
+
+
+def complaints() -> tuple[list[str], Callable[[str], None]]:
+    """The messages about single images so far, and a function that prints one and adds it, once."""
+    failures: list[str] = []
+
+    def complain(message: str) -> None:
+        if message not in failures:
+            failures.append(message)
+            echo(f"vitlens: {message}")
+
+    return failures, complain
+
+
+def named_images(paths: list[Path] | None) -> list[tuple[str, object]]:
+    """(name, source) of each image, or of the samples. Files that share a name are called by their whole path."""
+    from vitlens.images import samples
+
+    files = [path.name for path in paths or []]
+    return [(path.name if files.count(path.name) == 1 else str(path), path) for path in paths or []] or [
+        *samples().items()
+    ]
+
+
+def working_device(name: str | None):
+    """The `torch.device` of a name, or None for None. Raises ValueError if nothing can be computed on it."""
+    import torch
+
+    try:
+        device = None if name is None else torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"The device {name!r} does not work here ({reason}); use --device cpu.") from error
+    return device
+
+
+@app.command()
+def inspect(
+    model: Model,
+    images: Images = None,
+    out: Folder = Path("figures"),
+    dataset: Annotated[
+        Path | None, Option(exists=True, file_okay=False, help="A folder of images for the mean attention distance.")
+    ] = None,
+    beside: Annotated[str, Option(help="A second model to draw next to the first, in beside.png.")] = "",
+    heads: Annotated[bool, Option("--heads", help="Write what each head adds to the logit, too.")] = False,
+    device: Device = "cpu",
+) -> None:
+    """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
+    with importing():
+        from tqdm import tqdm
+
+        from vitlens import report
+        from vitlens.models import load_model
+        from vitlens.recorder.supported import attention_modules
+
+    names = [model, beside] if beside else [model]
+    if beside and Path(model) == Path(beside):
+        raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
+    failures, complain = complaints()
+    more = report.image_files(dataset) if dataset else []
+    shown = named_images(images)
+    writable(out, "--out")
+    vits = [load_model(name).to(working_device(device)) for name in names]
+    for vit in vits:
+        attention_modules(vit)  # refuses the second model before the first is inspected
+    count = len(shown) + len(more)
+    on_error = complain if count > 1 else None
+    with tqdm(total=count * len(vits), unit="image", disable=count < 12) as bar:
+
+        def counted(sources):
+            for source in sources:
+                yield source
+                bar.update()
+
+        inspections = [report.inspect(vit, counted(shown), counted(more), on_error=on_error) for vit in vits]
+    paths = report.write_inspection(inspections[0], out)
+    alike = len({inspection.model for inspection in inspections}) < len(inspections)
+    headings = dict(zip(names if alike else [each.model for each in inspections], inspections, strict=True))
+    if beside:
+        paths += report.write_beside(headings, out)
+    if heads:
+        paths += report.write_heads(report.heads(vits[0], shown, on_error=on_error), out)
+    print(*paths, sep="\n")
+    for heading, inspection in headings.items():
+        print(f"\n{heading}")
+        for name, words in inspection.sentences.items():
+            print(f"  {name:11}{words}")
+        for words in inspection.notes:
+            print(f"  Note: {words}")
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    model: Model,
+    images: Images = None,
+    target: Annotated[str, Option(help="A class number or name; by default the predicted class.")] = "",
+    against: Annotated[str, Option(help="Explain why the target and not this class (image, text).")] = "",
+    like: Annotated[
+        list[Path] | None, Option(exists=True, dir_okay=False, help="Explain the similarity to an image, or several.")
+    ] = None,
+    text: Annotated[list[str] | None, Option(help="Explain the similarity to a text; twice: contrast.")] = None,
+    methods: Annotated[
+        tuple, Option(parser=names_in, metavar="NAMES", help=f"Of {_QUICK} (the default), {_OTHERS}.")
+    ] = (),
+    out: Folder = Path("explanations"),
+    baseline: Annotated[Baseline, Option(help="What replaces covered patches.")] = "mean",
+    orders: Annotated[int, Option(min=2, help="Number of random orders to compare the maps with.")] = 10,
+    device: Device = "cpu",
+) -> None:
+    """Explain a class, or the similarity to an image or a text, and score each map by insertion and deletion."""
+    with importing():
+        from tqdm import tqdm
+
+        from vitlens import report
+        from vitlens.models import load_model
+
+    failures, complain = complaints()
+    shown = named_images(images)
+    writable(out, "--out")
+    parts = len(method_rows(methods or None)) + 1
+    asked, other = _targets(target, against, like or [], text or [])
+    vit = load_model(model).to(working_device(device))
+    done = 0
+    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+
+        def advance(part: str) -> None:
+            bar.set_description(part, refresh=False)
+            bar.update()
+
+        explanations = report.explain(
+            vit, shown, asked, against=other, names=methods or None, baseline=baseline.value, orders=orders,
+            on_error=complain if len(shown) > 1 else None, on_part=advance,
+            on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+        )  # fmt: skip
+        try:
+            for path in report.write_explanations(explanations, out):
+                echo(str(path), sys.stdout)
+                done += 1
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            echo(f"vitlens: stopped after {done} of {len(shown)} images, which are in {out}.")
+            raise SystemExit(130) from None
+    if failures:
+        raise typer.Exit(1)
+
+
+def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tuple[object, object]:
+    """target and against as `report.explain` takes them."""
+    from vitlens.attribution import target as targets
+
+    if bool(target) + bool(like) + bool(text) > 1:
+        raise typer.BadParameter("Give only one of --target, --like and --text.")
+    if len(text) + bool(text and against) > 2:
+        raise typer.BadParameter("A contrast is between two texts, but more were given. Give --text twice.")
+    if text:
+        texts = [*text, *([against] if against else [])]
+        return (*map(targets.text, texts), None)[:2]
+    if like:
+        return targets.like(like), targets.like(Path(against)) if against else None
+    return target or None, against or None
+
+
+@app.command("app")
+def explorer(
+    model: Model,
+    image: Annotated[
+        Path | None, Argument(exists=True, dir_okay=False, help="An image to begin with; others can be uploaded.")
+    ] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="Port on this machine; by default a free one.")] = 0,
+    browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
+    try:
+        from vitlens.widgets.app import serve
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
+
+    serve(model, image, port=port, browser=browser)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
+    data: Data = "",
+    root: Root = None,
+    stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None,
+    workers: Workers = None,
+    skip_damaged: Annotated[bool, Option("--skip-damaged", help="Skip and report damaged images.")] = False,
+    out: Annotated[
+        Path | None, Option(file_okay=False, help="Folder for the log, the checkpoints and the model.")
+    ] = None,
+    model: Annotated[str, Option(help="Start from this model: a timm name or a folder.")] = "",
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    max_minutes: Annotated[float | None, Option(help="Stop and save after this time.")] = None,
+    fit_minutes: Annotated[float | None, Option(help="Choose the number of epochs that takes this long.")] = None,
+    settings: Settings = None,
+    device: AnyDevice = None,
+    seed: Annotated[int | None, Option(help="Seed of all randomness.")] = None,
+    deterministic: Annotated[
+        bool, Option("--deterministic", help="Give bit-identical results on CUDA too, and print what it costs.")
+    ] = False,
+    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures.")] = 24,
+    export: Annotated[bool, Option("--export", help="Write OUT/model even if the run is stopped.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    tiny: Annotated[bool, Option("--tiny", help="Run every step on little data, in a few seconds.")] = False,
+    list_recipes: Annotated[
+        bool, Option("--list", help="List the recipes, or all settings of the one named, and stop.")
+    ] = False,
+) -> None:
+    """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
+    from vitlens.train.recipes import RECIPES
+    from vitlens.train.runs import read_recipe, run
+
+    if list_recipes and recipe:
+        for key, value, meaning in read_recipe(recipe).override(*(settings or ())).described():
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            print(f"{f'{key}={shown}':<36} {meaning}")
+        return
+    if list_recipes:
+        for row in RECIPES.values():
+            sizes = f"patch {row.patch_size}, width {row.width}, depth {row.depth}, {row.heads} heads"
+            length = f"{row.epochs} epochs" if row.epochs else f"{row.steps:,} steps"
+            print(f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
+                  f"{row.batch_size} images, {row.optimizer}")  # fmt: skip
+        return
+    if missing := [name for name, given in (("recipe", recipe), ("data", data), ("out", out)) if not given]:
+        raise typer.BadParameter(f"Training needs --{missing[0]}.")
+    working_device(device)
+    account = run(
+        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
+        overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])], device=device, seed=seed,
+        tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
+        on_damaged="skip" if skip_damaged else "raise",
+    )  # fmt: skip
+    if account["stopped_by"]:
+        raise SystemExit(128 + account["stopped_by"])
+
+
+def list_tasks(listed: bool) -> None:
+    """Print every data set that has a name in a line, and end the command."""
+    from vitlens.data.tasks import TASKS
+
+    for task in TASKS.values() if listed else ():
+        forbidden = [word for word, allowed in (("flip", task.flip), ("crop", task.crop)) if not allowed]
+        print(f"{task.name}: {task.group + ', ' if task.group else ''}{task.classes:,} classes, {task.source}"
+              + (f", no {' and no '.join(forbidden)}" if forbidden else ""))  # fmt: skip
+    if listed:
+        raise typer.Exit
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[str, Option(help=f"A task (see --list), a folder, or {source_names()}.")] = "",
+    protocol: Annotated[Protocol, Option(help="How to measure.")] = "top1",
+    out: Annotated[Path | None, Option(**_FILE, help="JSON file to add the records to.")] = None,
+    shots: Annotated[
+        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class; default 1,5,10,25.")
+    ] = (),
+    seeds: Annotated[int | None, Option(min=1, help="Number of seeds; default 3 for fewshot, else 1.")] = None,
+    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors; default 20.")] = None,
+    tasks: Annotated[
+        tuple, Option(parser=names_in, metavar="NAMES", help="Tasks of vtab; by default all 19.")
+    ] = (),
+    recipe: Annotated[str, Option(help="Fine-tune by this recipe; by default the data set's own.")] = "",
+    settings: Settings = None,
+    runs: Annotated[
+        Path, Option(file_okay=False, help="Folder for the runs of fine-tuning, by model and data.")
+    ] = Path("runs"),
+    root: Root = None,
+    workers: Workers = None,
+    device: AnyDevice = None,
+    list_names: Annotated[
+        bool, Option("--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop.")
+    ] = False,
+) -> None:
+    """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
+    from vitlens import evaluate as evaluation
+
+    working_device(device)
+    if out is not None and out.exists():
+        evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured
+    question = evaluation.Evaluation(
+        model, data, protocol.value, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
+        device, evaluation.command_of(sys.argv[1:]), note,
+    )  # fmt: skip
+    records = []
+    try:
+        for record in evaluation.evaluate(question):
+            records.append(record)
+            if out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
+                evaluation.write(out, [record])
+    finally:
+        if records and question.world.rank == 0:
+            print(evaluation.table(records))
+    if question.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ablate(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, Option(**_FILE, help="CSV file, written again after each batch.")],
+    images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random; by default all.")] = None,
+    ways: Annotated[
+        tuple, Option(parser=names_in, metavar="WAYS", help="Replacements of a head's output, some of zero,mean.")
+    ] = ("zero", "mean"),
+    seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
+    batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
+    root: Root = None,
+    workers: Workers = None,
+    device: AnyDevice = None,
+) -> None:
+    """Switch off every head alone, and measure accuracy, KL divergence and margin."""
+    from vitlens.evaluate import ablation, command_of
+
+    working_device(device)
+    effects = ablation.effects(
+        model, data, ways=ways, images=images, seed=seed, batch=batch, out=out, root=root, workers=workers,
+        device=device, command=command_of(sys.argv[1:]), say=note,
+    )  # fmt: skip
+    shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
+    print("The ten largest by KL:")
+    print(effects.nlargest(10, "kl")[shown].round(3).to_string(index=False))
+    print(out)
+
+
+@paper.command()
+def models(
+    only: Annotated[str, Argument(help="Part of a name, the paper's or timm's; without it, all.")] = "",
+    weights: Annotated[bool, Option("--weights", help="Name the nearest public weights and their data.")] = False,
+) -> None:
+    """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
+    from vitlens.paper import COSTS, MODELS, TABLE_6, matching
+
+    if not (chosen := matching(only)):
+        raise typer.BadParameter(f"No model of the paper has {only!r} in its name. The models are {', '.join(MODELS)}.")
+    line = "{:<15} {:>10} {:>8}  {:<30} {}"
+    print(line.format("model", "parameters", "GFLOPs", "epochs: exaFLOPs (Table 6)", "weights in timm"))
+    for model in chosen:
+        cost = COSTS[model.name]
+        printed = [(row.epochs, row.exaflops) for row in TABLE_6 if row.model == model.name]
+        spent = ", ".join(f"{epochs}: {cost.pretraining(epochs):.0f} ({exaflops})" for epochs, exaflops in printed)
+        names = [each.timm for each in model.weights]
+        shown = "none" if not names else f"{len(names)}:" if weights else names[0]
+        shown += f" and {len(names) - 1} more" if len(names) > 1 and not weights else ""
+        row = (model.name, f"{cost.parameters / 1e6:.1f} M", f"{cost.flops / 1e9:.1f}", spent or "–", shown)
+        print(line.format(*row).rstrip(), flush=True)
+        for each in model.weights if weights else ():
+            use = "ImageNet's classes" if each.classifies else "as pre-trained"
+            print(f"    {each.timm}: {each.data}, {each.source}, {use}")
+    print(
+        "\nParameters with a head of 1,000 classes; FLOPs of one image of 224 pixels (EfficientNet-L2: 800), a "
+        "multiply-add as two.\nexaFLOPs of pre-training on JFT-300M: counted as three forwards an image, in brackets "
+        "those that the paper prints; – where its Table 6 has none."
+    )
+
+
+@paper.command()
+def table(
+    results: Annotated[
+        list[Path], Argument(exists=True, dir_okay=False, help="JSON files that `vitlens evaluate` wrote.")
+    ],
+) -> None:
+    """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
+    from vitlens import paper
+    from vitlens.paper import records
+
+    found = [record for path in results for record in records.read(path)]
+    tables = [paper.table_2, paper.table_5]
+    if any((paper.row_of(record) or "").startswith("VTAB") for record in found):
+        tables.append(paper.table_9)
+    print("\n\n".join(table(found) for table in tables))
+
+
+@paper.command()
+def compute(
+    models: Annotated[
+        list[str] | None, Argument(help="Names of the paper (ViT-B/16) or as for inspect; by default those of Fig. 12.")
+    ] = None,
+    sizes: Annotated[
+        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Sides of the images in pixels.")
+    ] = "64,128,224,384,512",
+    out: Annotated[Path | None, Option(**_FILE, help="CSV file to write.")] = None,
+) -> None:
+    """Count the parameters and FLOPs of models at several image sizes."""
+    from vitlens.evaluate.compute import table
+
+    rows = table(models, sizes)
+    if out is not None:
+        rows.to_csv(out, index=False, lineterminator="\n")
+    shown = rows.rename(columns={"image_size": "px", "parameters": "parameters (M)", "flops": "GFLOPs"})
+    print(shown.assign(**{"parameters (M)": (rows.parameters / 1e6).round(1), "GFLOPs": (rows.flops / 1e9).round(1)})
+          .to_string(index=False))  # fmt: skip

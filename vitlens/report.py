@@ -1,0 +1,525 @@
+"""Numbers and figures of a model and of images, written to a folder: what `vitlens inspect` and `explain` do.
+
+* `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7); `write_inspection`, and `write_beside` for two models.
+* `heads`: what every head and MLP adds to the logit of the predicted class; `write_heads`.
+* `explain`: maps of several methods for each image, scored by insertion and deletion; `write_explanations`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitlens import attention, filters, models, positions
+from vitlens.data import files
+from vitlens.images import ImageError, hidden, is_image
+from vitlens.models import restore, run, top_classes
+from vitlens.recorder import supported
+from vitlens.recorder.forward import float64
+from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.record import capture
+from vitlens.recorder.supported import model_name, transformer, unwrap
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+    from vitlens.attribution.target import Similarity, Target
+    from vitlens.stream import Contributions
+
+SHARP = 200
+"""Dots per inch of a figure in a file: twice the pixels that it is shown at."""
+SHOWN = 12  # images in rollout.png and heads.png
+MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
+
+
+def image_files(folder: Path) -> list[tuple[str, Path]]:
+    """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder)) and is_image(p))
+    if not paths:
+        raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
+    return [(str(p.relative_to(folder)), p) for p in paths]
+
+
+def prepared(
+    model: nn.Module,
+    images: Iterable[tuple[str, object]],
+    on_error: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, (1, C, H, W)) of each image, on the model's device and in its dtype.
+
+    images: (name, source) pairs; a source is anything that `load_image` takes. on_error: called with a message for an
+    image that cannot be used, which is skipped; without it the ImageError is raised. on_note: see `models.preprocess`.
+    """
+    like, size = next(model.parameters()), models.built_size(model)
+    for name, source in images:
+        try:
+            image = models.preprocess(model, source, size=size, on_note=on_note)
+        except ImageError as error:
+            message = str(error) if name in str(error) else f"{name}: {error}"
+            if on_error is None:
+                raise ImageError(message) from error
+            on_error(message)
+        else:
+            yield name, image.to(like)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of an inspection.
+
+    pixels: (H, W, 3) uint8, the model's input. top5: the highest outputs, (class, score). rollout: (rows, cols) or
+    None. kind: the meaning of the outputs, see `models.output_kind`.
+    """
+
+    name: str
+    pixels: np.ndarray
+    top5: list[tuple[str, float]]
+    rollout: Tensor | None
+    kind: str = "classes"
+
+    @property
+    def caption(self) -> str:
+        """The highest class and its score, or the name of an image without classes."""
+        if not self.top5:
+            return self.name
+        label, value = self.top5[0]
+        return label.split(",")[0] + (f" {value:.3g}" if self.kind == "value" else f" {value:.0%}")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The numbers of an inspection. What a model does not have (filters, positions, a read-out) is None.
+
+    mean_distance: (L, H) input pixels, the mean over `images` images. filters: (k, p, q, C); similarity: (rows, cols,
+    rows, cols). lacks: the reason why there are no "filters", "positions" or "rollout".
+    """
+
+    model: str
+    grid: TokenGrid
+    mean_distance: Tensor
+    images: int
+    pictures: list[Picture]
+    filters: Tensor | None
+    explained_variance: Tensor | None
+    similarity: Tensor | None
+    notes: list[str]
+    lacks: dict[str, str]
+
+    @functools.cached_property
+    def measures(self) -> dict[str, float | list[int] | None]:
+        """Each figure in one number; None for what the model does not have, and where there is nothing to compare.
+
+        filter_variance: share of the filters' variance in their components (28, or as many as there are).
+        position_rank_correlation: of position similarity with distance (`positions.rank_correlation`). nearest_head:
+        the least mean distance of a head, over that of uniform attention; nearest_head_at: its [layer, head].
+        rollout_contrast: `contrast`, the mean over the images.
+        """
+        rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
+        uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
+        rollouts = [p.rollout for p in self.pictures if p.rollout is not None]
+        return {
+            "filter_variance": None if self.filters is None else self.explained_variance.sum().item(),
+            "position_rank_correlation": None if math.isnan(rank) else rank,
+            "nearest_head": self.mean_distance.min().item() / uniform if uniform else None,
+            "nearest_head_at": list(divmod(self.mean_distance.argmin().item(), heads)),
+            "rollout_contrast": contrast(torch.stack(rollouts)).mean().item() if rollouts else None,
+        }
+
+    @property
+    def sentences(self) -> dict[str, str]:
+        """A sentence with the number of each figure (filters, positions, distance, rollout), or why it is missing."""
+        variance, rank, near, value = (self.measures[name] for name in MEASURES)
+        where = "layer {}, head {}".format(*self.measures["nearest_head_at"])
+        words = dict(self.lacks)
+        if variance is not None:
+            words["filters"] = f"{len(self.filters)} components: {variance:.1%} of variance"
+        if self.similarity is not None:
+            rank = "too few positions" if rank is None else f"{rank:.2f}".replace("-", "−")
+            words["positions"] = f"rank correlation with distance: {rank}"
+        words["distance"] = "a single patch" if near is None else f"nearest head: {near:.2f} of uniform ({where})"
+        if value is not None:
+            words["rollout"] = f"contrast {value:.2f}: the brightest tenth of a picture holds {value / 10:.1%}"
+        return {name: words[name] for name in ("filters", "positions", "distance", "rollout")}
+
+    def to_dict(self) -> dict:
+        """All numbers as plain Python objects, ready for JSON."""
+        grid, (layers, heads) = self.grid, self.mean_distance.shape
+        images = [
+            {
+                "image": p.name,
+                "top5": [{"class": label, "value" if p.kind == "value" else "probability": v} for label, v in p.top5],
+                "rollout": None if p.rollout is None else p.rollout.tolist(),
+            }
+            for p in self.pictures
+        ]
+        return {
+            "model": self.model,
+            "grid": {
+                "rows": grid.rows, "cols": grid.cols, "patch": list(grid.patch), "prefix": grid.prefix,
+                "image": list(grid.image), "cut": list(grid.cut), "padded": list(grid.padded),
+            },
+            "layers": layers,
+            "heads": heads,
+            "images_in_mean_distance": self.images,
+            "mean_distance": self.mean_distance.tolist(),
+            "uniform_distance": grid.uniform_distance(),
+            "explained_variance": None if self.explained_variance is None else self.explained_variance.tolist(),
+            **self.measures,
+            "images": images,
+            "notes": [*self.notes, *self.lacks.values()],
+        }  # fmt: skip
+
+
+def contrast(maps: Tensor) -> Tensor:
+    """(…,) contrast of maps (…, rows, cols) of values ≥ 0, such as rollouts: from 1 (uniform) to 10 (all in one tenth).
+
+    The share of a map that falls on the brightest tenth of the image, over that tenth. With the P patches in falling
+    order, r₁ ≥ r₂ ≥ …, and k = ⌊P/10⌋: C = 10 · (r₁ + … + r_k + (P/10 − k)·r_{k+1}) / (r₁ + … + r_P), ten times the
+    Lorenz curve at one tenth. It is a share of area: splitting every patch into equal ones does not change it, nor does
+    the scale of the map, so grids of any size can be compared. It is 1 also where a map is all zeros. Raises ValueError
+    for values that are negative or NaN.
+    """
+    values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
+    if not (values >= 0).all():
+        raise ValueError("The values of a map must be 0 or more for its contrast. Clamp them first.")
+    patches = values.shape[-1]
+    top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
+    total = values.sum(-1)
+    return torch.where(total > 0, 10 * (values @ top) / total, 1.0)
+
+
+def inspect(
+    model: nn.Module,
+    images: Iterable[tuple[str, object]],
+    dataset: Iterable[tuple[str, object]] = (),
+    *,
+    batch_size: int = 8,
+    on_error: Callable[[str], None] | None = None,
+) -> Inspection:
+    """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
+
+    images, on_error: as in `prepared`; each image gets its classes and its rollout. dataset: more images, for the mean
+    distance only. Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be
+    shown, and ValueError for outputs that are not finite.
+    """
+    model = unwrap(model)
+    notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
+    if supported.gated(supported.attention_modules(model)):
+        notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
+    for shown, source in ((True, images), (False, dataset)):
+        inputs = prepared(model, source, on_error, notes.append if shown else None)
+        while batch := list(itertools.islice(inputs, batch_size)):
+            names, batch = [name for name, _ in batch], torch.cat([image for _, image in batch])
+            with torch.inference_mode(), capture(model) as attn:
+                logits = run(model, batch)
+            grid = attn.grid
+            if not logits.isfinite().all():
+                raise ValueError(f"The outputs of {model_name(model)} for {names[0]} are not finite. Its weights are "
+                                 "damaged, or its precision is too low.")  # fmt: skip
+            if shown and grid.readout is not None:
+                summary = attention.summary(attn)
+                distance, rollouts = summary.mean_distance, list(summary.rollout.cpu())
+            else:
+                distance, rollouts = attention.mean_distance(attn), [None] * len(names)
+            total, count = total + float64(distance).sum(0).cpu(), count + len(names)
+            if shown:
+                classed = models.class_count(model) != 0 and logits.dim() == 2
+                classes = top_classes(model, logits) if classed else [[]] * len(names)
+                kinds = [models.output_kind(model)] * len(names)
+                pictures += map(Picture, names, restore(model, batch), classes, rollouts, kinds)
+    if grid is None:
+        raise ImageError("None of the images could be read, so there is nothing to inspect.")
+    if sum(picture.rollout is not None for picture in pictures) > SHOWN:
+        notes.append(f"rollout.png shows the first {SHOWN} pictures.")
+    if models.class_count(model) == 0:
+        notes.append("The model has no classifier, so there are no class names.")
+    elif logits.dim() != 2:
+        notes.append("The model pools nothing and gives classes for every token, so the pictures have none.")
+    if grid.readout is None:
+        lacks["rollout"] = "The head reads no weighted sum of the tokens, so there is no rollout from it."
+    components, variance, similarity = None, None, None
+    try:
+        components, variance = filters.components(model)
+    except ValueError as error:
+        lacks["filters"] = str(error)
+    try:
+        similarity = positions.similarity(model)
+    except ValueError as error:
+        lacks["positions"] = str(error)
+    name = models.architecture(model)
+    notes = list(dict.fromkeys(notes))
+    return Inspection(name, grid, total / count, count, pictures, components, variance, similarity, notes, lacks)
+
+
+def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
+    """Write summary.json, distance.png, and filters.png, positions.png and rollout.png of what the model has.
+
+    Figures of these names that another model left in the folder are removed. Returns the paths.
+    """
+    from vitlens import plot
+
+    uniform = inspection.grid.uniform_distance()
+    distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
+    figures = {"distance": distance.figure}
+    if inspection.filters is not None:
+        figures["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
+    if inspection.similarity is not None:
+        figures["positions"] = plot.position_similarity(inspection.similarity)
+    if shown := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
+        figures["rollout"] = plot.rollouts(
+            [p.pixels for p in shown], [p.rollout for p in shown], grid=inspection.grid,
+            captions=[p.caption for p in shown],
+        )  # fmt: skip
+    paths = [_write_json(inspection.to_dict(), out / "summary.json")]
+    for name in ("filters", "positions", "rollout"):
+        (out / f"{name}.png").unlink(missing_ok=True)
+    return paths + [_save(figure, out / f"{name}.png") for name, figure in figures.items()]
+
+
+def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]:
+    """Write beside.png, the figures of two inspections in two columns, and beside.json, the numbers of both.
+
+    inspections: by the heading of each column. Returns the paths.
+    """
+    from vitlens import plot
+
+    numbers = {heading: inspection.to_dict() for heading, inspection in inspections.items()}
+    return [_write_json(numbers, out / "beside.json"), _save(plot.inspected(inspections), out / "beside.png")]
+
+
+def _write_json(numbers: dict, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _save(figure, path: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=SHARP)
+    plt.close(figure)
+    return path
+
+
+def heads(
+    model: nn.Module, images: Iterable[tuple[str, object]], *, on_error: Callable[[str], None] | None = None
+) -> dict[str, tuple[str, Contributions]]:
+    """The predicted class of each image by its name, and the `stream.contributions` to its logit.
+
+    images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
+    """
+    from vitlens import stream
+
+    added = {}
+    for name, image in prepared(model, images, on_error):
+        contributions = stream.contributions(model, image)
+        added[name] = top_classes(model, run(model, image).detach())[0][0][0], contributions
+    return added
+
+
+def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
+    """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths."""
+    from pandas import DataFrame
+
+    from vitlens import plot
+
+    rows = [
+        (name, label, part.logits[0].item(), piece, value)
+        for name, (label, part) in added.items()
+        for piece, value in zip(part.names, part.parts[0].tolist(), strict=True)
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
+    table.to_csv(out / "heads.csv", index=False, float_format="%.6g", lineterminator="\n")
+    maps, short = {}, Counter(Path(name).name for name in added)
+    for name, (label, part) in list(added.items())[:SHOWN]:
+        file = Path(name).name
+        title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}, {part.logits[0]:.1f}"
+        maps[title] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
+    return [out / "heads.csv", _save(plot.contributions(maps), out / "heads.png")]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The maps of an image's class, or of another score, and their scores.
+
+    pixels: (H, W, 3) uint8, the model's input. target, value: the class and its score (`models.scores`), or the name of
+    a score of the features, such as "the similarity to tabby.jpg", and that score. maps: (rows, cols) by method.
+    scores: the rows of `faithfulness.table`, with the score, baseline and step that were used. title: the question that
+    the maps answer. under: the quantity that the areas of the scores are under. against: the contrasted class, or "".
+    """
+
+    name: str
+    pixels: np.ndarray
+    grid: TokenGrid
+    target: str
+    value: float
+    maps: dict[str, Tensor]
+    scores: DataFrame
+    title: str
+    under: str
+    against: str = ""
+
+
+@contextlib.contextmanager
+def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """In this block, raise ValueError if a wrapper changes images before the Vision Transformer in it receives them:
+    the preprocessing that the wrapper expects is then unknown."""
+
+    def compare(_, args: tuple) -> None:
+        if args[0].shape != images.shape or not torch.equal(args[0], images):
+            raise ValueError(f"{model_name(model)} changes images before the Vision Transformer in it receives them, "
+                             "so its preprocessing is unknown. Set `model.pretrained_cfg = {'mean': …, 'std': …, "
+                             "'input_size': …}`, or give prepared images to `vitlens.attribution`.")  # fmt: skip
+
+    inner = transformer(model)
+    known = inner is model or supported.states_preprocessing(model)
+    with contextlib.nullcontext() if known else supported.family(inner).embedding.register_forward_pre_hook(compare):
+        yield
+
+
+def explain(
+    model: nn.Module,
+    images: Iterable[tuple[str, object]],
+    target: int | str | Similarity | None = None,
+    *,
+    against: int | str | Similarity | None = None,
+    names: Sequence[str] | None = None,
+    baseline: str = "mean",
+    step: int | None = None,
+    score: str | None = None,
+    on_error: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+    on_part: Callable[[str], None] = lambda _: None,
+    **options,
+) -> Iterator[Explanation]:
+    """Explain image after image why a model gives it a class, by several methods, each scored.
+
+    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, None for
+    the predicted class, or a function such as `vitlens.attribution.like(image)`. against: another class or function, to
+    explain the difference. names: the methods, by default the quick ones (without legrad for a wrapped model, and
+    without those that start from the read-out for a model that has none). on_error: called with a sentence for an image
+    that is skipped, because it cannot be read, its predicted class is `against`, or it is compared with itself; without
+    it that error is raised. on_note: called with a sentence for an image that `load_image` has changed. on_part: called
+    with a description after each method and after the scores of an image. baseline, step, score, options: those of
+    `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+
+    A model may wrap the Vision Transformer (a head behind a backbone); images are then prepared as that one expects,
+    unless the wrapper has its own `pretrained_cfg`. Raises what `vitlens.attribution` raises, and ImageError if no
+    image is left.
+    """
+    from vitlens import faithfulness
+    from vitlens.attribution import SHARED, explained, methods
+    from vitlens.attribution.target import NothingToExplain, Similarity
+
+    model, count = unwrap(model), 0
+    if isinstance(target, Similarity):  # the image or text is the same for all images
+        target, against = target.bound(model), against.bound(model) if against else None
+    chosen = methods(names)
+    if names is None and transformer(model) is not model:  # whose head is not that of the model inside
+        chosen = {name: method for name, method in chosen.items() if method.needs != "readings"}
+    needs = {method.needs for method in chosen.values()}
+    for name, x in prepared(model, images, on_error, on_note):
+        try:
+            with _requires_raw_images(model, x):
+                forward = explained(model, x, target, against=against, needs=needs)
+        except NothingToExplain as error:
+            if on_error is None or not (target is None or isinstance(target, Similarity)):
+                raise
+            on_error(f"{name} is left out. {error}")
+            continue
+        bound, grid, maps = forward.target, forward.attn.grid, {}
+        for label, method in chosen.items():
+            if names is None and grid.readout is None and "query" in method.options:
+                continue  # it starts from the read-out, and there is none
+            maps[label] = method(forward) if method.needs in SHARED else method(model, x, bound)
+            on_part(f"{name}, {label}")
+        output = forward.output
+        del forward  # its capture would stay in memory beside the batches of the scores
+        used = {"score": score or next(iter(bound.measures)), "baseline": baseline,
+                "step": step or faithfulness.usual_step(grid.patches)}  # fmt: skip
+        table = faithfulness.table(model, x, maps, bound, grid=grid, **used, **options)
+        on_part(f"{name}, scores")
+        count += 1
+        yield Explanation(
+            name, restore(model, x)[0], grid, maps={label: values[0].float().cpu() for label, values in maps.items()},
+            scores=table.drop(columns="image").assign(**used), under=bound.measures[used["score"]],
+            **_question(model, bound, output),
+        )  # fmt: skip
+    if not count:
+        raise ImageError("None of the images is left, so there is nothing to explain.")
+
+
+def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
+    """target, against, value and title of an `Explanation`."""
+    from vitlens.attribution.target import ClassTarget
+
+    about = models.architecture(model)
+    if not isinstance(target, ClassTarget):
+        name, value = target.called(0), target.score(output)[0].item()
+        return {"target": name, "value": value, "title": f"Why is {name} {_number(value)}? {about}"}
+    names = models.label_names(model, output.shape[-1])
+    numbers = [None if part is None else part.item() for part in (target.numbers, target.against)]
+    name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
+    value = models.scores(model, output)[0, numbers[0]].item()
+    shown = _number(value) if models.output_kind(model) == "value" else f"{value:.1%}"
+    rather = f" rather than “{other}”" if other else ""
+    return {"target": name, "against": other, "value": value, "title": f"Why “{name}” ({shown}){rather}? {about}"}
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
+
+
+def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
+    """Write a figure for each image, and scores.csv with the scores of all, as soon as each image is explained.
+
+    Yields the path of each figure, once it and its scores are on the disk, and then that of scores.csv.
+    """
+    from pandas import DataFrame, concat
+
+    from vitlens import faithfulness, plot
+
+    tables = []
+    for k, explanation in enumerate(explanations):
+        out.mkdir(parents=True, exist_ok=True)
+        rows = explanation.scores.set_index("method")
+        mean, spread = rows.loc["random mean"], rows.loc["random std"]
+        note = (
+            f"Areas under {explanation.under} while patches are covered (deletion, low "
+            "is good) or shown (insertion, high is good).\n"
+            f"Covered {faithfulness.BASELINES[explanation.scores.baseline[0]]}. Random orders: deletion "
+            f"{mean.deletion:.3f} ± {spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
+            "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
+        ).replace("-", "−")
+        figure = plot.attributions(
+            explanation.pixels, explanation.maps, grid=explanation.grid, title=explanation.title, note=note,
+            captions={name: _caption(rows.loc[name]) for name in explanation.maps},
+        )  # fmt: skip
+        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
+        path = _save(figure, out / f"{k:02d}-{stem}.png")
+        about = {"image": explanation.name, "target": explanation.target, "against": explanation.against}
+        tables.append(DataFrame(about, explanation.scores.index).join(explanation.scores))
+        files.write(out / "scores.csv", concat(tables).to_csv(index=False, float_format="%.6g").encode())
+        yield path
+    yield out / "scores.csv"
+
+
+def _caption(row: Series) -> str:
+    chance = f"{row.difference_sigmas:+.1f} σ from random"
+    chance = chance if math.isfinite(row.difference_sigmas) else "as all random orders"  # as with a single class
+    areas = f"deletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
+    return f"rank {row['rank']:.0f}, {chance}\n{areas}".replace("-", "−")

@@ -1,1 +1,0 @@
-"""All numbers and figures of pictures, written to a folder."""
