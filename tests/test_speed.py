@@ -1,16 +1,16 @@
-"""Speed and memory of models: closed forms, larger batches that were not measured."""
+"""Speed and memory of models: closed forms, larger batches that were not measured, the committed table."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from vitlens.evaluate import speed
+from experiments import speed
 
-CPU = torch.device("cpu")
-
-
-def pictures(batch):
-    return torch.randn(batch, 3, 32, 32)
+TABLE = Path(__file__).parent.parent / "data" / "results" / "speed-cpu.csv"
 
 
 def chain(width=512, layers=6):
@@ -21,62 +21,35 @@ def chain(width=512, layers=6):
     return nn.Sequential(*parts)
 
 
-def test_memory_of_a_chain_of_matrices_by_hand():
-    """Kept of each picture: its pixels and the outputs of all tanh; at the peak two gradients of one output beside."""
-    per_image, fixed = speed.training_memory(chain(), pictures, CPU)
-    assert per_image == pytest.approx(4 * (3072 + 512 * (7 + 2)), rel=0.12)
-    weights = 4 * sum(p.numel() for p in chain().parameters())
-    assert 4 * weights <= fixed <= 5 * weights  # weights, gradients, two averages; the gradient of one layer beside
-
-
-def test_larger_batches_take_what_was_foretold():
+def test_training_memory_equals_closed_form_and_predicts_larger_batches():
+    """Kept of each image: its pixels and the outputs of all tanh. At the peak two gradients of one output beside."""
     model = chain()
-    per_image, fixed = speed.training_memory(model, pictures, CPU)
+    per_image, fixed = speed.training_memory(model, torch.randn(1, 3, 32, 32))
+    assert per_image == pytest.approx(4 * (3072 + 512 * (7 + 2)), rel=0.12)
     weights = 4 * sum(p.numel() for p in model.parameters())
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    peak = speed._step_peak(model, pictures(5000), CPU)
-    assert peak + 4 * weights == pytest.approx(fixed + 5000 * per_image, rel=0.002)
+    assert 4 * weights <= fixed <= 5 * weights  # weights, gradients, two averages; the gradient of one layer beside
+    large = speed.peak(model, torch.randn(5000, 3, 32, 32))
+    assert large + 4 * weights == pytest.approx(fixed + 5000 * per_image, rel=0.002)
 
 
-def test_gradients_stay_what_they_were():
-    model = chain(16, 1)
-    model(pictures(2)).sum().backward()
-    before = [p.grad.clone() for p in model.parameters()]
-    speed.training_memory(model, pictures, CPU)
-    assert all(torch.equal(p.grad, old) for p, old in zip(model.parameters(), before, strict=True))
+@pytest.mark.parametrize("limit, expected", [(99, (8 / 11, 8)), (4, (4 / 7, 4))])
+def test_throughput_is_that_of_the_fastest_batch(limit, expected, monkeypatch):
+    """With a clock of its own: 3 s a batch and 1 s an image up to 8, then 2 s each. Memory runs out at the limit."""
 
-
-@pytest.mark.parametrize("name", ["test_vit", "resnet10t"])
-def test_the_largest_batch_is_the_last_that_fits(name):
-    model = speed.opened(name, 32).train()
-    found = speed.measured(model, 32, seconds=0.0, memory=4)
-    taken = [found["bytes_fixed"] + n * found["bytes_per_image"] for n in (0, 1)]
-    most = found["largest_batch"]
-    assert taken[0] + most * found["bytes_per_image"] <= 4 * 2**30 < taken[1] + most * found["bytes_per_image"]
-    assert found["images_per_second"] > 0 and found["batch"] & (found["batch"] - 1) == 0
-    assert model.training and all(p.grad is None for p in model.parameters())
-
-
-def test_more_memory_than_there_is_for_one_picture():
-    assert speed.measured(speed.opened("test_vit", 32), 32, seconds=0.0, memory=1e-3)["largest_batch"] == 0
-
-
-def test_speed_is_that_of_the_fastest_batch(monkeypatch):
-    """With a clock of its own: 3 s a batch and 1 s a picture up to 8, then 2 s each."""
-    seconds = {n: 3 + (n if n <= 8 else 2 * n) for n in (2**k for k in range(12))}
-    monkeypatch.setattr(speed, "_timed", lambda model, x, device: seconds[len(x)])
-    tried = []
-    found = speed.throughput(None, lambda n: tried.append(n) or torch.zeros(n), CPU, 0.0)
-    assert found == (8 / 11, 8) and tried == [1, 2, 4, 8, 16, 32]
-
-
-def test_memory_that_runs_out_ends_the_search(monkeypatch):
-    def timed(model, x, device):
-        if len(x) > 4:
+    def timer(_, globals, num_threads):
+        n = len(globals["x"])
+        if n > limit:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return 1.0
+        measurement = SimpleNamespace(median=3 + (n if n <= 8 else 2 * n))
+        return SimpleNamespace(blocked_autorange=lambda min_run_time: measurement)
 
-    monkeypatch.setattr(speed, "_timed", timed)
-    assert speed.throughput(None, torch.zeros, CPU, 0.0) == (4.0, 4)
+    monkeypatch.setattr(speed, "Timer", timer)
+    assert speed.throughput(None, torch.zeros(1, 3, 2, 2)) == expected
 
+
+def test_script_writes_the_columns_of_the_committed_table(tmp_path):
+    speed.main(["--tiny", "--out", str(tmp_path / "speed.csv")])
+    rows, committed = pd.read_csv(tmp_path / "speed.csv"), pd.read_csv(TABLE)
+    assert set(rows) == set(committed) and (rows["images_per_second"] > 0).all()
+    assert (rows["bytes_fixed"] + rows["largest_batch"] * rows["bytes_per_image"] <= rows["memory"] * 2**30).all()
+    assert [len(ax.lines) for ax in speed.figure(committed).axes] == [6, 6]

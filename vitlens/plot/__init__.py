@@ -27,7 +27,7 @@ from vitlens.plot.maps import mask, overlay, upsample
 from vitlens.plot.mosaics import all_heads, filters, patches, position_similarity
 from vitlens.plot.pairs import correspondences, rollouts
 from vitlens.plot.portrait import inspected
-from vitlens.plot.scaling import few_shot, pretraining_size, speed, transfer, vtab
+from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
 from vitlens.plot.style import STYLE
 
 __all__ = [
@@ -57,7 +57,6 @@ __all__ = [
     "randomized",
     "rollouts",
     "snapshot",
-    "speed",
     "tiles",
     "training",
     "transfer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -11,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import offset_copy
 
 from vitlens import paper
-from vitlens.plot.style import SERIES, array, canvas, charts, palette, rule, styled
+from vitlens.plot.style import array, canvas, charts, palette, rule, styled
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
@@ -196,25 +195,3 @@ def _count(images: float) -> str:
 
 def _exaflops(value: float, _) -> str:
     return f"{value:,.10g}" if value > 1e-4 else f"$10^{{{np.log10(value):.0f}}}$"
-
-
-def speed(table) -> plt.Figure:
-    """Images per second, and the largest batch of a training step, against the side of the image (paper, Fig. 12).
-
-    table: a pandas DataFrame with the columns `model`, `image_size`, `images_per_second` and `largest_batch`, as
-    `evaluate.speed.table` makes them. Both axes are logarithmic.
-    """
-    shown = {"images_per_second": "Images per second", "largest_batch": "Largest batch of a training step"}
-    sizes = sorted(table["image_size"].unique())
-    with styled():
-        figure, axes = charts(tuple(shown.values()), 900, 380)
-        for ax, column in zip(axes, shown, strict=True):
-            ax.set(xscale="log", yscale="log", xlabel="Side of the image (pixels)")
-            for color, (model, rows) in zip(itertools.cycle(SERIES), table.groupby("model", sort=False), strict=False):
-                rows = rows[rows[column] > 0].sort_values("image_size")
-                ax.plot(rows["image_size"], rows[column], "o-", color=color, ms=5, mec="white", mew=0.6, label=model)
-            ax.set_xticks(sizes, sizes)
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-        axes[1].legend(framealpha=0.9, edgecolor="0.85")
-    return figure
