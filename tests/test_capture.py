@@ -67,26 +67,6 @@ def test_changes_nothing(vit):
     assert [layer.name for layer in attn] == [f"blocks.{i}.attn" for i in range(3)]
 
 
-def test_left_as_found_when_the_body_raises(vit):
-    model = vit()
-    with pytest.raises(KeyError), capture(model):
-        model(images(1, 3, 64, 64))
-        raise KeyError("mine")
-    assert not torch.overrides._get_current_function_mode_stack()
-    with capture(model) as attn:
-        model(images(1, 3, 64, 64))
-    assert len(attn) == 3
-
-
-def test_keeps_queries_and_keys_only(vit):
-    """q is a view of the fused qkv; keeping it as it is would keep v alive too."""
-    attn = captured(vit(), images(2, 3, 64, 64))
-    for layer in attn:
-        for tensor in (layer.q, layer.k):
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        assert layer.v is None and layer.output is None
-
-
 def test_not_square_cut_and_padded(vit):
     cut = vit(img_size=(230, 330))
     attn = captured(cut, images(1, 3, 230, 330))
@@ -113,26 +93,6 @@ def test_a_bright_patch_is_found_where_it_lies(vit):
     weights = attn.grid.image_map(attn[0].weights().mean((0, 1, 2)))
     odd = (weights - weights.median()).abs()
     assert divmod(odd.argmax().item(), 20) == (3, 17)
-
-
-def test_batches_are_independent(vit):
-    model = vit()
-    x = images(3, 3, 64, 64)
-    with torch.no_grad():
-        with capture(model) as together:
-            model(x)
-        with capture(model) as alone:
-            model(x[1:2])
-    torch.testing.assert_close(together[2].weights()[1:2], alone[2].weights(), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(mean_distance(together)[1:2], mean_distance(alone))
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_gradient_modes(vit, context):
-    model = vit()
-    with context(), capture(model) as attn:
-        model(images(1, 3, 64, 64))
-    assert mean_distance(attn).isfinite().all()
 
 
 def test_half_precision(vit):
@@ -201,20 +161,6 @@ def test_other_models_in_the_block_are_ignored(vit):
     assert attn.grid.image == (64, 64)
 
 
-def test_parallel_blocks_show_the_heads_of_both():
-    model = timm.create_model("vit_small_patch16_18x2_224", depth=2, embed_dim=96, num_heads=3, img_size=64).eval()
-    attn = captured(model, images(1, 3, 64, 64), values=True)
-    assert attn[0].q.shape == (1, 6, 17, 32) and "attns.1" in attn[0].name
-    torch.testing.assert_close(attn[1].weights() @ attn[1].v, attn[1].output, atol=1e-5, rtol=1e-4)
-
-
-def test_attention_pool(vit):
-    attn = captured(vit(global_pool="map", class_token=False), images(2, 3, 64, 64))
-    assert attn.pool.q.shape == (2, 3, 1, 32)
-    torch.testing.assert_close(attn.grid.readout, attn.pool.weights().mean(1)[:, 0])
-    assert len(attn) == 3
-
-
 class Materialized(TorchFunctionMode):
     """Attention in two steps, with the maps in between."""
 
@@ -231,14 +177,12 @@ class Materialized(TorchFunctionMode):
         return self.maps[-1] @ v
 
 
-@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    "name, kwargs, calls",
+    "name, kwargs, calls, frozen",
     [
-        ("vit_tiny_patch16_224", {}, 1),
-        ("vit_small_patch16_18x2_224", {}, 2),
-        ("beit_base_patch16_224", {}, 1),
-        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1),
+        ("vit_small_patch16_18x2_224", {}, 2, False),
+        ("beit_base_patch16_224", {}, 1, True),
+        ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
     ],
 )
 def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
@@ -308,18 +252,6 @@ def test_a_row_to_read_has_a_weight_for_every_token(vit):
             layer.read(row)
 
 
-def test_masks_are_used(vit):
-    model = vit(name="beit_base_patch16_224", embed_dim=96, num_heads=3)
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attn.relative_position_bias_table.normal_(std=2.0)
-        with capture(model, values=True) as attn:
-            model(images(1, 3, 64, 64))
-    assert attn[0].mask is not None
-    torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(torch.cat([rows for _, rows in attn[0].rows(4)], 2), attn[0].weights())
-
-
 def test_boolean_masks(vit):
     model = vit()
     allowed = torch.ones(17, 17, dtype=torch.bool).tril()
@@ -375,17 +307,13 @@ def test_the_grid_is_the_one_of_the_image_that_ran(vit):
     assert attn.grid.image == (64, 96) and attn.grid.cut == (0, 0)
 
 
-@pytest.mark.parametrize("size", [(224, 224), (225, 225), (230, 330)])
 @pytest.mark.parametrize(
-    "name, stride", [("vit_tiny_r_s16_p8_224", 32), ("vit_small_r26_s32_224", 32), ("vit_base_r50_s16_224", 16)]
+    "name, stride, size",
+    [("vit_small_r26_s32_224", 32, (230, 330)), ("vit_base_r50_s16_224", 16, (225, 225))],
 )
 def test_hybrids_are_measured_by_their_stride(name, stride, size):
     """timm's own ratio is image ÷ features: 15 pixels for a stride of 16 at 225."""
     with torch.device("meta"):
-        if "p8" in name and size != (224, 224):  # 2 × 2 patches of features: timm takes an even number of them only
-            with pytest.raises(AssertionError):
-                timm.create_model(name, img_size=size)
-            return
         attn = captured(timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size))
     assert attn.grid.patch == (stride, stride)
     assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
@@ -393,7 +321,7 @@ def test_hybrids_are_measured_by_their_stride(name, stride, size):
 
 def test_refused_calls(vit):
     x = images(1, 3, 64, 64)
-    for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate", "pos_drop_rate", "proj_drop_rate", "drop_rate"):
+    for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate"):
         refusal(vit(**{rate: 0.1}).train(), x, match=r"in training mode .* at random.*model\.eval\(\)")
     built = vit(drop_path_rate=0.1)  # but not at work
     with capture(built):
@@ -428,9 +356,8 @@ class Pair(torch.nn.Module):
 def test_refused_models(vit):
     for model, match in [
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
-        (torch.nn.Sequential(torch.nn.Identity(), vit()), r"capture\(model\[1\]\)"),
-        (torch.nn.ModuleDict({"body": vit()}), r"capture\(model.get_submodule\('body'\)\)"),
-        (Pair(vit(), vit()), r"holds 2 Vision Transformers \(`model\.teacher`, `model\.student\[1\]`\); take the one"),
+        (torch.nn.ModuleDict({"body": vit()}), r"`model\.get_submodule\('body'\)`"),
+        (Pair(vit(), vit()), r"holds 2 Vision Transformers \('teacher', 'student\.1'\); take the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
     ]:
@@ -470,27 +397,8 @@ def test_a_call_with_other_parameters_is_refused(vit):
     """Whose attention it is is known by the module's parameters, and these are not the module's."""
     model = vit()
     others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UnsupportedModelError, match="not with its own parameters"), capture(model):
+    with pytest.raises(UnsupportedModelError, match="with its own parameters"), capture(model):
         torch.func.functional_call(model, others, images(1, 3, 64, 64))
-
-
-def test_parallel_attentions_that_differ_in_scale_are_no_one_layer(vit):
-    model = vit(name="vit_small_patch16_18x2_224")
-    with capture(model) as attn:
-        model(images(1, 3, 64, 64))
-    assert attn[1].q.shape[1] == 6, "two attentions of three heads"
-    second = [m for m in model.blocks[1].modules() if type(m).__name__ == "Attention"][1]
-    second.forward = lambda x, **_: (
-        F.scaled_dot_product_attention(
-            *second.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), scale=0.5
-        )
-        .transpose(1, 2)
-        .reshape(x.shape)
-    )
-    with capture(model) as attn:
-        model(images(1, 3, 64, 64))
-    with pytest.raises(UnsupportedModelError, match="parallel attentions of blocks.1.* differ in mask or scale"):
-        attn[1]
 
 
 def test_nothing_to_show_before_the_forward(vit):
@@ -529,8 +437,8 @@ def test_another_model_is_not_taken_for_the_pool():
     assert torch.equal(attn.grid.readout, alone.grid.readout)
 
 
-@pytest.mark.parametrize("size", [64, 480])  # many tokens: rows then share their memory
-def test_statistics_inside_of_autocast_keep_their_precision(size):
+def test_statistics_inside_of_autocast_keep_their_precision():
+    size = 480  # many tokens: rows then share their memory
     model, x = pooled(img_size=size, num_classes=10), torch.randn(1, 3, size, size)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with capture(model) as attn:
@@ -571,23 +479,15 @@ def test_captures_within_each_other_see_the_same(vit):
         assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights())
 
 
-def test_a_forward_in_another_thread_is_named_as_the_cause(vit):
+def test_a_forward_in_another_thread_is_refused(vit):
     model = vit()
-    with pytest.raises(UnsupportedModelError, match="it was run in another thread"), capture(model):
+    with pytest.raises(UnsupportedModelError, match="in its thread"), capture(model):
         thread = threading.Thread(target=model, args=(images(1, 3, 64, 64),))
         thread.start()
         thread.join()
     with pytest.raises(UnsupportedModelError, match="it was not run to its last block"), capture(model):
         model.patch_embed(images(1, 3, 64, 64))
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_transforms_of_torch_func_are_refused(vit):
-    model, x = vit(), images(2, 3, 64, 64)
-    with pytest.raises(UnsupportedModelError, match="inside of a transform of torch.func"), capture(model):
-        torch.func.vmap(lambda one: model(one[None])[0])(x)
-    with pytest.raises(UnsupportedModelError, match="inside of a transform of torch.func"), capture(model):
-        torch.func.jacrev(model)(x)
 
 
 @pytest.mark.parametrize("hidden", [torch.zeros(17, dtype=torch.bool), torch.full((17,), -torch.inf)])
@@ -631,9 +531,10 @@ class Cut(torch.nn.Module):
         return self.layer(x, **kwargs).detach()
 
 
-@pytest.mark.parametrize("how", ["no_grad", "detach"])
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("where", ["blocks.1.mlp", "blocks.2.mlp.fc1", "blocks.0.norm2", "norm"])
+@pytest.mark.parametrize(
+    "where, how, frozen",
+    [("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True)],
+)
 def test_gradients_that_are_cut_inside_are_refused(vit, where, how, frozen):
     """Autograd would return the gradients of the other branch alone."""
     model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
@@ -648,8 +549,7 @@ def test_gradients_that_are_cut_inside_are_refused(vit, where, how, frozen):
         attn.differentiate(logits.sum())
 
 
-@pytest.mark.parametrize("how", ["no_grad", "detach"])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("how, frozen", [("no_grad", True), ("detach", False)])
 def test_attention_that_lost_its_graph_is_refused(vit, frozen, how):
     """The graph would begin anew at its output."""
     model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)

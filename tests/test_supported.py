@@ -2,17 +2,26 @@
 
 import csv
 import importlib.metadata
+import json
 
+import numpy as np
 import pytest
 import torch
 from supported_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
+from test_cli import vitlens as command
+from test_evaluate_command import colors, evaluate
+from test_explorer import values
+from torch import nn
 
 import vitlens
-from vitlens import capture, stream, tokens
-from vitlens.attribution import METHODS, like
+from vitlens import attribution, capture, report, stream, tokens
+from vitlens.attribution import like
 from vitlens.attribution.target import bound
+from vitlens.images import samples
+from vitlens.models import built_size, preprocess
 from vitlens.recorder.forward import run
-from vitlens.recorder.supported import UnsupportedModelError, family, pooled
+from vitlens.recorder.supported import UnsupportedModelError, family, head_count, pooled, transformer
+from vitlens.widgets import explore
 
 every = pytest.mark.parametrize("name", EVERY)
 SOME = ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
@@ -147,24 +156,6 @@ def test_gradients_of_a_class_are_autograds_by_the_librarys_own_path(name):
         assert expected.abs().max() > 1e-5
 
 
-NO_ROW = ("relevance", "gradient_rollout", "attention_gradient", "rollout", "attention")
-
-
-@pytest.mark.parametrize("name", [name for name in SOME if name in CLASSIFIERS])
-def test_every_method_of_attribution(name):
-    """All maps, but for what is refused in a sentence: DINOv2's classifier reads no row of attention."""
-    model = small(name)
-    images, refused = sized(model), set(NO_ROW) if "Dinov2" in name else set()
-    grid = family(model).grid(images.shape[-2:])
-    for method in METHODS.values():
-        if method.name in refused:
-            with pytest.raises(ValueError, match=type(model).__name__):
-                method(model, images, [3, 5])
-        else:
-            maps = method(model, images, [3, 5])
-            assert maps.shape == (2, grid.rows, grid.cols) and maps.isfinite().all() and maps.any(), method.name
-
-
 @some
 def test_the_parts_of_the_stream_add_up(name):
     """To the logit, or to the cosine with another picture, for each image of a batch; and patches to their heads."""
@@ -232,3 +223,230 @@ def test_the_table_says_the_same():
         row = survey(name)
         assert float(row.pop("error")) < 1e-9
         assert row == {k: v for k, v in next(each for each in table if each["model"] == name).items() if k != "error"}
+
+
+@pytest.mark.parametrize("name", ["BeitModel", "open_clip"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16(name, autocast):
+    """The maps are those of the q and k that the model made; its own path rounds its maps, too."""
+    model = small(name) if autocast else small(name).bfloat16()
+    images = sized(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        attn, _ = captured(model, images, values=True)
+        with torch.no_grad(), eager(model) as maps:
+            run(model, images)
+    for layer, expected in zip(attn, maps, strict=False):
+        assert layer.v.dtype == torch.bfloat16 and layer.weights().dtype == torch.float32
+        torch.testing.assert_close(layer.weights(), expected.view_as(layer.weights()).float(), atol=0.03, rtol=0)
+        torch.testing.assert_close(layer.weights() @ layer.v.float(), layer.output.float(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["DINOv3ViTModel"])
+def test_compiled(name):
+    model = small(name)
+    images = sized(model, 32, 32)
+    attn, _ = captured(model, images)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(images)
+        with capture(compiled) as again:
+            compiled(images)
+    assert torch.equal(again[1].weights(), attn[1].weights())
+
+
+def _eager(kind: str):
+    model = small("ViTForImageClassification")
+    model.set_attn_implementation(kind)
+    return model
+
+
+def _resnet_tower():
+    from open_clip.model import CLIP
+
+    vision = dict(layers=(1, 1, 1, 1), width=32, image_size=32, head_width=16)
+    return CLIP(24, vision, dict(context_length=8, vocab_size=99, width=32, heads=2, layers=2))
+
+
+REFUSED = [
+    (lambda: _eager("eager"), r'set_attn_implementation\("sdpa"\)'),
+    (lambda: _eager("flex_attention"), r'set_attn_implementation\("sdpa"\)'),
+    (lambda: small("DINOv3ViTModel", pos_embed_rescale=2.0).train(), "positions.*eval"),
+    (lambda: small("ViTModel", attention_probs_dropout_prob=0.1).train(), "eval"),
+    (_resnet_tower, "ModifiedResNet"),
+]
+
+
+@pytest.mark.parametrize("build, words", REFUSED)
+def test_capture_refuses(build, words):
+    model = build()
+    with pytest.raises(UnsupportedModelError, match=words):
+        captured(model, torch.randn(1, 3, 32, 32))
+
+
+def test_mae_is_refused_while_it_hides_or_shuffles():
+    model = small("ViTMAEModel")
+    images = sized(model, 32, 32)
+    with pytest.raises(UnsupportedModelError, match="shuffles"), torch.no_grad(), capture(model):
+        model(images)
+    with torch.no_grad(), capture(model) as attn:
+        model(images, noise=torch.arange(16).expand(2, -1))
+    assert attn.complete
+    model.config.mask_ratio = 0.75
+    with pytest.raises(UnsupportedModelError, match="75%.*mask_ratio = 0"):
+        captured(model, images)
+
+
+@pytest.mark.parametrize("name", ["SiglipVisionModel", "open_clip, pool"])
+def test_a_pool_reads_what_it_says(name):
+    model = small(name).double()
+    attn, _ = captured(model, sized(model))
+    pool = model.head if hasattr(model, "head") else model.visual.attn_pool
+    module, seen = getattr(pool, "attention", None) or pool.attn, []
+    ask = dict(need_weights=True, average_attn_weights=False)
+    module.register_forward_pre_hook(lambda m, args, kwargs: (args, kwargs | ask), with_kwargs=True)
+    module.register_forward_hook(lambda m, args, out: seen.append(out[1]))
+    with torch.no_grad():
+        run(model, sized(model))
+    torch.testing.assert_close(attn.pool.weights(), seen[0], atol=1e-9, rtol=0)
+    torch.testing.assert_close(attn.grid.readout, seen[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
+def test_interventions(name):
+    """A head that is put out changes the output as its zeroed columns of the output projection do; a capture beside it
+    sees every layer and the pool."""
+    model = small(name)
+    images = sized(model)
+    with torch.no_grad():
+        with vitlens.intervene(model, heads={(1, 0): "zero"}), capture(model) as attn:
+            changed = run(model, images)
+        assert len(attn) == 2 and (attn.pool is not None) == (family(model).pool is not None)
+        ((_, module),) = family(model).attention()[1]
+        projection = next(getattr(module, n) for n in ("o_proj", "out_proj") if hasattr(module, n))
+        projection.weight[:, : 32 // head_count(module)] = 0
+        expected = run(model, images)
+    torch.testing.assert_close(changed, expected, atol=1e-5, rtol=1e-5)
+    if family(model).pool is not None:
+        with torch.no_grad(), vitlens.intervene(model, block={0: ("all", [2])}, heads={("pool", 1): "zero"}):
+            assert not torch.equal(run(model, images), expected)
+
+
+class Wrapped(nn.Module):
+    """A head of one's own on what the encoder returns."""
+
+    def __init__(self, encoder, read):
+        super().__init__()
+        self.encoder, self.read, self.head = encoder, read, nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.head(self.read(self.encoder(x)))
+
+
+def test_wrapped_models_are_found():
+    model = small("Dinov2Model")
+    patches = Wrapped(model, lambda output: output.last_hidden_state[:, 1:].mean(1)).eval()
+    assert transformer(patches) is model
+    images = sized(model)
+    maps = attribution.grad_cam(patches, images, 2)
+    assert maps.shape == (2, 4, 6)
+    with pytest.raises(ValueError, match="reads no weighted sum"):  # which tokens the wrapper reads is not known
+        attribution.relevance(patches, images, 2)
+
+
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
+def test_mlps_and_the_residual_stream_are_replaced(name):
+    """An MLP that gives zero leaves the tokens as the attention made them."""
+    model = small(name)
+    images, about = sized(model, 32, 32), family(model)
+    with torch.no_grad():
+        with vitlens.intervene(model, mlps={1: "zero"}):
+            changed = run(model, images)
+        with vitlens.intervene(model, residual={(0, "patches"): "zero"}):
+            assert not torch.equal(run(model, images), changed)
+        last = [m for m in about.blocks[1].mlp.modules() if isinstance(m, nn.Linear)][-1]
+        for parameter in last.parameters():
+            parameter.zero_()
+        torch.testing.assert_close(run(model, images), changed, atol=1e-5, rtol=1e-5)
+
+
+def test_lora_is_found_and_seen():
+    peft = pytest.importorskip("peft")
+    model = small("ViTForImageClassification")
+    images = sized(model, 32, 32)
+    changed = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    changed.eval()
+    inner = transformer(changed)
+    attn, logits = captured(inner, images)
+    with torch.no_grad():
+        assert torch.equal(changed(images).logits, logits)
+        with eager(inner) as maps:
+            run(inner, images)
+    torch.testing.assert_close(attn[1].weights(), maps[1], atol=1e-5, rtol=0)
+    maps = attribution.relevance(changed, images, 2)
+    torch.testing.assert_close(maps, attribution.relevance(inner, images, 2))
+
+
+PICTURES = [("chelsea", samples()["chelsea"])]
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
+def test_inspection(name, tmp_path):
+    model = small(name)
+    found = report.inspect(model, PICTURES)
+    names = {path.name for path in report.write_inspection(found, tmp_path)}
+    rows = family(model).grid(built_size(model)).readout is not None
+    assert names == {"summary.json", "distance.png", "filters.png", "positions.png"} | (
+        {"rollout.png"} if rows else set()
+    )
+
+
+@pytest.mark.parametrize("name", ["Siglip2ForImageClassification", "torchvision"])
+def test_the_explorer_shows_it(name):
+    model = small(name)
+    page, images = explore(model, samples()["chelsea"]), preprocess(model, samples()["chelsea"])
+    with torch.no_grad(), vitlens.capture(model) as attn:
+        run(model, images)
+    row = attn[1].weights()[0, 1, attn.grid.index(1, 2)]
+    page.set(layer=1, head=1, row=1, column=2)
+    np.testing.assert_allclose(values(page), attn.grid.image_map(row), atol=1e-6)
+    page.set(view="norms", layer=0)
+    with torch.no_grad():
+        shown = tokens.features(model, images)[0][0][0]
+    np.testing.assert_allclose(values(page), attn.grid.image_map(shown.norm(dim=-1)), rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "small-vit"
+    model = small("ViTForImageClassification", num_labels=3)
+    model.config.id2label = {0: "blue", 1: "green", 2: "red"}
+    model.save_pretrained(folder)
+    processor = {"size": {"height": 32, "width": 32}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
+    samples()["chelsea"].save(tmp_path / "cat.png")
+    said = command("inspect", folder, tmp_path / "cat.png", "--out", tmp_path / "figures").stdout
+    assert "small-vit" in said and (tmp_path / "figures" / "rollout.png").is_file()
+    command("explain", folder, tmp_path / "cat.png", "--target", "green", "--orders", 2, "--out", tmp_path / "why")
+    assert len([*(tmp_path / "why").iterdir()]) == 2
+
+
+def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp_path):
+    """As counted by hand, with the images that the model's own processor makes."""
+    data, model = colors(tmp_path / "data") / "test", vitlens.load_model(f"hf:{folder}")
+    (record,) = evaluate(f"hf:{folder}", data, "top1", tmp_path / "top1.json").records
+    right = []
+    for number, name in enumerate(("blue", "green", "red")):
+        images = preprocess(model, sorted((data / name).iterdir()))
+        with torch.no_grad():
+            right += (model(images).logits.argmax(1) == number).tolist()
+    assert record["images"] == len(right) == 15 and record["value"] == pytest.approx(100 * sum(right) / 15)
+
+
+@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"])
+def test_features_before_the_head(name):
+    model = small(name)
+    with torch.no_grad():
+        found = pooled(model, sized(model))
+        torch.testing.assert_close(last_linear(model)(found), run(model, sized(model)))

@@ -14,34 +14,18 @@ from vitlens.recorder.record import capture
 VERSION, TABLE = read_table()
 
 QUICK = [
-    "vit_tiny_patch16_224", "vit_small_patch32_224", "vit_base_patch16_gap_224", "vit_base_patch16_clip_224",
-    "deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224",
+    "vit_tiny_patch16_224", "vit_base_patch16_clip_224", "deit_tiny_distilled_patch16_224",
     "vit_small_patch16_18x2_224", "vit_base_patch16_xp_224", "vit_small_patch14_reg4_dinov2",
-    "vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "vit_medium_patch16_rope_reg1_gap_256",
-    "beit_base_patch16_224", "beit3_base_patch16_224", "vit_base_patch16_siglip_224",
-    "vit_so150m_patch16_reg4_map_256", "vit_pe_core_tiny_patch16_384", "naflexvit_base_patch16_gap",
-    "naflexvit_base_patch16_map", "vit_relpos_small_patch16_224", "vit_relpos_base_patch16_clsgap_224",
-    "vit_srelpos_small_patch16_224", "vit_tiny_r_s16_p8_224", "vit_small_resnet26d_224", "vitamin_small_224",
-    "flexivit_small", "aimv2_large_patch14_224",
+    "eva02_tiny_patch14_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224",
+    "vit_base_patch16_siglip_224", "naflexvit_base_patch16_gap", "vit_relpos_base_patch16_clsgap_224",
+    "vit_tiny_r_s16_p8_224", "aimv2_large_patch14_224",
 ]  # fmt: skip
 
 REFUSED = {
     "swin_tiny_patch4_window7_224": "windows",
-    "hiera_tiny_224": "pools the queries",
-    "samvit_base_patch16_224": "windows",
-    "xcit_nano_12_p16_224": "channels",
     "cait_xxs24_224": "mixes the heads",
     "vit_dwee_patch16_reg1_gap_256": "two softmaxes",
-    "vit_dpwee_patch16_reg1_gap_256": "two softmaxes",
-    "vit_dlittle_patch16_reg1_gap_256": "two softmaxes",
-    "levit_128": "shrinks the grid",
-    "convit_tiny": "blend",
-    "resnet50": "convolutions",
     "resnet50_clip": "convolutions",
-    "tnt_s_patch16_224": "within patches",
-    "crossvit_9_240": "two grids",
-    "mvitv2_tiny": "strided",
-    "volo_d1_224": "outlook",
     "repvit_m0_9": "is not among those known",
 }
 
@@ -106,10 +90,6 @@ def check_readout(model, images, attn):
 @pytest.mark.parametrize("name", QUICK)
 def test_maps_equal_the_modules_output(name):
     check_exact(name)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_survey_matches_the_table(name):
     assert check_survey(name)["captured"] == "yes"
 
 

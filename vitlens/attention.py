@@ -92,17 +92,17 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
     the attention that stays on patches.
     """
-    return _alone(attn, _MeanDistance(renormalize))
+    return _run(attn, _MeanDistance(renormalize))["mean_distance"]
 
 
 def entropy(attn: Attention) -> Tensor:
     """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform)."""
-    return _alone(attn, _Entropy())
+    return _run(attn, _Entropy())["entropy"]
 
 
 def received(attn: Attention, prefix: bool = False) -> Tensor:
     """(B, L, H, P) attention each patch receives, the mean over all T queries; with `prefix`, (B, L, H, T)."""
-    return _alone(attn, _Received(prefix))
+    return _run(attn, _Received(prefix))["received"]
 
 
 def rollout(
@@ -118,13 +118,11 @@ def rollout(
     head_fusion: "mean" (the paper's), "max" or "min". discard: share of the smallest entries of every fused row to
     drop (the row is renormalized after). Raises ValueError if there is no query and the model reads no weighted sum.
     """
-    return _alone(attn, _Rollout(query, head_fusion, discard))
+    return _run(attn, _Rollout(query, head_fusion, discard))["rollout"]
 
 
 def register(statistic: Statistic) -> None:
-    """Add a statistic to `STATISTICS`; `summary` then computes it, too. Raises ValueError if its name is taken."""
-    if statistic.name in STATISTICS:
-        raise ValueError(f"There is a statistic called {statistic.name!r} already. Give this one another name.")
+    """Add a statistic to `STATISTICS`, or replace the one of its name; `summary` then computes it, too."""
     STATISTICS[statistic.name] = statistic
 
 
@@ -134,9 +132,9 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
     `mean_distance`. Raises ValueError for a name that is not registered.
     """
-    asked = [_chosen(each, renormalize) for each in statistics or STATISTICS]
-    found = _run(attn, *(each for each in asked if each.applies(attn)))
-    return Summary({each.name: found.get(each.name) for each in asked}, attn[0].q.shape[0])
+    chosen = [_chosen(statistic, renormalize) for statistic in statistics or STATISTICS]
+    values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
+    return Summary({statistic.name: values.get(statistic.name) for statistic in chosen}, attn[0].q.shape[0])
 
 
 def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
@@ -158,12 +156,10 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             grid = grid or attn.grid
             if attn.grid != grid:
                 raise ValueError(f"All images must have one size, got {grid.image} and {attn.grid.image}. Resize them.")
-            found = summary(attn, *statistics, renormalize=renormalize)
-            for name, values in found.values.items():
+            part = summary(attn, *statistics, renormalize=renormalize)
+            for name, values in part.values.items():
                 total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
-            count += found.images
-    if count == 0:
-        raise ValueError("The loader gave no images to take the mean of.")
+            count += part.images
     return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
@@ -173,10 +169,6 @@ def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
     if statistic not in STATISTICS:
         raise ValueError(f"There is no statistic {statistic!r}. Choose from {', '.join(STATISTICS)}, or `register` it.")
     return _MeanDistance(True) if renormalize and statistic == "mean_distance" else STATISTICS[statistic]
-
-
-def _alone(attn: Attention, statistic: Statistic) -> Tensor:
-    return _run(attn, statistic)[statistic.name]
 
 
 def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
@@ -205,17 +197,17 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
 
 def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
     """(queries, logits, weights) a block at a time. Without logits, in larger blocks."""
-    if not any(statistic.logits for statistic in statistics):
-        pulled = [statistic.row for statistic in statistics]
-        # a row that is pulled back begins with few queries, often one
-        wanted = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
-        for queries, weights in layer.rows(2 * rows, reuse=True, wanted=wanted):
-            yield queries, None, weights
+    if any(statistic.logits for statistic in statistics):
+        for queries, logits, weights in layer.blocks(rows):
+            if layer.mask is not None:  # 0 · −∞ is not a number
+                logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
+            yield queries, logits, weights
         return
-    for queries, logits, weights in layer.blocks(rows):
-        if layer.mask is not None:  # 0 · −∞ is not a number
-            logits = logits.clamp_(min=torch.finfo(logits.dtype).min)
-        yield queries, logits, weights
+    pulled = [statistic.row for statistic in statistics]
+    # a row that is pulled back begins with few queries, often one
+    wanted = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
+    for queries, weights in layer.rows(2 * rows, reuse=True, wanted=wanted):
+        yield queries, None, weights
 
 
 class _MeanDistance(Statistic):
@@ -264,11 +256,8 @@ class _Rollout(Statistic):
     name, title = "rollout", "attention rollout from the read-out to the input"
 
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
-        if head_fusion not in ("mean", "max", "min"):
-            raise ValueError(f'head_fusion is "mean", "max" or "min", but got {head_fusion!r}.')
-        if not 0 <= discard < 1:
-            raise ValueError(f"discard is a share of each row, at least 0 and below 1, but got {discard!r}.")
-        self.query, self.head_fusion, self.discard = query, head_fusion, discard
+        self.query, self.discard = query, discard
+        self.fuse = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}[head_fusion]
 
     def applies(self, attn):
         return self.query is not None or attn.grid is None or attn.grid.readout is not None
@@ -290,11 +279,11 @@ class _Rollout(Statistic):
 
     def add(self, queries, logits, weights):
         row = self.row[:, queries]
-        if self.head_fusion == "mean" and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
+        if self.fuse is Tensor.mean and not self.discard:  # rows of A sum to 1, so Â = ½A + ½I
             self.pulled += (row[:, None, None] @ weights).squeeze(-2).mean(1) / 2
             self.pulled[:, queries] += row / 2
             return
-        fused = getattr(weights, {"mean": "mean", "max": "amax", "min": "amin"}[self.head_fusion])(1)
+        fused = self.fuse(weights, 1)
         if dropped := int(self.discard * fused.shape[-1]):
             fused = fused.scatter(-1, fused.topk(dropped, largest=False).indices, 0.0)
         row = row / (fused.sum(-1) + 1)

@@ -126,13 +126,10 @@ class Intervention(Interception):
         places: Iterable[Place],
         act: Callable[[Place, Tensor], Tensor | None],
         blocks: Mapping[int, list[tuple[Any, Any]]] | None = None,
-        grid: TokenGrid | None = None,
     ):
-        super().__init__(model, modules, grid)
+        super().__init__(model, modules)
         self.places, self.act, self.blocks = list(places), act, blocks or {}
         self.thread, self.reached = threading.get_ident(), set()
-        self.keep: dict[tuple[int, int], Tensor] | None = None  # outputs of attention, by layer and call
-        self.known: dict[tuple[int, int], Tensor] = {}  # and those that are not computed once more
         self.first = {
             (i, j): sum(head_count(module) for _, module in layer[:j])
             for i, layer in enumerate(modules)
@@ -152,12 +149,7 @@ class Intervention(Interception):
 
     def attend(self, where, func, query, key, value, mask, **kwargs) -> Tensor:
         index, call, _ = where
-        mask = self._masked(index, query, mask)
-        output = self.known.get((index, call))
-        if output is None:
-            output = func(query, key, value, mask, **kwargs)
-        if self.keep is not None:
-            self.keep[index, call] = output
+        output = func(query, key, value, self._masked(index, query, mask), **kwargs)
         first = self.first.get((index, call), 0)
         for place in self.places:
             if place[:2] == ("head", index) and 0 <= place.part - first < output.shape[1]:

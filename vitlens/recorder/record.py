@@ -168,12 +168,13 @@ class Interception(TorchFunctionMode):
     """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image.
 
     A subclass says in `attend` what becomes of a call of fused attention: (layer, call, name), the function and its
-    arguments; what it returns goes on into the model. grid: known from before, for a model that is run from a block on.
+    arguments; what it returns goes on into the model.
     """
 
-    def __init__(self, model: nn.Module, modules: list, grid: TokenGrid | None = None):
+    def __init__(self, model: nn.Module, modules: list):
         super().__init__()
-        self.model, self.grid, self.family = model, grid, family(model)
+        self.model, self.family = model, family(model)
+        self.grid: TokenGrid | None = None
         self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
         self.parameters = {id(p): p for p in model.parameters()}  # held, or the ids of freed ones would be others' soon
         self.owner = dict.fromkeys(self.parameters)  # None: not an attention's
@@ -245,9 +246,7 @@ class Interception(TorchFunctionMode):
             expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
             keys = key.shape[-2]
             fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
-        if torch._C._functorch.is_functorch_wrapped_tensor(query):
-            reason = "it runs inside of a transform of torch.func (vmap, grad, jacrev); give it all images as one batch"
-        elif dropout_p > 0:
+        if dropout_p > 0:
             reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
         elif is_causal:
             reason = f"{where} was called with a causal mask, so later patches are hidden"
@@ -401,9 +400,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     modules = attention_modules(model)
     attn = Attention(model, modules)
     require_capturable(model)
-    threads = set()
     with (
-        modules[0][0][1].register_forward_pre_hook(lambda *_: threads.add(threading.get_ident())),
         uncompiled(),
         _Recorder(model, modules, attn, values, gradients),
         contextlib.ExitStack() as above,
@@ -416,14 +413,11 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.enter_context(watching_graph(model, attn.cuts.append))
         yield attn
     if not attn.complete:
-        replaced = replaced_forward(model, modules)
-        elsewhere = "it was run in another thread; open the capture in the thread that runs the model"
         other = (
-            "it was not run to its last block inside the `with` block, or not with its own parameters "
-            "(functional_call, quantized layers)"
+            "it was not run to its last block inside the `with` block, in its thread and with its own parameters (not "
+            "by functional_call or quantized layers)"
         )
-        elsewhere = elsewhere if threads - {threading.get_ident()} else None
-        raise refuse(model, elsewhere or replaced or other)
+        raise refuse(model, replaced_forward(model, modules) or other)
 
 
 def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from keyword import iskeyword
 
 from torch import Tensor, nn
 
@@ -90,28 +89,18 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def found_in(model: nn.Module) -> dict[str, nn.Module]:
-    """The known Vision Transformers inside a model, by Python expression ("model.backbone", "model[1]")."""
-    if known(model):
-        return {"model": model}
+    """The known Vision Transformers inside a model, or the model itself, by name ("" for itself)."""
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if known(module) and not any(name.startswith(f"{outer}.") for outer in inner):
+        if known(module) and not any(outer == "" or name.startswith(f"{outer}.") for outer in inner):
             inner[name] = module
-    return {_path(model, name): module for name, module in inner.items()}
+    return inner
 
 
-def _path(model: nn.Module, name: str) -> str:
-    """The Python expression for a submodule of `model`."""
-    path, parent = "model", model
-    for part in filter(None, name.split(".")):
-        if isinstance(parent, nn.Sequential | nn.ModuleList) and part.isdigit():
-            path += f"[{part}]"
-        elif part.isidentifier() and not iskeyword(part) and not isinstance(parent, nn.ModuleDict):
-            path += f".{part}"
-        else:
-            return f"model.get_submodule({name!r})"
-        parent = parent.get_submodule(part)
-    return path
+def within(model: nn.Module) -> nn.Module:
+    """The only Vision Transformer inside a model, or the model itself if there is none or more than one."""
+    inner = list(found_in(model := unwrap(model)).values())
+    return inner[0] if len(inner) == 1 else model
 
 
 def transformer(model: nn.Module) -> nn.Module:
@@ -119,17 +108,9 @@ def transformer(model: nn.Module) -> nn.Module:
 
     Raises UnsupportedModelError if there is none, or more than one.
     """
-    inner = list(found_in(model).values())
-    if len(inner) != 1:
+    if not known(inner := within(model)):
         raise refuse(model, _why_not(model))
-    return inner[0]
-
-
-def within(model: nn.Module) -> nn.Module:
-    """The only Vision Transformer inside a model, or the model itself if there is none or more than one."""
-    model = unwrap(model)
-    inner = list(found_in(model).values())
-    return inner[0] if len(inner) == 1 else model
+    return inner
 
 
 def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
@@ -257,9 +238,9 @@ def _why_not(model: nn.Module) -> str:
     if not inner and any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
         return _MULTIHEAD
     if len(inner) == 1:
-        return f"it wraps a Vision Transformer; capture that one instead (`capture({inner[0]})`)"
+        return f"it wraps a Vision Transformer; capture that one instead (`model.get_submodule({inner[0]!r})`)"
     if inner:
-        named = ", ".join(f"`{path}`" for path in inner)
+        named = ", ".join(map(repr, inner))
         return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
     name, overridden = extended(model)
     register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"

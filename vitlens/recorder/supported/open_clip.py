@@ -6,7 +6,6 @@ A whole CLIP is seen as its image tower; its text tower may run beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -14,8 +13,8 @@ from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import timm
 from vitlens.recorder.supported.protocol import (
     Family,
+    PlainPatches,
     Pool,
-    mean_of,
     model_name,
     multihead_layers,
     qualified_name,
@@ -28,7 +27,6 @@ WHOLE = {"open_clip.model.CLIP", "open_clip.model.CustomTextCLIP", "open_clip.co
 MODELS = {TOWER, *WHOLE}
 CLIP_VOCABULARY = 49408
 """Tokens of CLIP's own tokenizer, which comes with open_clip."""
-_CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
 
 
 def of_tower(model: nn.Module) -> Family:
@@ -67,24 +65,15 @@ class _Tower(Family):
     def classes(self) -> int:
         return 0
 
-    @property
-    def preprocessing(self) -> dict:
-        """The tower's own, or open_clip's default, OpenAI's."""
-        own = getattr(self.tower, "preprocess_cfg", None) or {}
-        return {
-            "mean": tuple(own.get("mean", (0.48145466, 0.4578275, 0.40821073))),
-            "std": tuple(own.get("std", (0.26862954, 0.26130258, 0.27577711))),
-            "input_size": (3, *self.tower.image_size), "interpolation": own.get("interpolation", "bicubic"),
-            "crop_pct": 1.0, "crop_mode": _CROP_MODES[own.get("resize_mode", "shortest")],
-        }  # fmt: skip
-
     def run(self, images: Tensor) -> Tensor:
         features = self.tower(images)
         return features[0] if isinstance(features, tuple) else features  # CoCa's returns its tokens too
 
 
-class OpenClip(_Tower):
+class OpenClip(_Tower, PlainPatches):
     """A tower of open_clip's own. It takes images of the one size that it was built for."""
+
+    usual = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
@@ -101,28 +90,33 @@ class OpenClip(_Tower):
         return self.tower.transformer.resblocks
 
     @property
-    def _read(self) -> slice | None:
+    def patch(self) -> tuple[int, int]:
+        return tuple(self.tower.patch_size)
+
+    @property
+    def table(self) -> Tensor:
+        return self.tower.positional_embedding
+
+    @property
+    def averaged(self) -> slice | None:
         """Tokens, or queries of a pool, that are averaged: the first, or all others."""
         return {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
 
     @property
+    def read(self) -> slice | None:
+        return None if self.pool is not None else self.averaged
+
+    @property
     def pool(self) -> Pool | None:
-        return None if self.tower.attn_pool is None else Pool(self.tower.attn_pool, self._read)
+        return None if self.tower.attn_pool is None else Pool(self.tower.attn_pool, self.averaged)
 
     @property
     def embedding(self) -> nn.Module:
         return self.tower.conv1
 
-    @property
-    def prefix(self) -> list[str]:
-        return ["class token"]
-
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         require_size(self.model, image, self.built_size)
-        patch, read = tuple(self.tower.patch_size), self._read
-        rows, cols = (side // length for side, length in zip(image, patch, strict=True))
-        grid = TokenGrid(rows, cols, patch, 1, tuple(image))
-        return replace(grid, readout=None if self.pool is not None or read is None else mean_of(grid, read))
+        return super().grid(image)
 
     @property
     def built_size(self) -> tuple[int, int]:
@@ -131,9 +125,6 @@ class OpenClip(_Tower):
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         pooled, _ = self.tower._pool(tokens)
         return pooled if self.tower.proj is None else pooled @ self.tower.proj
-
-    def positions(self) -> Tensor:
-        return self.tower.positional_embedding.detach()[1:].unflatten(0, tuple(self.tower.grid_size))
 
 
 class TimmTower(_Tower, timm.Timm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -61,13 +61,6 @@ def require_whole_patches(model: nn.Module, image: tuple[int, int], patch: tuple
         raise ValueError(
             f"{model_name(model)} does not take this size: patches of {patch} pixels do not divide images of {size}."
         )
-
-
-def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
-    """(T,) read-out that is the mean of some tokens."""
-    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
-    row[tokens] = 1.0 / len(row[tokens])
-    return row
 
 
 def multihead_layers(model: nn.Module, path: str, name: str) -> list[list[tuple[str, nn.Module]]]:
@@ -182,3 +175,50 @@ class Family(ABC):
     @abstractmethod
     def positions(self) -> Tensor | None:
         """(rows, cols, D) learned position embeddings of the patches, or None."""
+
+
+class PlainPatches(Family):
+    """A model whose patches are cut out from the top left. What is left at the bottom and at the right is not seen.
+
+    patch: (height, width) in pixels. read: the tokens whose mean the head reads, or None. table: learned position
+    embeddings (…, T, D), the patches' last, or None. usual: preprocessing of most of the published weights, taken for a
+    model without its own.
+    """
+
+    patch: tuple[int, int]
+    read: slice | None = slice(0, 1)
+    table: Tensor | None = None
+    usual: dict
+
+    @property
+    def prefix(self) -> list[str]:
+        return ["class token"]
+
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        rows, cols = self._counts(image)
+        grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
+        return grid if self.read is None else replace(grid, readout=mean_of(grid, self.read))
+
+    def _counts(self, image: tuple[int, int]) -> list[int]:
+        return [side // length for side, length in zip(image, self.patch, strict=True)]
+
+    @property
+    def preprocessing(self) -> dict:
+        """From `pretrained_cfg`, else the usual one."""
+        config = {"input_size": (3, *self.built_size), "interpolation": "bicubic", "crop_pct": 1.0,
+                  "crop_mode": "center"} | self.usual  # fmt: skip
+        own = getattr(self.model, "pretrained_cfg", None) or {}
+        return config | {key: own[key] for key in config if key in own}
+
+    def positions(self) -> Tensor | None:
+        if self.table is None:
+            return None
+        rows, cols = self._counts(self.built_size)
+        return self.table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
+
+
+def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
+    """(T,) read-out that is the mean of some tokens."""
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    row[tokens] = 1.0 / len(row[tokens])
+    return row

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.protocol import Family
+from vitlens.recorder.supported.protocol import PlainPatches
 
 READOUTS = {
-    "class token": lambda grid: slice(0, 1),
-    "patches": lambda grid: slice(grid.prefix, None),
-    "tokens": lambda grid: slice(None),
+    "class token": lambda prefix: slice(0, 1),
+    "patches": lambda prefix: slice(prefix, None),
+    "tokens": lambda prefix: slice(None),
 }
-"""Tokens whose mean the head reads."""
+"""Tokens whose mean the head reads, by the number of prefix tokens."""
 
 
-class Registered(Family):
+class Registered(PlainPatches):
     """Adapter of a registered class. The keyword arguments of `register_model` are its attributes."""
 
     blocks_path: str
     attention_path: str
     embedding_path: str
-    patch: tuple[int, int]
     prefix: list[str] = []
     readout: str | None = None
-    size: tuple[int, int]
-    statistics: tuple[Sequence[float], Sequence[float]]
-    channels = 3
-    read: Callable[[nn.Module, Tensor], Tensor] | None = None
+    built_size: tuple[int, int] = (0, 0)
+    logits: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         names = [f"{self.blocks_path}.{number}.{self.attention_path}" for number in range(len(self.blocks))]
@@ -45,41 +39,21 @@ class Registered(Family):
     def embedding(self) -> nn.Module:
         return self.model.get_submodule(self.embedding_path)
 
-    def grid(self, image: tuple[int, int]) -> TokenGrid:
-        rows, cols = (side // length for side, length in zip(image, self.patch, strict=True))
-        grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
-        if self.readout is None:
-            return grid
-        row = torch.zeros(grid.tokens, device="cpu")
-        row[READOUTS[self.readout](grid)] = 1
-        return replace(grid, readout=row / row.sum())
-
     @property
-    def built_size(self) -> tuple[int, int]:
-        return self.size
-
-    @property
-    def preprocessing(self) -> dict:
-        mean, std = self.statistics
-        return {
-            "input_size": (self.channels, *self.size), "mean": tuple(mean), "std": tuple(std),
-            "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
-        }  # fmt: skip
+    def read(self) -> slice | None:
+        return READOUTS[self.readout](len(self.prefix)) if self.readout else None
 
     @property
     def classes(self) -> int | None:
         return getattr(self.model, "num_classes", None)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
-        if self.read is None or pre_logits:
+        if self.logits is None or pre_logits:
             raise ValueError(
                 f"The head of {type(self.model).__name__} is unknown. Give `register_model` a function as head=, from "
                 "the model and the tokens (B, T, D) of its last layer to the logits."
             )
-        return type(self).read(self.model, tokens)
-
-    def positions(self) -> None:
-        return None
+        return type(self).logits(self.model, tokens)
 
 
 def register_model(
@@ -118,8 +92,8 @@ def register_model(
         raise ValueError(f"readout must be one of {', '.join(READOUTS)} or None, got {readout!r}.")
     pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
     settings = dict(
-        blocks_path=blocks, attention_path=attention, embedding_path=embedding, patch=pair(patch), size=pair(size),
-        prefix=list(prefix), readout=readout, statistics=(mean, std), channels=len(mean),
-        read=None if head is None else staticmethod(head),
+        blocks_path=blocks, attention_path=attention, embedding_path=embedding, patch=pair(patch),
+        built_size=pair(size), prefix=list(prefix), readout=readout, logits=head and staticmethod(head),
+        usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
     )  # fmt: skip
     FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(f"Registered{kind.__name__}", (Registered,), settings)

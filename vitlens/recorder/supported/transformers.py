@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported.protocol import (
-    Family,
+    PlainPatches,
     Pool,
-    mean_of,
     model_name,
     qualified_name,
     refuse,
@@ -115,7 +114,7 @@ MODELS = {
 }
 
 
-class Transformers(Family):
+class Transformers(PlainPatches):
     """A vision model of transformers."""
 
     def __init__(self, model: nn.Module):
@@ -198,17 +197,14 @@ class Transformers(Family):
         return [*self.parts.prefix, *(f"register {i + 1}" for i in range(registers))]
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        """Patches are cut out from the top left; what is left at the bottom and at the right is not seen."""
         if self.whole.kind == "siglip2":
             require_whole_patches(self.model, image, self.patch)
-        rows, cols = (side // length for side, length in zip(image, self.patch, strict=True))
-        grid = TokenGrid(rows, cols, self.patch, len(self.prefix), tuple(image))
-        read = {
-            "class token": slice(0, 1),
-            "class and distillation token": slice(0, 2),
-            "patches": slice(grid.prefix, None),
-        }.get(self.reads)
-        return grid if read is None else replace(grid, readout=mean_of(grid, read))
+        return super().grid(image)
+
+    @property
+    def read(self) -> slice | None:
+        tokens = {"class token": slice(0, 1), "class and distillation token": slice(0, 2)}
+        return (tokens | {"patches": slice(len(self.prefix), None)}).get(self.reads)
 
     @property
     def built_size(self) -> tuple[int, int] | None:
@@ -218,13 +214,9 @@ class Transformers(Family):
         return _pair(self.config.image_size)
 
     @property
-    def preprocessing(self) -> dict:
-        """From `pretrained_cfg`, which `vitlens.load_model` writes; else that of the published weights of its kind."""
+    def usual(self) -> dict:
         mean, std = self.parts.normalized
-        config = {"mean": mean, "std": std, "input_size": (self.config.num_channels, *self.built_size),
-                  "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
-        own = getattr(self.model, "pretrained_cfg", None) or {}
-        return config | {key: own[key] for key in config if key in own}
+        return {"mean": mean, "std": std, "input_size": (self.config.num_channels, *self.built_size)}
 
     @property
     def classes(self) -> int | None:
@@ -277,14 +269,12 @@ class Transformers(Family):
             return model.visual_projection(pooled)
         return pooled if pre_logits or not hasattr(model, "classifier") else model.classifier(pooled)
 
-    def positions(self) -> Tensor | None:
+    @property
+    def table(self) -> Tensor | None:
         table = self.tower
         for name in (self.parts.positions or "").split("."):
             table = getattr(table, name, None)
-        if table is None:
-            return None
-        rows, cols = (side // length for side, length in zip(self.built_size, self.patch, strict=True))
-        return table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
+        return table
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
