@@ -39,9 +39,9 @@ from vitlens.evaluate import (
     support,
 )
 from vitlens.train import export, fit, snapshots
+from vitlens.train.criteria import ObjectiveLoss
 from vitlens.train.hub_layout import aside_of
 from vitlens.train.recipes import Recipe
-from vitlens.train.validation import ObjectiveLoss
 
 SHOTS, DRAWS = 5, 3
 PROBED = 100

@@ -41,7 +41,7 @@ from experiments.results import about, write
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment
 from vitlens.train import compiled, fit
-from vitlens.train.precision import computes_bf16
+from vitlens.train.criteria import computes_bf16
 from vitlens.train.recipes import Recipe
 
 AUGMENT = Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2)

@@ -21,7 +21,7 @@ from vitlens.data.augment import (
     seed_of,
 )
 from vitlens.data.transforms import OPERATIONS, randaugment
-from vitlens.train.losses import sigmoid_cross_entropy, soft_cross_entropy
+from vitlens.train.criteria import sigmoid_cross_entropy, soft_cross_entropy
 
 EVERYTHING = Augment(
     flip=0.5, pad=4, scale=(0.4, 1.0), ratio=(0.75, 1.33), rotate=10, jitter=0.3, policy=0.5, erase=0.3, cutmix=0.5,

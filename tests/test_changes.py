@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from vitlens.train.changes import relative_change
+from vitlens.train import relative_change
 
 SMALL = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
 BLOCK = ("norm1", "attn", "norm2", "mlp")

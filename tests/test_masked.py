@@ -15,8 +15,8 @@ from vitlens import load_model
 from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
 from vitlens.train import fit, masked, recipe, runs, snapshots, starting_from
+from vitlens.train.criteria import objective_loss, validate
 from vitlens.train.optim import optimizers
-from vitlens.train.validation import objective_loss, validate
 from vitlens.variants import SETTINGS
 
 torch.set_num_threads(1)

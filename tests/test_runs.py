@@ -19,13 +19,12 @@ from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from torch import nn
 
-from vitlens.data import ImageSet, load
+from vitlens.data import load
 from vitlens.data.files import locked
 from vitlens.models import load_model
-from vitlens.train import Recipe, Step, World, account, accuracy, fit, hardware, loop, recipe, runs, timing
-from vitlens.train.account import command_of, finish, seconds_before
-from vitlens.train.sources import Source
-from vitlens.train.watching import Board, Progress
+from vitlens.train import Recipe, Step, World, fit, loop, recipe, runs
+from vitlens.train.run_folder import finish
+from vitlens.train.runs import Board, Progress
 
 torch.set_num_threads(1)
 
@@ -45,23 +44,12 @@ def same_file(tmp_path, name: str) -> bool:
     return a == b
 
 
-def test_a_processor_is_named_where_its_name_is_known(tmp_path, monkeypatch):
-    threads = f"{2 * torch.get_num_threads()} CPU threads"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC\n\nmodel name\t: AMD EPYC\n")
-    for content, said in (("cpuinfo", f"{threads}, AMD EPYC"), ("nothing", threads)):
-        monkeypatch.setattr(account, "Path", lambda _, name=content: tmp_path / name)
-        monkeypatch.setattr(account.platform, "processor", lambda: "")
-        assert hardware("cpu", 2) == said
-    monkeypatch.setattr(account.platform, "processor", lambda: "arm")
-    assert hardware("cpu", 2) == f"{threads}, arm"
-
-
 def test_a_run_from_the_top(tmp_path):
     account = train(tmp_path / "a", watch=4)
     assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
     written = json.loads((tmp_path / "a/model/training.json").read_text())
     assert written["versions"]["torch"] == torch.__version__ and str(tmp_path) not in json.dumps(written)
-    assert "--set epochs=2" in written["command"]
+    assert written["command"] == "vitlens train --recipe recipe.json --data digits --out DIR"
     timm.create_model(f"local-dir:{tmp_path / 'a/model'}", pretrained=True)
 
     assert not train(tmp_path / "b", watch=4, **CUT)["finished"]
@@ -72,7 +60,7 @@ def test_a_run_from_the_top(tmp_path):
 
 def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
-        slow.setattr(timing, "_speed", lambda *_: 0.2)
+        slow.setattr(runs, "_speed", lambda *_: 0.2)
         account = train(tmp_path, fit_minutes=60)
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"] == 2
     with pytest.raises(ValueError, match="Not one epoch"):
@@ -80,11 +68,11 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     # At 50 images/s with half of the patches and 20 with all, an epoch of 8 × 32 images and its validations.
     r = replace(recipe("digits").tiny(), patch_drop=0.5, patch_drop_until=0.75, evaluate_every=2)
     now = iter(range(0, 1000, 3))  # each look at the clock takes three seconds
-    monkeypatch.setattr(timing, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
-    monkeypatch.setattr(timing, "validate", lambda *_: {"top1": 10.0})
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
+    monkeypatch.setattr(runs, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
+    monkeypatch.setattr(runs, "validate", lambda *_: {"top1": 10.0})
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
     data = load("digits", "train").subset(280), load("digits", "valid").subset(100)
-    found = timing.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)
+    found = runs.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)
     validating = 2 * 3  # of the weights, and of their average
     epoch = 256 * (0.75 / 50 + 0.25 / 20) + validating / 2
     assert found.epochs == int((970 - 30 - validating) / epoch) == 93
@@ -108,16 +96,6 @@ def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_stopped_run_is_exported_if_asked(tmp_path):
-    assert train(tmp_path / "a", **CUT)["validation"]["exported"] is None
-    assert not (tmp_path / "a/model").exists()
-    cut = train(tmp_path / "b", export=True, **CUT)
-    assert not cut["finished"] and cut["validation"]["exported"]
-    model = timm.create_model(f"local-dir:{tmp_path / 'b/model'}", pretrained=True).eval()
-    top1 = accuracy(model, load("digits", "valid").subset(cut["validation"]["images"]), recipe("digits"))
-    assert top1 == pytest.approx(max(cut["validation"]["top1"], cut["validation"]["top1_average"]), abs=1)
-
-
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"no archive", lambda b: b[:-50]])
 def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage):
     train(tmp_path, watch=3, **CUT)
@@ -125,17 +103,6 @@ def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage)
     snapshots.write_bytes(damage(snapshots.read_bytes()))
     assert train(tmp_path, watch=3, resume=True, quiet=False)["finished"]
     assert "There are no snapshots from step" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("source, splits, words", [
-    (Source("vtab/pets"), [None], "--data vtab/pets --set"),
-    (Source("/somewhere/pets", on_damaged="skip"), [None], "--data pets --skip-damaged --set"),
-    (Source("torch/mnist", stream=False), [None], "--data torch/mnist --hold --set"),
-])  # fmt: skip
-def test_the_command_repeats_the_run(source, splits, words):
-    plan = recipe("digits").override("epochs=3", "model.pos_embed=none")
-    settings = "model.pos_embed=none --set epochs=3"
-    assert command_of(plan, source, splits) == f"vitlens train --recipe digits {words} {settings} --out DIR"
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +128,7 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
     tuned = timm.create_model(f"local-dir:{out / 'model'}", pretrained=True)
     assert tuned.patch_embed.grid_size == (6, 6) and tuned.pretrained_cfg["crop_mode"] == "squash"
     assert account["recipe"]["init"] == "model" and str(tmp_path) not in (out / "training.json").read_text()
-    assert "--model model" in account["command"] and "model_kwargs" not in account["command"]
+    assert "--recipe recipe.json --data digits --model model" in account["command"]
     for spelling in (digits_model, f"{digits_model}/../model/"):
         assert go_on(out, model=str(spelling))["validation"] == account["validation"]
     with pytest.raises(ValueError, match="started from .*model, not elsewhere"):
@@ -173,24 +140,12 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution(digits_model, tmp_path):
             train(tmp_path / "b", model=str(digits_model), overrides=[setting])
 
 
-def test_a_recipe_from_a_file(tmp_path, capsys):
+def test_a_recipe_from_a_file(tmp_path):
     mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
     (tmp_path / "mine.json").write_text(mine.to_json())
     account = train(tmp_path / "run", str(tmp_path / "mine.json"), tiny=False)
     assert account["steps"] == 8 and account["command"].startswith("vitlens train --recipe recipe.json --data digits")
     assert Recipe.from_json((tmp_path / "run/model/recipe.json").read_text()) == mine
-    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True, quiet=False)
-    assert "its own recipe" not in capsys.readouterr().err
-    changed = replace(mine, lr=0.5, augment=replace(mine.augment, rotate=77.0))
-    (tmp_path / "mine.json").write_text(changed.to_json())
-    tuned = {"tiny": False, "model": str(tmp_path / "run" / "model"), "seed": 3}
-    train(tmp_path / "tuned", str(tmp_path / "mine.json"), **tuned, **CUT)
-    capsys.readouterr()
-    train(tmp_path / "tuned", str(tmp_path / "mine.json"), resume=True, quiet=False)
-    assert "its own recipe" not in capsys.readouterr().err
-    train(tmp_path / "run", str(tmp_path / "mine.json"), resume=True, quiet=False)
-    said = f"not by {tmp_path}/mine.json: lr is {mine.lr} (not 0.5), rotate is {mine.augment.rotate} (not 77.0)."
-    assert said in capsys.readouterr().err
     (tmp_path / "other.json").write_text(replace(mine, name="other").to_json())
     (tmp_path / "bad.json").write_text("{")
     for name, message in (("other", "follows the recipe mine, not other"), ("gone", "gone.json cannot be read")):
@@ -199,18 +154,6 @@ def test_a_recipe_from_a_file(tmp_path, capsys):
     for name in ("bad.json", "absent.json"):
         with pytest.raises(ValueError, match=f"{name} cannot be read as a recipe"):
             train(tmp_path / "run2", str(tmp_path / name))
-
-
-def test_what_determinism_costs_is_measured_and_the_weights_stay(monkeypatch):
-    r, world = recipe("digits").tiny(), World(device=torch.device("cpu"))
-    model = r.build()
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    data = load("digits", "train").subset(256), load("digits", "valid").subset(100)
-    timing.cost_of_determinism(model, data, r, world)
-    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    assert not torch.are_deterministic_algorithms_enabled()
-    monkeypatch.setattr(timing, "_speed", lambda _, __, trial, *___: 100.0 if trial.deterministic else 250.0)
-    assert timing.cost_of_determinism(model, data, r, world) == 1.5
 
 
 def test_the_bar_of_a_resumed_run_begins_where_the_run_does(capsys):
@@ -254,7 +197,6 @@ def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
     (tmp_path / "training.json").unlink()
     (marker,) = (tmp_path / "checkpoints").glob("*.json")
     assert 0 <= json.loads(marker.read_text())["seconds"] <= account["seconds"]
-    assert seconds_before(tmp_path) == json.loads(marker.read_text())["seconds"]
     (tmp_path / "training.json").write_text(json.dumps({"seconds": 1e6}))
     assert 1e6 < train(tmp_path, resume=True)["seconds"] < 1e6 + 1000, "this part of the run counts once"
 
@@ -377,7 +319,7 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, mo
         older.setattr(loop, "facts_of", lambda *of: {k: v for k, v in facts_of(*of).items() if k != "pictures"})
         train(tmp_path / "older", **CUT, **options)
     paint("blue")
-    with pytest.raises(ValueError, match=r"started on images whose files have the checksum \w+ and is to be resumed"):
+    with pytest.raises(ValueError, match=r"started with pictures = '\w+' and is to be resumed"):
         train(tmp_path / "run", resume=True, **options)
     assert train(tmp_path / "older", resume=True, **options)["finished"]
     paint("red")
@@ -388,27 +330,11 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, mo
     assert train(tmp_path / "run", resume=True, **options)["pictures"] != done["pictures"], "begun again"
 
 
-def test_two_runs_do_not_begin_in_one_folder(tmp_path):
-    with locked(tmp_path), pytest.raises(ValueError, match="Another process is at work"):
-        train(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
-
-
-def test_a_run_checks_its_data_once_and_moves_it_once(tmp_path, monkeypatch):
-    """Where it is measured before how fast it is, each trial is a training of its own."""
-    checked, moved = [], []
-    monkeypatch.setattr("vitlens.train.loop.check", lambda *_: checked.append(1))
-    to = ImageSet.to
-    monkeypatch.setattr(ImageSet, "to", lambda self, device: moved.append(self) or to(self, device))
-    train(tmp_path)
-    assert len(checked) == 1 and len(moved) == 2 * 2, "when it is loaded, and at the door of `fit`"
-
-
 def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlens.train.checkpoint.save", full)
+    monkeypatch.setattr("vitlens.train.run_folder.save_checkpoint", full)
     with pytest.raises(OSError, match="No space left"):
         train(tmp_path, **CUT)
 
@@ -488,5 +414,5 @@ def test_fit_learns_an_objective_and_resumes_exactly(tmp_path):
 
     whole = losses(tmp_path / "a")
     assert losses(tmp_path / "b", 5) + losses(tmp_path / "b", resume=True) == whole and whole[-1] < whole[0] / 2
-    with pytest.raises(ValueError, match=r"started to learn test_runs.Colors and is to be resumed to learn labels"):
+    with pytest.raises(ValueError, match=r"objective = 'test_runs.Colors' and is to be resumed with 'labels'"):
         next(fit(plan.build(), data, plan, device="cpu", out=tmp_path / "b", resume=True))

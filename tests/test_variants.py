@@ -163,7 +163,7 @@ def test_a_folder_opens_without_the_training_room_and_only_in_vitlens(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"), ({"whiskers": 3}, "whiskers"),
-    ({"positions": "relative-1d"}, "cannot open vitlens_vit.*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
+    ({"positions": "relative-1d"}, "cannot be opened .*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
     ({"dynamic_img_size": True}, "no dynamic_img_size"), ({"tokenizer": "conv-stem"}, r"experiments/small_data\.py"),
     ({"positions": "rotary"}, r"experiments/small_data\.py"), ({"tokenizer": "patches", "equivariance": "none"}, ""),
 ])  # fmt: skip

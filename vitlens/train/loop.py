@@ -22,14 +22,12 @@ from vitlens.data import ImageSet
 from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
 from vitlens.recorder.forward import out_of_memory
+from vitlens.train.criteria import compiled, settled, validate
 from vitlens.train.hub_layout import STATISTICS
-from vitlens.train.journal import DIVERGED, Journal, facts_of
-from vitlens.train.losses import compiled
 from vitlens.train.optim import optimizers, set_rates, update_average
-from vitlens.train.precision import settled
 from vitlens.train.processes import World
+from vitlens.train.run_folder import DIVERGED, RunFolder, facts_of
 from vitlens.train.settings import Recipe
-from vitlens.train.validation import validate
 
 Parts = Iterator[tuple[Tensor, Targets]]
 
@@ -149,23 +147,24 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         # Each process has statistics of its own images, so their mean is taken.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
-        journal = Journal(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
-        done = journal.resume() if resume else journal.begin()
-        world.agree(done)
+        folder = RunFolder(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
+        done = folder.resume() if resume else folder.begin()
+        if world.total(done) != world.size * done:
+            raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
         clock = Clock(done)
 
         for step, parts in batches(model, train, recipe, world, done, steps):
             rate = recipe.rate(step, steps)
             set_rates(optimizer, rate)
             loss = torch.zeros((), device=world.device)
-            with journal.kept(step):
+            with folder.kept(step):
                 for x, y in parts:
                     part = criterion(x, y) / (recipe.accumulate * world.size)
                     part.backward()
                     loss += part.detach()
             for b in statistics:
                 b /= world.size
-            with journal.kept(step):
+            with folder.kept(step):
                 world.sum([loss, *(p.grad for p in parameters if p.grad is not None), *statistics])
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
             for o in optimizer:
@@ -176,24 +175,24 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
             epoch, last = step // per_epoch, step + 1 == steps
             validating = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
-            due, read = last or journal.due(), validating or (step + 1) % recipe.log_every == 0
+            due, read = last or folder.due(), validating or (step + 1) % recipe.log_every == 0
             record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
                 value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
                 record = replace(record, loss=value, images_per_second=speed)
                 if validating:
-                    with journal.kept(step + 1, asdict(record)):
+                    with folder.kept(step + 1, asdict(record)):
                         record = replace(record, metrics=validate(model, average, valid, recipe, world))
-                journal.log(asdict(record))
+                folder.log(asdict(record))
             try:
                 yield record  # before it is saved: what its reader makes of this step is not lost if both are killed
             except GeneratorExit:
                 finite(loss, norm, step)
-                journal.save(step + 1)
+                folder.save(step + 1)
                 raise
             if due:
                 finite(loss, norm, step)
-                journal.save(step + 1)
+                folder.save(step + 1)
             if read or due:
                 clock = Clock(step + 1)
 

@@ -1,15 +1,21 @@
-"""Several processes, one run: those that `torchrun` or `accelerate launch` started, each with a share of the batch.
+"""Processes of one run, which `torchrun` or `accelerate launch` started, and the machine that they run on.
 
-Every process holds the whole model and the same weights; gradients are summed before each step. Only the first writes.
+Every process holds the whole model and the same weights, and trains on its share of each batch; gradients are summed
+before each step. Only the first process writes.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
+import timm
 import torch
 from torch import Tensor
 
@@ -34,17 +40,11 @@ class World:
             torch.distributed.all_reduce(flat)
         except RuntimeError as error:
             raise ConnectionError(
-                f"One of the {self.size} processes of this run has ended or cannot be reached, and the others cannot "
-                "go on without it. The last checkpoint is intact; start all of them again with --resume, or by the "
-                "same command where it has no such option."
+                f"One of the {self.size} processes of this run has ended or cannot be reached. The last checkpoint is "
+                "intact; start all of them again with --resume, or by the same command where it has no such option."
             ) from error
         for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(whole.view_as(t))
-
-    def agree(self, done: int) -> None:
-        """Raise ValueError unless all processes found the same number of steps done."""
-        if self.total(done) != self.size * done:
-            raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
 
     def total(self, value: float) -> float:
         """The sum of `value` over all processes; a single process does not wait for its device."""
@@ -58,9 +58,9 @@ class World:
         """The values of all processes in the order of their ranks, known to each of them."""
         if self.size == 1:
             return list(values)
-        parts: list = [None] * self.size
-        torch.distributed.all_gather_object(parts, list(values))
-        return [value for part in parts for value in part]
+        from accelerate.utils import gather_object
+
+        return gather_object(list(values))
 
     def first(self, value: float) -> float:
         """The first process's `value`, known to all of them."""
@@ -87,3 +87,19 @@ def join(device: torch.device | str | None = None) -> World:
             f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."
         )
     return World(state.process_index, state.num_processes, state.device)
+
+
+def hardware(device: torch.device | str, processes: int = 1) -> str:
+    """The devices of all processes together: "1 × NVIDIA H200" or "2 CPU threads, AMD EPYC"."""
+    if torch.device(device).type == "cuda":
+        return f"{processes} × {torch.cuda.get_device_name(device)}"
+    processor = platform.processor()
+    with suppress(OSError, StopIteration):  # Python's `platform` does not read it on Linux
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return ", ".join(filter(None, (f"{processes * torch.get_num_threads()} CPU threads", processor)))
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, PyTorch and timm, by name."""
+    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}

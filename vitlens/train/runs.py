@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 import os
+import shlex
+import signal
+import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from vitlens.data.files import locked, write
-from vitlens.train import checkpoint, snapshots
-from vitlens.train.account import command_of, finish, finished_before, hardware, seconds_before, versions
-from vitlens.train.journal import BUILT_BY, name_of
-from vitlens.train.loop import fit
-from vitlens.train.losses import compiled
-from vitlens.train.plan import planned, refuse, unlike
-from vitlens.train.precision import said_of, settled
-from vitlens.train.processes import join
-from vitlens.train.recipes import Recipe, read_recipe
-from vitlens.train.sources import Source, note
-from vitlens.train.timing import cost_of_determinism, fitted
-from vitlens.train.watching import Album, Board, Progress, Stop
+from vitlens.data import ImageSet, ImageStream, load
+from vitlens.data.files import locked, writable, write
+from vitlens.train import snapshots
+from vitlens.train.criteria import compiled, settled, validate
+from vitlens.train.loop import Step, fit
+from vitlens.train.processes import World, hardware, join, versions
+from vitlens.train.recipes import read_recipe, starting_from
+from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of, newest_first, seconds_before
+from vitlens.train.settings import FROM_MODEL, Recipe
+from vitlens.train.snapshots import Album
 
 __all__ = ["fitted", "hardware", "read_recipe", "run", "versions"]
 AGREE = 10  # steps after which several processes ask each other whether to stop: each time the host waits
+MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
 
 
 def run(
@@ -74,8 +81,8 @@ def run(
     root, stream, workers, on_damaged: as in `vitlens.data.load`.
     goes_on: how to continue, for the message of a run that was stopped.
 
-    Ctrl-C and SIGTERM end the run with a checkpoint after the step it is in, of several processes after ten steps at
-    most. Started by `torchrun` or `accelerate launch` the processes share each batch, and the first one writes.
+    Ctrl-C and SIGTERM end the run with a checkpoint after the step it is in, with several processes within ten
+    steps. Started by `torchrun` or `accelerate launch` the processes share each batch, and the first one writes.
 
     Raises ValueError for options that are wrong or do not fit together, and for a folder that another process trains
     into; and what `fit` raises.
@@ -83,28 +90,25 @@ def run(
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
     refuse(out, world.device, resume, max_minutes, fit_minutes, watch)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
-    fresh = not (resume and checkpoint.newest_first(out / "checkpoints"))
+    fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
     quiet = quiet or world.rank > 0
     say = (lambda *_: None) if quiet else (lambda text: tqdm.write(text, file=sys.stderr))
-    if resume and (out / "recipe.json").exists() and (others := unlike(plan, recipe_name)):
-        say(others)
 
     start = time.monotonic()
-    source = Source(str(data), root, stream, workers, on_damaged)
-    splits = source.opened(plan, out, resume, world)
-    for text in dict.fromkeys(split.note for split in splits if split.note):
-        say(text)
+    options = {"root": root, "workers": workers, "on_damaged": on_damaged}
+    splits = open_images(out, str(data), plan, world, resume=resume, stream=stream, **options)
     known = {name for split in splits for name in split.damaged}
-    for name in sorted(known):
-        say(f"Left out: {name}.")
+    for text in (*dict.fromkeys(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))):
+        if text:
+            say(text)
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
         for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
     )
-    wanted = [o for o in overrides if o.startswith("num_classes=") and plan.num_classes != len(train.class_names)]
-    if wanted:
-        raise ValueError(f"{data} has {len(train.class_names)} classes, but got --set {wanted[0]}. Leave it out.")
+    wrong = [o for o in overrides if o.startswith("num_classes=") and plan.num_classes != len(train.class_names)]
+    if wrong:
+        raise ValueError(f"{data} has {len(train.class_names)} classes, but got --set {wrong[0]}. Leave it out.")
     plan = replace(plan, num_classes=len(train.class_names))
     if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # its checkpoints are not needed
         say(f"The run in {out} is finished.")
@@ -121,15 +125,10 @@ def run(
     if fit_minutes is not None and not (resume and (out / "recipe.json").exists()):
         plan = fitted(network, (train, valid), plan, fit_minutes * 60, world, criterion, start)
         say(f"{plan.epochs} epochs fit into {fit_minutes:g} minutes.")
-    if plan.deterministic and world.device.type == "cuda":
-        cost = cost_of_determinism(network, (train, valid), plan, world)
-        say(f"Deterministic algorithms make a step take {cost:.0%} longer.")
     average: dict = {}
     training = fit(
         network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world
     )
-    if told := said_of(plan, world.device, not fresh):
-        say(told)
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     steps = plan.length(len(train))
@@ -139,7 +138,7 @@ def run(
     with locked(out) if world.rank == 0 else nullcontext():
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
-            note(out, splits)
+            write(out / "data.json", json.dumps({"stream": [isinstance(s, ImageStream) for s in splits]}).encode())
         if fresh:  # before the costly part: what cannot be recorded is known at once
             album.begin()
         last, stopped, before = None, "", 0.0 if fresh else seconds_before(out)
@@ -149,9 +148,9 @@ def run(
                 board.show(last)
                 album.show(last.step)
                 if world.size == 1 or last.step % AGREE == 0:
-                    asked, spent = world.total(stop.signal), world.first(time.monotonic() - start)
+                    signaled, spent = world.total(stop.signal), world.first(time.monotonic() - start)
                     late = max_minutes is not None and spent > max_minutes * 60
-                    if (asked or late) and last.step < steps:
+                    if (signaled or late) and last.step < steps:
                         stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
                         break
         damaged = set(world.joined([*train.damaged, *valid.damaged]))
@@ -159,9 +158,241 @@ def run(
             say(f"Replaced by the next one: {name}.")
         if stopped:
             say(f"Stopped {stopped}, at step {last.step} of {steps}; {goes_on}.")
-        seconds = before + time.monotonic() - start
         account = finish(
-            out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged), seconds=seconds,
-            command=command_of(plan, source, splits), world=world, exports=export,
+            out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged),
+            seconds=before + time.monotonic() - start, command=command_of(plan, str(data), splits, on_damaged),
+            world=world, exports=export,
         )  # fmt: skip
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
+
+
+# Before: recipe and images
+
+
+def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, watch: int) -> None:
+    """Raise ValueError for options that make no sense, before anything is read or written."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("The device is cuda, but PyTorch finds none on this machine. Train on the cpu.")
+    for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise ValueError(f"--{name} must be a positive number of minutes, got {minutes}.")
+    if watch:
+        snapshots.schedule(1, watch)  # which refuses too few
+    if not resume and (newest_first(out / "checkpoints") or (out / "training.json").exists()):
+        raise ValueError(f"{out} already holds a run. Resume it, or train into another folder.")
+    if not resume and (out / "model" / "model.safetensors").exists():
+        raise ValueError(f"{out} already holds the model of a run. Train into another folder.")
+    if resume and not out.is_dir():
+        raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
+    writable(out, "--out")
+
+
+def planned(
+    name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
+) -> Recipe:
+    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden.
+
+    name: of a recipe, or a JSON file; when a run is resumed, only its name is compared. model: to start from; a recipe
+    that is made to continue a model needs one.
+    """
+    kept = out / "recipe.json"
+    resumed = resume and kept.exists()
+    plan = read_recipe(kept if resumed else name)
+    if resumed:
+        named = read_recipe(name).name if name.endswith(".json") else name
+        if plan.name != named:
+            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
+        if tiny and not plan.train_images:
+            raise ValueError(f"The run in {out} is not a tiny one. Resume it without --tiny.")
+        same = plan.init and Path(model).exists() and Path(model).resolve() == Path(plan.init).resolve()
+        if model and model != plan.init and not same:
+            raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
+    source = plan.init if resumed else model or plan.init
+    fixed = [key for key in (each.partition("=")[0] for each in overrides) if key in FROM_MODEL or key[:6] == "model."]
+    if source and fixed:
+        raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
+    plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
+    if source and not resumed:
+        plan = starting_from(plan, source)
+    elif plan.continues and not source:
+        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
+    return plan if seed is None else replace(plan, seed=seed)
+
+
+def open_images(
+    out: Path, data: str, plan: Recipe, world: World, *, resume: bool, stream: bool | None, **options
+) -> list[ImageSet | ImageStream]:
+    """The training and the validation split. options: as for `vitlens.data.load`.
+
+    Whether a split is held or streamed depends on free memory, and a stream cuts other crops. So the first process
+    chooses (and fetches what is missing) while the others wait, and a resumed run reads the choice from `data.json`.
+    """
+    streams = [stream, stream]
+    path = out / "data.json"
+    if resume and stream is None and path.exists():
+        try:
+            streams = [bool(s) for s in operator.itemgetter(0, 1)(json.loads(path.read_text("utf-8"))["stream"])]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is damaged. Resume with --stream or --hold, as the run was started.") from error
+
+    def opened() -> list[ImageSet | ImageStream]:
+        sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
+        return [
+            load(data, split, size=size, squash=plan.squash, stream=s, device=world.device, **options)
+            for (split, size), s in zip(sizes.items(), streams, strict=True)
+        ]
+
+    splits = opened() if world.rank == 0 else []
+    streams = [bool(world.first(bool(splits) and isinstance(splits[i], ImageStream))) for i in range(2)]
+    return splits or opened()
+
+
+def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
+    """A command that repeats the run with the `recipe.json` that lies beside its model."""
+    named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
+    words = ["vitlens", "train", "--recipe", "recipe.json", "--data", data if named else Path(data).name]
+    words += ["--stream"] if isinstance(splits[0], ImageStream) else []
+    words += ["--skip-damaged"] if on_damaged == "skip" else []
+    words += ["--model", Path(plan.init).name] if plan.init else []
+    return shlex.join([*words, "--out", "DIR"])
+
+
+# The length of a run that is to take some minutes
+
+
+def fitted(
+    model: nn.Module,
+    data: tuple[ImageSet, ImageSet],
+    plan: Recipe,
+    seconds: float,
+    world: World,
+    criterion: Callable,
+    start: float | None = None,
+) -> Recipe:
+    """The plan with as many epochs as fit into `seconds`, by a short trial.
+
+    The trial compiles what there is to compile, trains some steps with patches dropped and some without, validates, and
+    puts the weights back. start: `time.monotonic()` from which the seconds run; they then include the trial.
+    """
+    trial = replace(
+        plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
+        warmup_steps=0,
+    )  # fmt: skip
+    whole = dropped = 1.0
+    with _weights_kept(model):
+        if plan.patch_drop:
+            dropped = _speed(model, data, replace(trial, patch_drop_until=1.0), world, criterion)
+        whole = _speed(model, data, replace(trial, patch_drop=0.0, patch_drop_until=0.0), world, criterion)
+        validate(model, {}, data[1], plan, world)  # the first pass sets things up
+        tick = time.perf_counter()
+        validate(model, {}, data[1], plan, world)
+        validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
+    images = len(data[0]) // plan.batch_size * plan.batch_size
+    epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)
+    spent = 0.0 if start is None else time.monotonic() - start
+    left = seconds * MARGIN - spent - validating
+    epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
+    if epochs < 1:
+        raise ValueError(
+            f"Not one epoch of about {epoch:.0f} s fits into {seconds:.0f} s, of which {spent:.0f} s went "
+            "into compiling and measuring. Allow more minutes, or train on fewer images."
+        )
+    return replace(plan, epochs=epochs, steps=0)
+
+
+@contextmanager
+def _weights_kept(model: nn.Module) -> Iterator[None]:
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    yield
+    model.load_state_dict(before)
+    model.zero_grad()
+
+
+def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
+    """Images a second, the median of the later half of eight readings."""
+    with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
+        speeds = [step.images_per_second for step in islice(training, 8 * trial.log_every)]
+    return statistics.median([speed for speed in speeds if speed is not None][4:])
+
+
+# Watching and stopping
+
+
+class Progress:
+    """A bar in a terminal or a notebook with loss, accuracy, speed and the time left; `quiet` shows none."""
+
+    def __init__(self, steps: int, quiet: bool):
+        self.bar = tqdm(total=steps, unit="step", disable=quiet, mininterval=0.5 if sys.stderr.isatty() else 10)
+        self.shown: dict[str, str] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.close()
+
+    def show(self, step: Step) -> None:
+        if self.bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
+            self.bar.initial = self.bar.n = self.bar.last_print_n = step.step - 1
+        self.bar.update(step.step - self.bar.n)
+        if step.loss is not None:
+            best = {} if not step.metrics else {"top1": f"{max(step.metrics.values()):.2f}"}
+            if "valid_loss" in step.metrics:
+                best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
+            self.shown |= {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
+            self.bar.set_postfix(self.shown, refresh=False)
+
+
+class Board:
+    """TensorBoard's event file in `folder`; with None nothing is written. Needs the package tensorboard."""
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.writer = folder, None
+        if folder is not None:
+            try:
+                import torch.utils.tensorboard  # noqa: F401
+            except ImportError:
+                raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def show(self, step: Step) -> None:
+        if self.folder is not None and self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What a killed run wrote after its checkpoint is about to be written again.
+            self.writer = SummaryWriter(str(self.folder), purge_step=step.step)
+        if self.writer is not None and step.loss is not None:
+            values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step.step)
+
+
+class Stop:
+    """Remembers a signal to end (Ctrl-C, SIGTERM), so that the run can end after the current step.
+
+    A second Ctrl-C ends it at once. Does nothing outside of the main thread, which alone receives signals.
+    """
+
+    def __init__(self):
+        self.signal = 0
+
+    def __enter__(self) -> Stop:
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():
+            self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number

@@ -127,3 +127,29 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
 
 def _padded(a: Tensor, n: int) -> Tensor:
     return torch.cat([a, a.new_zeros(n - len(a), *a.shape[1:])]) if len(a) < n else a
+
+
+class Album:
+    """Takes `count` snapshots of a run; what a model does not have is left out, and said once."""
+
+    def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
+        self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
+        self.due = set(schedule(steps, count)) if count else set()
+
+    def begin(self) -> None:
+        """Take the first one, of untrained weights, in place of those of an earlier run."""
+        if self.due:
+            self.path.unlink(missing_ok=True)
+            self.show(0)
+
+    def show(self, step: int) -> None:
+        if step not in self.due:
+            return
+        missing: list[str] = []
+        try:
+            save(self.path, step, record(self.model, self.probe, missing))
+        except Exception as problem:  # a picture is no reason to lose a run
+            self.say(f"There are no snapshots from step {step} on: {problem}")
+            self.due.clear()
+        for reason in missing if step == 0 else ():
+            self.say(f"Not in the snapshots: {reason}")

@@ -1,0 +1,203 @@
+"""Criteria of training and validation: loss, precision, and accuracy or the loss of an objective without labels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitlens.data import ImageSet
+from vitlens.data.augment import Targets, normalized, seed_of
+from vitlens.recorder.forward import evaluating
+from vitlens.train.processes import World
+from vitlens.train.settings import Recipe
+
+COMPILED = ("cuda", "xpu")
+"""Devices for which `torch.compile` is worth its time; a CPU only when the recipe asks for it."""
+UNFUSED = 256
+"""Patches up to which attention, kept for the backward pass, takes less memory than what the MLP keeps."""
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """True where the device multiplies bf16 in hardware. CPUs without are many times slower in bf16 than in fp32."""
+    if device.type == "cpu":
+        x86 = torch.backends.cpu.get_cpu_capability().startswith(("AVX", "NO AVX", "DEFAULT"))
+        mkldnn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return mkldnn and (not x86 or torch.cpu._is_avx512_bf16_supported())
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
+    """True if matrix products of the recipe are made in bf16 on this device."""
+    return recipe.precision == "bf16" or (recipe.precision == "auto" and computes_bf16(device))
+
+
+def settled(recipe: Recipe, world: World) -> Recipe:
+    """The recipe with "auto" replaced: by bf16 if all processes compute that in hardware, else by fp32."""
+    if recipe.precision != "auto":
+        return recipe
+    everywhere = world.total(trains_in_bf16(recipe, world.device)) == world.size
+    return replace(recipe, precision="bf16" if everywhere else "fp32")
+
+
+def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of `logits` (B, classes) with λ·a + (1 − λ)·b, smoothed toward uniform by `smoothing`."""
+    log_p = F.log_softmax(logits, dim=-1)
+    a, b = log_p.gather(1, y.a[:, None])[:, 0], log_p.gather(1, y.b[:, None])[:, 0]
+    return -((1 - smoothing) * (y.lam * a + (1 - y.lam) * b) + smoothing * log_p.mean(dim=-1)).mean()
+
+
+def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
+    """Binary cross-entropy of every class, summed over classes and averaged over the batch; the same soft labels."""
+    labels = torch.zeros_like(logits).scatter_add_(1, y.a[:, None], y.lam[:, None])
+    labels = labels.scatter_add_(1, y.b[:, None], 1 - y.lam[:, None])
+    labels = (1 - smoothing) * labels + smoothing / logits.shape[1]
+    return BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, labels)
+
+
+LOSSES = {"softmax": soft_cross_entropy, "sigmoid": sigmoid_cross_entropy}
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Attention as two matrix products and a softmax, in the precision of its inputs.
+
+    On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at the
+    lengths that ViTs are trained with there; these products take less than either (`experiments/training.py`).
+    """
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+
+
+def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
+    """Forward pass and loss as one function of a batch, compiled if the recipe says so. The model stays as it is.
+
+    Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
+    """
+    device = torch.device(device)
+    bf16, loss = trains_in_bf16(recipe, device), LOSSES[recipe.loss]
+    few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
+    attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext
+
+    def plain(x: Tensor, y: Targets) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if hasattr(model, "objective"):
+                return model.objective(model, x)
+            logits = model(x).float()
+        return loss(logits, y, recipe.label_smoothing)
+
+    run = plain
+    if recipe.compile != "off" and (recipe.compile_cpu if device.type == "cpu" else device.type in COMPILED):
+        # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
+        run = torch.compile(plain, mode=recipe.compile, dynamic=False)
+
+    def criterion(x: Tensor, y: Targets) -> Tensor:
+        nonlocal run
+        with attention():
+            try:
+                return run(x, y)
+            except torch._dynamo.exc.TorchDynamoException as error:  # at the first call, which compiles
+                reason = " ".join(str(error).strip().split("\n\n")[0].split())[:300]  # without advice on verbosity
+                message = f"Training goes on uncompiled, which is slower: compiling failed on {x.device}: {reason}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                run = plain
+                return plain(x, y)
+
+    return criterion
+
+
+def accuracy(
+    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
+    world: World | None = None,
+) -> float:  # fmt: skip
+    """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
+
+    Images that stand in for damaged ones do not count. The model is evaluated as it is, uncompiled; the training flag
+    of each module is left as found.
+    """
+
+    def right(x: Tensor, labels: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
+        return (logits.argmax(-1) == labels).sum()
+
+    return 100 * _mean(right, model, data, recipe, world)
+
+
+class ObjectiveLoss(nn.Module):
+    """A model as a function from images to the loss of its objective."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.objective(self.model, x)
+
+
+def objective_loss(
+    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
+    world: World | None = None,
+) -> float:  # fmt: skip
+    """The loss on `data` of the objective that the model carries, of the model or with other `weights`.
+
+    As `accuracy`. Which patches are hidden is the same at every call with a recipe of the same batch size and parts;
+    others move the loss in the third digit.
+    """
+    whole, swapped = ObjectiveLoss(model), {f"model.{name}": t for name, t in (weights or {}).items()}
+
+    def loss(x: Tensor, _labels: Tensor) -> Tensor:
+        return len(x) * (torch.func.functional_call(whole, swapped, (x,)) if swapped else whole(x))
+
+    return _mean(loss, model, data, recipe, world)
+
+
+@torch.no_grad()
+def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None) -> float:
+    """The mean over the undamaged images of a measure: (normalized images, labels) of a batch → sum over its images."""
+    world = world or World(device=next(model.parameters()).device)
+    bf16, total = trains_in_bf16(recipe, world.device), torch.zeros((), device=world.device)
+    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
+    mine = torch.arange(len(data)).split(at_once)[world.rank :: world.size]
+    with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
+        for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
+            torch.manual_seed(seed_of(0, int(rows[0])))
+            sound = ~data.stand_ins()[rows]
+            if not sound.all():
+                images, labels = images[sound.to(images.device)], labels[sound.to(images.device)]
+            if sound.any():
+                x = normalized(images, recipe.mean, recipe.std)
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+                    total += measure(x, labels)
+    world.sum([total])
+    return total.item() / counting(data, world)
+
+
+def counting(data: ImageSet, world: World) -> int:
+    """Number of undamaged images of `data`, as far as all processes together have read them."""
+    lost = data.stand_ins().sum().to(world.device)
+    world.sum([lost])
+    return len(data) - int(lost)
+
+
+def validate(
+    model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe, world: World | None = None
+) -> dict[str, float]:
+    """`top1` (%) of the model, and `top1_average` of its averaged weights where there are any.
+
+    Without labels they are `valid_loss` and `valid_loss_average`, the loss of the model's objective.
+    """
+    name, measure = ("valid_loss", objective_loss) if hasattr(model, "objective") else ("top1", accuracy)
+    metrics = {name: measure(model, valid, recipe, world=world)}
+    return {**metrics, f"{name}_average": measure(model, valid, recipe, average, world)} if average else metrics

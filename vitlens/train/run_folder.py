@@ -1,0 +1,334 @@
+"""The folder of a run: what a run writes, and what it resumes from.
+
+    recipe.json            the settings
+    data.json              whether training and validation images are streamed
+    log.jsonl              a line for each reading of the loss
+    checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
+    training.json          at the end: how the model was trained
+    model/                 the model in timm's hub layout
+
+Every file is renamed into place when it is whole, a checkpoint's JSON last: a checkpoint exists once its JSON does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import operator
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from tqdm.auto import tqdm
+
+from vitlens.data import ImageSet, ImageStream
+from vitlens.data.files import write
+from vitlens.data.imageset import workers_ended
+from vitlens.train.criteria import counting, validate
+from vitlens.train.hub_layout import export
+from vitlens.train.processes import World, hardware, versions
+from vitlens.train.settings import Recipe
+
+DIVERGED = (
+    "Checkpoints that were saved are intact; train anew, into another folder, with a lower learning rate, a longer "
+    "warm-up or in fp32."
+)
+KEPT = 2  # checkpoints
+FREE = ("log_every", "save_every", "accumulate")
+"""Settings that may change when a run is resumed: they change nothing that is computed."""
+MACHINE = ("parts", "device", "threads", "torch")
+"""Facts that may change when a run is resumed, at the cost of equality to the bit."""
+BUILT_BY = "its recipe"
+
+
+# Checkpoints
+
+
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> None:
+    """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), those stay intact."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"step-{step:08d}"
+    payload = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
+    write(stem.with_suffix(".safetensors"), payload)
+    write(stem.with_suffix(".json"), json.dumps(content, indent=1).encode())
+    # Not those of later steps: they were damaged, or this one would not have been reached again.
+    kept = [marker for marker in newest_first(folder) if marker.stem <= stem.name][:KEPT]
+    for torn in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+        torn.unlink(missing_ok=True)
+    for old in folder.glob("step-*"):  # an orphan without JSON goes too
+        if old.with_suffix(".json") not in kept:
+            old.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
+    """Tensors (on the CPU) and scalars of the newest good checkpoint, or None if there is none.
+
+    Prints which are damaged. Raises ValueError if all are.
+    """
+    markers = newest_first(folder)
+    for marker in markers:
+        try:
+            content = json.loads(marker.read_bytes())
+            payload = marker.with_suffix(".safetensors").read_bytes()
+            if hashlib.sha256(payload).hexdigest() != content["sha256"]:
+                raise ValueError("its tensors differ from what was written")
+            return safetensors.torch.load(payload), content
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            tqdm.write(f"The checkpoint {marker.stem} is damaged and skipped: {error}.")
+    if markers:
+        raise ValueError(f"Every checkpoint in {folder} is damaged. Delete them to start again, or use another folder.")
+    return None
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The JSON files of the checkpoints in a folder, newest first."""
+    return sorted(folder.glob("step-*.json"), reverse=True)
+
+
+def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of a run, by one flat name: `model.…`, `average.…`, `optimizer.0.<parameter>.<moment>`."""
+    names = {p: name for name, p in model.named_parameters()}
+    tensors = {f"model.{name}": t for name, t in model.state_dict().items()}
+    tensors |= {f"average.{name}": t for name, t in average.items()}
+    for i, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state.items():
+            tensors |= {f"optimizer.{i}.{names[parameter]}.{key}": value for key, value in state.items()}
+    return tensors
+
+
+def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]):
+    """Undo `flat` in place. Raises ValueError if the tensors belong to another model."""
+    weights = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
+    expected = model.state_dict()
+    wrong = sorted(set(weights) ^ set(expected)) or [n for n in expected if weights[n].shape != expected[n].shape]
+    if wrong:
+        raise ValueError(
+            f"The checkpoint belongs to another architecture: {wrong[0]} is not the same in both. Resume with the "
+            "recipe that the run was started with, or train into another folder."
+        )
+    model.load_state_dict(weights)
+    for name, t in average.items():
+        t.copy_(tensors[f"average.{name}"])
+    parameters = dict(model.named_parameters())
+    for full, value in tensors.items():
+        if full.startswith("optimizer."):
+            i, name = full.removeprefix("optimizer.").split(".", 1)
+            name, _, key = name.rpartition(".")
+            # Step counters of the fused optimizers live beside their parameters, in fp32 like the moments.
+            optimizers[int(i)].state[parameters[name]][key] = value.to(parameters[name].device, copy=True)
+
+
+# Log and resumption
+
+
+def checksum(images: ImageSet) -> str:
+    """Checksum of labels and class names."""
+    digest = hashlib.sha256("\0".join(images.class_names).encode())
+    digest.update(images.labels.cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def name_of(made: object) -> str:
+    """Name of a callable, with the arguments of a partial: "experiments.small_data.build(tokenizer='conv-stem')"."""
+    if isinstance(made, partial):
+        arguments = [*map(repr, made.args), *(f"{name}={value!r}" for name, value in made.keywords.items())]
+        return f"{name_of(made.func)}({', '.join(arguments)})"
+    kind = made if hasattr(made, "__qualname__") else type(made)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
+    """What a run depends on besides its recipe: its images, its model, how batches are split, and the machine."""
+    return {
+        "images": len(train), "labels": checksum(train), "pictures": train.pictures, "held": type(train).__name__,
+        "built_by": getattr(model, "built_by", BUILT_BY),
+        "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
+        "parts": world.size * recipe.accumulate, "device": world.device.type,
+        "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
+    }  # fmt: skip
+
+
+class RunFolder:
+    """Writes the log and the checkpoints of one run; with `out=None` nothing.
+
+    state: the model, its averaged weights and its optimizers, whose tensors are read when a checkpoint is saved.
+    """
+
+    def __init__(self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World):
+        self.path = None if out is None else Path(out)
+        self.writes = self.path is not None and world.rank == 0
+        self.recipe, self.state, self.facts = recipe, state, facts
+        self.saved_step, self.saved_at = 0, time.monotonic()
+        self.began, self.seconds_before = self.saved_at, 0.0
+
+    def begin(self) -> int:
+        """Start the log; returns the steps done, 0. Raises ValueError if the folder holds checkpoints."""
+        if self.writes:
+            if newest_first(self.path / "checkpoints"):
+                raise ValueError(
+                    f"{self.path} already holds checkpoints of a run. Resume it, or train into another folder."
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            write(self.path / "log.jsonl", b"")
+        return 0
+
+    def resume(self) -> int:
+        """Restore the newest good checkpoint and return its step. Raises ValueError if it is of another run."""
+        found = load_checkpoint(self.path / "checkpoints")
+        if found is None:
+            return self.begin()
+        tensors, scalars = found
+        self.compare(scalars)
+        self.seconds_before = scalars.get("seconds", 0.0)
+        restore(tensors, *self.state)
+        log = self.path / "log.jsonl"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
+        kept = [line for line in lines if _step(line) <= scalars["step"]]
+        if self.writes:
+            write(log, "".join(f"{line}\n" for line in kept).encode())
+        self.saved_step = scalars["step"]
+        return self.saved_step
+
+    def compare(self, before: dict) -> None:
+        """Raise ValueError if a checkpoint's scalars are of another run. Print what will make later steps differ."""
+        recipe, facts = Recipe.from_dict(before["recipe"]), {**self.facts, **before}  # older versions kept fewer
+        changes = [
+            (key, then[key], value)
+            for then, now in ((recipe.to_dict(), self.recipe.to_dict()), (facts, self.facts))
+            for key, value in now.items() if then[key] != value and key not in FREE
+        ]  # fmt: skip
+        for key, then, now in changes:
+            if key not in MACHINE:
+                raise ValueError(
+                    f"The run in {self.path} was started with {key} = {then!r} and is to be resumed with {now!r}. "
+                    "Resume it as it was, or train into another folder."
+                )
+        changes = [f"{key} = {now} instead of {then}" for key, then, now in changes if None not in (then, now)]
+        if self.writes and changes:
+            tqdm.write(f"Resumed with {', '.join(changes)}: from here on not bit for bit as if never stopped.")
+
+    def log(self, record: dict) -> None:
+        if self.writes:
+            with open(self.path / "log.jsonl", "a") as file:
+                file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint that survives a power cut has the readings before it
+
+    def due(self) -> bool:
+        return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
+
+    @contextmanager
+    def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
+        """Save the state after `step` steps, and log `record`, if another process or a reader ends in this block."""
+        try:
+            yield
+        except (ConnectionError, ChildProcessError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not workers_ended(error):
+                raise
+            if record is not None:
+                self.log(record)
+            self.save(step)
+            raise
+
+    def save(self, step: int) -> None:
+        if not self.writes or step == self.saved_step:
+            return
+        if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
+            raise FloatingPointError(f"After step {step} some weights are not finite; nothing was saved. {DIVERGED}")
+        seconds = self.seconds_before + time.monotonic() - self.began
+        scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
+        save_checkpoint(self.path / "checkpoints", step, flat(*self.state), scalars)
+        self.saved_step, self.saved_at = step, time.monotonic()
+
+
+def _step(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+# The end of a run
+
+
+def finish(
+    out: Path, plan: Recipe, model: nn.Module, average: dict[str, Tensor], data: tuple, *, last, steps: int,
+    damaged: int = 0, seconds: float = 0.0, command: str = "", world: World | None = None, exports: bool = False,
+) -> dict:  # fmt: skip
+    """Write `training.json` of a run whose last step was `last`, and return its content.
+
+    The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever are more
+    accurate, or without labels have the lower loss; after fine-tuning always the averaged ones, since its validation
+    images may be the test images, too.
+    """
+    world = world or World(device=next(model.parameters()).device)
+    metrics = {} if last is None else last.metrics
+    finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
+    exports = exports or finished
+    if exports and not metrics:
+        metrics = validate(model, average, data[1], plan, world)
+    name, better = ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
+    raw, mean = metrics.get(name), metrics.get(f"{name}_average")
+    averaged = mean is not None and (plan.init != "" or better(mean, raw))
+    plan = _portable(plan)
+    account = {
+        "command": command,
+        "built_by": getattr(model, "built_by", BUILT_BY),
+        "finished": finished,
+        "validation": {
+            name: raw,
+            f"{name}_average": mean,
+            "images": counting(data[1], world),
+            "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
+        },
+        "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].pictures, "damaged": damaged,
+        "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
+        "hardware": hardware(world.device, world.size), "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+        "recipe": plan.to_dict(),
+    }  # fmt: skip
+    if world.rank > 0:
+        return account
+    if exports:
+        export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
+        write(out / "model" / "recipe.json", plan.to_json().encode())
+    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    return account
+
+
+def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
+    """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        account = json.loads((out / "training.json").read_text())
+        same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
+        same = same and account.get("built_by", BUILT_BY) == built_by
+        same = same and account.get("pictures", train.pictures) == train.pictures
+        if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
+            return account
+    return None
+
+
+def _portable(plan: Recipe) -> Recipe:
+    """The plan without the local path of the starting model."""
+    return replace(plan, init=Path(plan.init).name)
+
+
+def seconds_before(out: Path) -> float:
+    """Seconds that the run took before it was stopped or killed, by its account or its newest checkpoint."""
+    seconds = [0.0]
+    for path in (out / "training.json", *newest_first(out / "checkpoints")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            seconds.append(float(json.loads(path.read_text())["seconds"]))
+    return max(seconds)
