@@ -112,7 +112,7 @@ def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_pa
     import numpy as np
     import torch
     import transformers
-    from families_support import small
+    from supported_support import small
 
     from vitlens import load_model
     from vitlens.images import samples
@@ -180,7 +180,7 @@ def test_F6_outputs_that_do_not_compete_are_scored_apart():
     import pytest
     import timm
     import torch
-    from families_support import small
+    from supported_support import small
 
     from vitlens import load_model
     from vitlens.models import scores, top_classes
