@@ -20,14 +20,11 @@ from vitlens.plot.charts import (
     randomized,
     training,
 )
-from vitlens.plot.filled import filled_in
-from vitlens.plot.film import film_strip, snapshot
-from vitlens.plot.galleries import attributions, gallery, heads, overlays, tiles
-from vitlens.plot.maps import mask, overlay, upsample
-from vitlens.plot.mosaics import all_heads, filters, patches, position_similarity
-from vitlens.plot.pairs import correspondences, rollouts
-from vitlens.plot.portrait import inspected
+from vitlens.plot.film import filled_in, film_strip, snapshot
+from vitlens.plot.heatmaps import attributions, gallery, mask, overlay, overlays, tiles, upsample
+from vitlens.plot.mosaics import all_heads, filters, heads, patches, position_similarity
 from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
+from vitlens.plot.side_by_side import correspondences, inspected, rollouts
 from vitlens.plot.style import STYLE
 
 __all__ = [

@@ -61,12 +61,11 @@ def styled(ax: plt.Axes | None = None):
     return plt.style.context(["default", STYLE])
 
 
-def page(width: float, height: float, layout: str | None = None) -> plt.Figure:
+def page(width: float, height: float, layout: str, margin: float = MARGIN) -> plt.Figure:
     """An empty figure of `width` × `height` pixels. pyplot creates it, so notebooks show it, but does not keep it."""
     figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
     plt.close(figure)
-    if layout:
-        figure.get_layout_engine().set(w_pad=MARGIN, h_pad=MARGIN)
+    figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
     return figure
 
 
@@ -97,26 +96,6 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
     ax.set_axisbelow(True)
 
 
-def place(figure: plt.Figure, x: float, y: float, width: float, height: float) -> plt.Axes:
-    """Bare axes of that many pixels, so many from the left and the top of a page."""
-    across, down = figure.get_size_inches() * DPI
-    ax = figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    return ax
-
-
-def write(figure: plt.Figure, x: float, y: float, text: str, **kwargs) -> plt.Text:
-    """Text that many pixels from the left and the top of a page."""
-    across, down = figure.get_size_inches() * DPI
-    return figure.text(x / across, 1 - y / down, text, parse_math=False, **kwargs)
-
-
-def show(ax: plt.Axes, picture, x: float, y: float, width: float, height: float, **kwargs):
-    """A picture, or the values of a map, that fills a box of the axes; cells stay sharp."""
-    box = (x, x + width, y + height, y)
-    return ax.imshow(picture, extent=box, aspect="auto", interpolation="nearest", **kwargs)
-
-
 def color_bar(shown, **where):
     """The color bar of a picture, on a checker where its colors are not opaque. where: as for `colorbar`."""
     key = shown.axes.figure.colorbar(shown, **where)
@@ -138,13 +117,6 @@ def scale_bar(shown, size: float = 8.5, **where) -> None:
     key = color_bar(shown, **where)
     key.set_ticks(ends, labels=[f"{float(f'{end:.2g}'):g}".replace("-", "−") for end in ends])
     key.ax.tick_params(labelsize=size)
-
-
-def color_map(name: str) -> mpl.colors.Colormap:
-    """Matplotlib's color map `name`, with NaN in gray. Raises ValueError if there is none."""
-    if name not in mpl.colormaps:
-        raise ValueError(f"Matplotlib has no color map {name!r}. `list(matplotlib.colormaps)` names those it has.")
-    return mpl.colormaps[name].with_extremes(bad=MISSING)
 
 
 def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) -> mpl.colors.Colormap:
@@ -180,7 +152,7 @@ def palette(count: int) -> Sequence:
     return SERIES[:count] if count <= len(SERIES) else sns.color_palette("husl", count)
 
 
-def array(values, ndim: int | tuple[int, ...], wanted: str, remedy: str = "", *, positive: bool = False) -> np.ndarray:
+def array(values, ndim: int | tuple[int, ...], wanted: str, *, positive: bool = False) -> np.ndarray:
     """`values`, an array or a tensor on any device, as floats.
 
     positive: the first column must be finite and above 0, as on a logarithmic axis. Raises ValueError for other numbers

@@ -78,7 +78,7 @@ def captioned(forward, panel) -> bytes:
     not thread-safe."""
     from matplotlib.figure import Figure
 
-    from vitlens.plot.maps import mark, overlay
+    from vitlens.plot.heatmaps import mark, overlay
     from vitlens.plot.style import DPI, color_bar
 
     height, width = forward.grid.image
