@@ -397,3 +397,32 @@ def test_F10_the_order_of_classes_without_names_is_printed():
     assert "Their order is a1, a10, a2" in matched(model, ("a1", "a10", "a2"))
     assert "Their order" in matched(model, ("a1", "a2", "a10"))
     assert "Their order" not in matched(model, ("a", "b", "c"))
+
+
+def test_F7_reports_show_a_single_output_without_percent_sign():
+    """A regression in the caption, the numbers and the title of reports; neighbors: three values, one probability."""
+    import timm
+    import torch
+
+    from vitlens import report
+    from vitlens.images import samples
+
+    images = [("cat", samples()["chelsea"])]
+
+    def reports(count, **attributes):
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", num_classes=count).eval()
+        torch.nn.init.constant_(model.head.bias, 62.0)
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        (explanation,) = report.explain(model, images, names=["rollout"], orders=2)
+        return report.inspect(model, images), explanation
+
+    inspection, explanation = reports(1)
+    assert float(inspection.pictures[0].caption) > 50 and "%" not in explanation.title
+    assert explanation.title.startswith(f"Why {inspection.pictures[0].caption}?") and explanation.value > 50
+    assert inspection.to_dict()["images"][0]["top5"][0]["value"] > 50
+    inspection, explanation = reports(3, outputs="value")
+    assert "%" not in inspection.pictures[0].caption + explanation.title and "(6" in explanation.title
+    inspection, explanation = reports(1, outputs="independent")
+    assert inspection.pictures[0].caption == "0 100%" and "(100.0%)" in explanation.title

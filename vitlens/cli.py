@@ -100,9 +100,7 @@ Data = Annotated[str, Option(help=f"Labeled images: a folder, or {source_names()
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 AnyDevice = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU if there is one.")]
-Root = Annotated[
-    Path | None, Option(file_okay=False, help="Folder of the named data sets, where they are also downloaded to.")
-]
+Root = Annotated[Path | None, Option(file_okay=False, help="Folder of named data sets, and of new downloads.")]
 Workers = Annotated[int | None, Option(min=0, help="Processes that read images; by default one per core.")]
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
 
@@ -151,10 +149,10 @@ def named_images(paths: list[Path] | None) -> list[tuple[str, object]]:
     """(name, source) of each image, or of the samples. Files that share a name are called by their whole path."""
     from vitlens.images import samples
 
-    files = [path.name for path in paths or []]
-    return [(path.name if files.count(path.name) == 1 else str(path), path) for path in paths or []] or [
-        *samples().items()
-    ]
+    if not paths:
+        return list(samples().items())
+    files = [path.name for path in paths]
+    return [(path.name if files.count(path.name) == 1 else str(path), path) for path in paths]
 
 
 def working_device(name: str | None):
@@ -188,7 +186,6 @@ def inspect(
 
         from vitlens import report
         from vitlens.models import load_model
-        from vitlens.recorder.supported import attention_modules
 
     names = [model, beside] if beside else [model]
     if beside and Path(model) == Path(beside):
@@ -198,18 +195,10 @@ def inspect(
     shown = named_images(images)
     writable(out, "--out")
     vits = [load_model(name).to(working_device(device)) for name in names]
-    for vit in vits:
-        attention_modules(vit)  # refuses the second model before the first is inspected
-    count = len(shown) + len(more)
-    on_error = complain if count > 1 else None
-    with tqdm(total=count * len(vits), unit="image", disable=count < 12) as bar:
-
-        def counted(sources):
-            for source in sources:
-                yield source
-                bar.update()
-
-        inspections = [report.inspect(vit, counted(shown), counted(more), on_error=on_error) for vit in vits]
+    on_error = complain if len(shown) + len(more) > 1 else None
+    inspections = [
+        report.inspect(vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error) for vit in vits
+    ]
     paths = report.write_inspection(inspections[0], out)
     alike = len({inspection.model for inspection in inspections}) < len(inspections)
     headings = dict(zip(names if alike else [each.model for each in inspections], inspections, strict=True))
@@ -261,14 +250,9 @@ def explain(
     vit = load_model(model).to(working_device(device))
     done = 0
     with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
-
-        def advance(part: str) -> None:
-            bar.set_description(part, refresh=False)
-            bar.update()
-
         explanations = report.explain(
             vit, shown, asked, against=other, names=methods or None, baseline=baseline.value, orders=orders,
-            on_error=complain if len(shown) > 1 else None, on_part=advance,
+            on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
             on_note=lambda words: echo(f"Note: {words}", sys.stdout),
         )  # fmt: skip
         try:
@@ -327,9 +311,7 @@ def train(
     stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None,
     workers: Workers = None,
     skip_damaged: Annotated[bool, Option("--skip-damaged", help="Skip and report damaged images.")] = False,
-    out: Annotated[
-        Path | None, Option(file_okay=False, help="Folder for the log, the checkpoints and the model.")
-    ] = None,
+    out: Annotated[Path | None, Option(file_okay=False, help="Folder for the log, checkpoints and model.")] = None,
     model: Annotated[str, Option(help="Start from this model: a timm name or a folder.")] = "",
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     max_minutes: Annotated[float | None, Option(help="Stop and save after this time.")] = None,
@@ -337,16 +319,12 @@ def train(
     settings: Settings = None,
     device: AnyDevice = None,
     seed: Annotated[int | None, Option(help="Seed of all randomness.")] = None,
-    deterministic: Annotated[
-        bool, Option("--deterministic", help="Give bit-identical results on CUDA too, and print what it costs.")
-    ] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="Bit-identical results on CUDA too.")] = False,
     watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures.")] = 24,
     export: Annotated[bool, Option("--export", help="Write OUT/model even if the run is stopped.")] = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     tiny: Annotated[bool, Option("--tiny", help="Run every step on little data, in a few seconds.")] = False,
-    list_recipes: Annotated[
-        bool, Option("--list", help="List the recipes, or all settings of the one named, and stop.")
-    ] = False,
+    list_recipes: Annotated[bool, Option("--list", help="List the recipes, or one's settings, and stop.")] = False,
 ) -> None:
     """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
     from vitlens.train.recipes import RECIPES
@@ -400,14 +378,10 @@ def evaluate(
     ] = (),
     seeds: Annotated[int | None, Option(min=1, help="Number of seeds; default 3 for fewshot, else 1.")] = None,
     neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors; default 20.")] = None,
-    tasks: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="Tasks of vtab; by default all 19.")
-    ] = (),
+    tasks: Annotated[tuple, Option(parser=names_in, metavar="NAMES", help="Tasks of vtab; default all 19.")] = (),
     recipe: Annotated[str, Option(help="Fine-tune by this recipe; by default the data set's own.")] = "",
     settings: Settings = None,
-    runs: Annotated[
-        Path, Option(file_okay=False, help="Folder for the runs of fine-tuning, by model and data.")
-    ] = Path("runs"),
+    runs: Annotated[Path, Option(file_okay=False, help="Folder for the runs of fine-tuning.")] = Path("runs"),
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -444,9 +418,7 @@ def ablate(
     data: Data,
     out: Annotated[Path, Option(**_FILE, help="CSV file, written again after each batch.")],
     images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random; by default all.")] = None,
-    ways: Annotated[
-        tuple, Option(parser=names_in, metavar="WAYS", help="Replacements of a head's output, some of zero,mean.")
-    ] = ("zero", "mean"),
+    ways: Annotated[tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head.")] = ("zero", "mean"),
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     root: Root = None,
@@ -500,9 +472,7 @@ def models(
 
 @paper.command()
 def table(
-    results: Annotated[
-        list[Path], Argument(exists=True, dir_okay=False, help="JSON files that `vitlens evaluate` wrote.")
-    ],
+    results: Annotated[list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")],
 ) -> None:
     """Print the paper's Tables 2, 5 and 9 with your own results beside the published ones."""
     from vitlens import paper
@@ -517,12 +487,8 @@ def table(
 
 @paper.command()
 def compute(
-    models: Annotated[
-        list[str] | None, Argument(help="Names of the paper (ViT-B/16) or as for inspect; by default those of Fig. 12.")
-    ] = None,
-    sizes: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Sides of the images in pixels.")
-    ] = "64,128,224,384,512",
+    models: Annotated[list[str] | None, Argument(help="Of the paper or as for inspect; default Fig. 12's.")] = None,
+    sizes: Annotated[tuple, Option(parser=numbers_in, metavar="NUMBERS", help="In pixels.")] = "64,128,224,384,512",
     out: Annotated[Path | None, Option(**_FILE, help="CSV file to write.")] = None,
 ) -> None:
     """Count the parameters and FLOPs of models at several image sizes."""

@@ -78,11 +78,8 @@ def prepared(
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of an inspection.
-
-    pixels: (H, W, 3) uint8, the model's input. top5: the highest outputs, (class, score). rollout: (rows, cols) or
-    None. kind: the meaning of the outputs, see `models.output_kind`.
-    """
+    """An image of an inspection: the model's input as (H, W, 3) uint8 pixels, its highest outputs as (class, score),
+    and its (rows, cols) rollout or None. kind: the meaning of the outputs, see `models.output_kind`."""
 
     name: str
     pixels: np.ndarray
@@ -92,20 +89,19 @@ class Picture:
 
     @property
     def caption(self) -> str:
-        """The highest class and its score, or the name of an image without classes."""
+        """The highest class and its score, the value of a single output, or the name of an image without classes."""
         if not self.top5:
             return self.name
-        label, value = self.top5[0]
-        return label.split(",")[0] + (f" {value:.3g}" if self.kind == "value" else f" {value:.0%}")
+        label, score = self.top5[0]
+        shown = _number(score) if self.kind == "value" else f"{score:.0%}"
+        return shown if self.kind == "value" and len(self.top5) == 1 else f"{label.split(',')[0]} {shown}"
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The numbers of an inspection. What a model does not have (filters, positions, a read-out) is None.
-
-    mean_distance: (L, H) input pixels, the mean over `images` images. filters: (k, p, q, C); similarity: (rows, cols,
-    rows, cols). lacks: the reason why there are no "filters", "positions" or "rollout".
-    """
+    """The numbers of an inspection. mean_distance: (L, H) input pixels, the mean over `images` images. filters:
+    (k, p, q, C) or None. similarity: (rows, cols, rows, cols) or None. lacks: reasons why there are no "filters",
+    "positions" or "rollout"."""
 
     model: str
     grid: TokenGrid
@@ -122,10 +118,9 @@ class Inspection:
     def measures(self) -> dict[str, float | list[int] | None]:
         """Each figure in one number; None for what the model does not have, and where there is nothing to compare.
 
-        filter_variance: share of the filters' variance in their components (28, or as many as there are).
-        position_rank_correlation: of position similarity with distance (`positions.rank_correlation`). nearest_head:
-        the least mean distance of a head, over that of uniform attention; nearest_head_at: its [layer, head].
-        rollout_contrast: `contrast`, the mean over the images.
+        filter_variance: share of the filters' variance in their components. position_rank_correlation: see
+        `positions.rank_correlation`. nearest_head: the least mean distance of a head, over that of uniform attention;
+        nearest_head_at: its [layer, head]. rollout_contrast: `contrast`, the mean over the images.
         """
         rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
@@ -157,14 +152,11 @@ class Inspection:
     def to_dict(self) -> dict:
         """All numbers as plain Python objects, ready for JSON."""
         grid, (layers, heads) = self.grid, self.mean_distance.shape
-        images = [
-            {
-                "image": p.name,
-                "top5": [{"class": label, "value" if p.kind == "value" else "probability": v} for label, v in p.top5],
-                "rollout": None if p.rollout is None else p.rollout.tolist(),
-            }
-            for p in self.pictures
-        ]
+        images = []
+        for p in self.pictures:
+            unit = "value" if p.kind == "value" else "probability"
+            top5 = [{"class": label, unit: score} for label, score in p.top5]
+            images.append({"image": p.name, "top5": top5, "rollout": _listed(p.rollout)})
         return {
             "model": self.model,
             "grid": {
@@ -176,11 +168,15 @@ class Inspection:
             "images_in_mean_distance": self.images,
             "mean_distance": self.mean_distance.tolist(),
             "uniform_distance": grid.uniform_distance(),
-            "explained_variance": None if self.explained_variance is None else self.explained_variance.tolist(),
+            "explained_variance": _listed(self.explained_variance),
             **self.measures,
             "images": images,
             "notes": [*self.notes, *self.lacks.values()],
         }  # fmt: skip
+
+
+def _listed(values: Tensor | None) -> list | None:
+    return None if values is None else values.tolist()
 
 
 def contrast(maps: Tensor) -> Tensor:
@@ -250,18 +246,16 @@ def inspect(
         notes.append("The model pools nothing and gives classes for every token, so the pictures have none.")
     if grid.readout is None:
         lacks["rollout"] = "The head reads no weighted sum of the tokens, so there is no rollout from it."
-    components, variance, similarity = None, None, None
-    try:
-        components, variance = filters.components(model)
-    except ValueError as error:
-        lacks["filters"] = str(error)
-    try:
-        similarity = positions.similarity(model)
-    except ValueError as error:
-        lacks["positions"] = str(error)
-    name = models.architecture(model)
-    notes = list(dict.fromkeys(notes))
-    return Inspection(name, grid, total / count, count, pictures, components, variance, similarity, notes, lacks)
+    results = {}
+    for name, compute in (("filters", filters.components), ("positions", positions.similarity)):
+        try:
+            results[name] = compute(model)
+        except ValueError as error:
+            lacks[name] = str(error)
+    return Inspection(
+        models.architecture(model), grid, total / count, count, pictures, *results.get("filters", (None, None)),
+        results.get("positions"), list(dict.fromkeys(notes)), lacks,
+    )  # fmt: skip
 
 
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
@@ -284,7 +278,7 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
             captions=[p.caption for p in shown],
         )  # fmt: skip
     paths = [_write_json(inspection.to_dict(), out / "summary.json")]
-    for name in ("filters", "positions", "rollout"):
+    for name in {"filters", "positions", "rollout"} - figures.keys():
         (out / f"{name}.png").unlink(missing_ok=True)
     return paths + [_save(figure, out / f"{name}.png") for name, figure in figures.items()]
 
@@ -357,9 +351,9 @@ class Explanation:
     """The maps of an image's class, or of another score, and their scores.
 
     pixels: (H, W, 3) uint8, the model's input. target, value: the class and its score (`models.scores`), or the name of
-    a score of the features, such as "the similarity to tabby.jpg", and that score. maps: (rows, cols) by method.
-    scores: the rows of `faithfulness.table`, with the score, baseline and step that were used. title: the question that
-    the maps answer. under: the quantity that the areas of the scores are under. against: the contrasted class, or "".
+    a score of the features and that score. maps: (rows, cols) by method. scores: the rows of `faithfulness.table`, with
+    the score, baseline and step that were used. title: the question that the maps answer. under: the quantity that the
+    areas of the scores are under. against: the contrasted class, or "".
     """
 
     name: str
@@ -376,14 +370,12 @@ class Explanation:
 
 @contextlib.contextmanager
 def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """In this block, raise ValueError if a wrapper changes images before the Vision Transformer in it receives them:
-    the preprocessing that the wrapper expects is then unknown."""
+    """In this block, raise ValueError if a wrapper changes images before its Vision Transformer receives them."""
 
     def compare(_, args: tuple) -> None:
         if args[0].shape != images.shape or not torch.equal(args[0], images):
             raise ValueError(f"{model_name(model)} changes images before the Vision Transformer in it receives them, "
-                             "so its preprocessing is unknown. Set `model.pretrained_cfg = {'mean': …, 'std': …, "
-                             "'input_size': …}`, or give prepared images to `vitlens.attribution`.")  # fmt: skip
+                             "so its preprocessing is unknown. Set model.pretrained_cfg.")  # fmt: skip
 
     inner = transformer(model)
     known = inner is model or supported.states_preprocessing(model)
@@ -408,14 +400,11 @@ def explain(
 ) -> Iterator[Explanation]:
     """Explain image after image why a model gives it a class, by several methods, each scored.
 
-    images: (name, source) pairs, the source being anything `load_image` takes. target: a class number or name, None for
-    the predicted class, or a function such as `vitlens.attribution.like(image)`. against: another class or function, to
-    explain the difference. names: the methods, by default the quick ones (without legrad for a wrapped model, and
-    without those that start from the read-out for a model that has none). on_error: called with a sentence for an image
-    that is skipped, because it cannot be read, its predicted class is `against`, or it is compared with itself; without
-    it that error is raised. on_note: called with a sentence for an image that `load_image` has changed. on_part: called
-    with a description after each method and after the scores of an image. baseline, step, score, options: those of
-    `faithfulness.table` (orders, seed), which scores by insertion and deletion.
+    images, on_note: as in `prepared`. target: a class number or name, None for the predicted class, or a function such
+    as `vitlens.attribution.like(image)`. against: another class or function, to explain the difference. names: the
+    methods, by default the quick ones that the model permits. on_error: as in `prepared`, also for an image whose
+    predicted class is `against`, or that is compared with itself. on_part: called with a description after each method
+    and after the scores of an image. baseline, step, score, options: those of `faithfulness.table`.
 
     A model may wrap the Vision Transformer (a head behind a backbone); images are then prepared as that one expects,
     unless the wrapper has its own `pretrained_cfg`. Raises what `vitlens.attribution` raises, and ImageError if no
@@ -475,9 +464,11 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     numbers = [None if part is None else part.item() for part in (target.numbers, target.against)]
     name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
     value = models.scores(model, output)[0, numbers[0]].item()
-    shown = _number(value) if models.output_kind(model) == "value" else f"{value:.1%}"
+    is_value = models.output_kind(model) == "value"
+    shown = _number(value) if is_value else f"{value:.1%}"
+    shown = shown if is_value and output.shape[-1] == 1 else f"“{name}” ({shown})"
     rather = f" rather than “{other}”" if other else ""
-    return {"target": name, "against": other, "value": value, "title": f"Why “{name}” ({shown}){rather}? {about}"}
+    return {"target": name, "against": other, "value": value, "title": f"Why {shown}{rather}? {about}"}
 
 
 def _number(value: float) -> str:
