@@ -84,7 +84,7 @@ def tune(
     """
     kept, generator = [], torch.Generator().manual_seed(0)
     for images in batches:
-        model, images = checked(model, images)
+        model, images, *_ = checked(model, images)
         with explaining(model), torch.no_grad():
             layers = torch.stack(tokens.features(model, images)[0], 1)
         grid = family(transformer(model)).grid(tuple(images.shape[-2:]))

@@ -262,7 +262,7 @@ def test_refusals(vit):
         broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
     for method in (*GRADIENT, *PIXELS, occlusion):
         for words, arguments in (
-            ("none .num_classes=0.: its output is features", (headless, images(1, (64, 64)))),
+            ("no classifier head, so its output is features", (headless, images(1, (64, 64)))),
             ("images as a floating-point tensor", (model, x[0])),
             ("vitlens cannot show the attention of resnet18", (timm.create_model("resnet18"), x)),
             (r"does not take this size", (model, padded, 3)),

@@ -19,14 +19,15 @@ from vitlens.attribution import (
     kernel_shap,
     occlusion,
 )
-from vitlens.attribution.captum_maps import OneImage, _kernel_shap
+from vitlens.attribution.captum_maps import OneImage, _covers, _shapley_values
 
 OPTIONS = {
     "integrated_gradients": dict(n_steps=8),
     "gradient_shap": dict(n_samples=5),
     "kernel_shap": dict(n_samples=120),
 }
-CAPTUM = [integrated_gradients, gradient_shap, input_x_gradient, occlusion, feature_ablation, kernel_shap]
+CAPTUM = [integrated_gradients, input_x_gradient, occlusion, feature_ablation]
+PIXELS = [*CAPTUM, gradient_shap, kernel_shap]
 
 
 def images(batch=2, size=(64, 96), seed=0):
@@ -166,12 +167,11 @@ def test_kernel_shap_of_a_single_patch_is_what_it_adds(vit):
     torch.testing.assert_close(kernel_shap(model, x, 3).flatten(), gain)
 
 
-def played(game, **options):
+def played(game, n_samples=16 * 196):
     """KernelSHAP's map of a game on 14 × 14 patches of one pixel, 1 where it is seen."""
-
     grid = TokenGrid(14, 14, (1, 1), 0)
     case = OneImage(torch.ones(1, 1, 14, 14), torch.zeros(1, 1, 14, 14), lambda x: game(x.flatten(1))[:, None], grid)
-    return _kernel_shap(case, internal_batch_size=64, **options)[0].double()
+    return _shapley_values(case, _covers(196, n_samples, 0), 64)[0].double()
 
 
 @pytest.mark.parametrize("steepness, least", [(2 / 19, 0.98), (1 / 6, 0.9)])
@@ -218,7 +218,7 @@ def test_pixels_that_are_cut_or_padded(vit):
     """70 × 100 pixels: 4 × 6 patches and a rest that counts for nothing, or 5 × 7 patches, the last ones narrower."""
     x = images(size=(70, 100))
     cut, padded = vit(img_size=(70, 100)), vit(dynamic_img_size=True, dynamic_img_pad=True)
-    for method in CAPTUM:
+    for method in PIXELS:
         options = OPTIONS.get(method.__name__, {})
         if method is not gradient_shap:  # which draws noise for every pixel
             close(method(cut, x, 3, **options), method(vit(img_size=(64, 96)), x[:, :, :64, :96], 3, **options))
@@ -263,6 +263,7 @@ def test_without_captum(vit, monkeypatch):
     assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
+    assert all(method(model, x, 3, n_samples=72).any() for method in (gradient_shap, kernel_shap))
     for method in CAPTUM:
         refuses("needs captum: `pip install captum`", method, model, x, error=ImportError)
 

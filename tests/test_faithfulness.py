@@ -16,7 +16,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from vitlens import TokenGrid
 from vitlens.attribution import gradient_rollout, integrated_gradients
-from vitlens.attribution.target import ClassTarget
+from vitlens.attribution.target import Target
 from vitlens.faithfulness import Randomization, blurred, curves, random_maps, randomization, table
 
 TARGET = torch.tensor([3, 1])
@@ -401,10 +401,10 @@ def test_leaves_everything_as_found(vit):
 def test_the_target_is_a_class_or_the_predicted_one(vit):
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6)
     predicted = model(x).argmax(-1)
-    for given in (predicted, predicted.tolist(), ClassTarget(predicted)):
+    for given in (predicted, predicted.tolist(), Target(predicted)):
         assert torch.equal(curves(model, x, m).deletion, curves(model, x, m, given).deletion)
     other = (predicted + 1) % 10
-    known = curves(model, x, m, ClassTarget(predicted, other))
+    known = curves(model, x, m, Target(predicted, other))
     assert torch.equal(known.deletion, curves(model, x, m, predicted, against=other).deletion)
     pair = torch.stack([curves(model, x, m, k, score="logit").deletion for k in (3, 7)])
     contrast = curves(model, x, m, 3, against=7, score="logit")
@@ -419,7 +419,7 @@ def test_refusals(vit):
         (r"shape \(…, 2, 4, 6\), got \(2, 6, 4\)", (model, x, m.mT), {}),
         ("Maps must be finite", (model, x, damaged), {}),
         ("images as a floating-point tensor", (model, x[0], m), {}),
-        ("none .num_classes=0.: its output is features", (vit(img_size=(64, 96), num_classes=0), x, m), {}),
+        ("no classifier head, so its output is features", (vit(img_size=(64, 96), num_classes=0), x, m), {}),
         ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
         (r"\(96, 64\) pixels, got \(64, 96\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),

@@ -17,7 +17,7 @@ from vitlens import UnsupportedModelError, capture, faithfulness, report, widget
 from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound
 from vitlens.images import ImageError, load_image, samples
-from vitlens.models import load_model, preprocess, top_classes
+from vitlens.models import load_model, preprocess
 from vitlens.recorder import supported
 from vitlens.recorder.supported import family
 
@@ -321,22 +321,32 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     assert set(table.score) == {"similarity"} and (tmp_path / "o" / "00-1.png").exists()
 
 
-def test_the_probability_of_an_only_class_is_of_it_and_not_of_anything_else(vit):
-    """Its softmax would be 1 whatever the picture."""
-    model, (name, picture) = vit(img_size=224, num_classes=1), next(iter(samples().items()))
-    x = preprocess(model, picture)
+@pytest.mark.parametrize("outputs", ["value", "independent"])
+def test_curves_and_reports_of_outputs_that_do_not_compete(vit, outputs):
+    """A softmax of one output would be 1 whatever the image, and independent labels do not add up to 1."""
+    model = vit(img_size=224, num_classes=1 if outputs == "value" else 3)
+    name, picture = next(iter(samples().items()))
+    model.outputs = None if outputs == "value" else outputs
+    x, m = preprocess(model, picture), torch.rand(1, 14, 14)
+    scores = {"value": torch.Tensor.double, "independent": torch.sigmoid}[outputs]
     with torch.no_grad():
-        logit = model(x)[0, 0]
-    ((said,),) = top_classes(model, logit.view(1, 1))
-    assert said == ("0", pytest.approx(logit.sigmoid().item()))
-    (found,) = report.explain(model, [(name, picture)], names=["relevance"], orders=2)
-    assert found.value == pytest.approx(logit.sigmoid().item())
-    m = torch.rand(1, 14, 14)
-    both = [faithfulness.curves(model, x, m, 0, score=score) for score in ("probability", "logit")]
-    torch.testing.assert_close(both[0].deletion, both[1].deletion.sigmoid())
-    assert both[0].deletion.std() > 1e-4
-    explorer = widgets.explore(model, picture)
-    assert explorer.page.forward.share(0) == pytest.approx(logit.sigmoid().item(), rel=1e-4)
+        model.head.weight.mul_(100)
+        whole, empty = (scores(model(each))[0, 0].item() for each in (x, torch.zeros_like(x)))
+    found = faithfulness.curves(model, x, m, 0, baseline="zero")
+    for curve in (found.deletion, found.insertion.flip(-1)):
+        assert [curve[0, 0].item(), curve[0, -1].item()] == pytest.approx([whole, empty], rel=1e-4)
+    (told,) = report.explain(model, [(name, picture)], 0, names=["relevance"], orders=2)
+    assert told.value == pytest.approx(whole, rel=1e-4)
+    percent, words = "%" in told.title, told.under
+    assert (percent, words) == ((False, "the value of the output") if outputs == "value" else
+                                (True, "the probability of the class"))  # fmt: skip
+    assert widgets.explore(model, picture).page.forward.share(0) == pytest.approx(whole, rel=1e-3)
+    if outputs == "value":
+        refuses("one of value, got 'probability'", faithfulness.curves, model, x, m, 0, score="probability")
+    else:
+        contrast = faithfulness.curves(model, x, m, 0, against=1)
+        logits = [faithfulness.curves(model, x, m, k, score="logit").deletion for k in (0, 1)]
+        torch.testing.assert_close(contrast.deletion, logits[0] - logits[1], rtol=1e-3, atol=1e-4)
 
 
 def test_a_report_says_what_the_score_is(vit, tmp_path):

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.maps import outputs_of
-from vitlens.attribution.target import ClassTarget, Target, bound, of_classes, of_features, resolved
-from vitlens.models import require_classes
+from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
@@ -236,8 +235,6 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
 def _target(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
     """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
     bare = unwrap(model)
-    if of_classes(target):
-        require_classes(bare)
     target, against = bound(bare, target, against)
     if isinstance(target, Target):
         return target
@@ -301,7 +298,7 @@ def randomization(
     internal_batch_size: images in one forward where the class is looked up.
     """
     target = _target(model, images, target, None, internal_batch_size)
-    target = target.numbers if isinstance(target, ClassTarget) else target
+    target = target if target.numbers is None else target.numbers
     images = _on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()
     before = method(subject, images, target).cpu().double()

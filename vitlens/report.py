@@ -454,10 +454,8 @@ def explain(
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     """target, against, value and title of an `Explanation`."""
-    from vitlens.attribution.target import ClassTarget
-
     about = models.architecture(model)
-    if not isinstance(target, ClassTarget):
+    if target.numbers is None:
         name, value = target.called(0), target.score(output)[0].item()
         return {"target": name, "value": value, "title": f"Why is {name} {_number(value)}? {about}"}
     names = models.label_names(model, output.shape[-1])

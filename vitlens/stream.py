@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.balanced import held, held_fixed, leaf, product, require_sum
-from vitlens.attribution.maps import attention_times_gradient, captured, checked, explaining, require_layers, score
-from vitlens.attribution.target import Target, bound, of_features, resolved
+from vitlens.attribution.maps import attention_times_gradient, captured, checked, explaining, require_layers
+from vitlens.attribution.target import Target, of_features, resolved
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
 from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer
@@ -145,8 +145,7 @@ def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, n
 
 def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Attention, Target]:
     """The contributions, a capture whose layers know the gradient along the residual stream, and the target."""
-    model, images = checked(model, images, target)
-    target, against = bound(model, target, against)
+    model, images, target, against = checked(model, images, target, against)
     inner, leaves = transformer(model), defaultdict(list)
     require_pre_norm(inner)
     about = family(inner)
@@ -163,7 +162,7 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
         attn.cuts.clear()  # the hooks detach what layers read
         chosen = resolved(model, output, target, against, names)
         also = [each for found in leaves.values() for each in found]
-        *gradients, by_zeros = attn.differentiate(score(output, chosen, linear=True), also=[*also, zeros])
+        *gradients, by_zeros = attn.differentiate(chosen.score(output).sum(), also=[*also, zeros])
     with torch.no_grad():
         written = {"pool": torch.zeros_like(by_zeros)}
         for where, found in leaves.items():
@@ -197,7 +196,7 @@ def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Ten
     layer: its number, −1 for the last. Raises IndexError for a layer that does not exist, and what
     `vitlens.tokens.features` raises.
     """
-    model, images = checked(model, images)
+    model, images, *_ = checked(model, images)
     number = layer_number(len(family(transformer(model)).blocks), layer)
     with explaining(model, gradients=False):
         return read_out(model, features(model, images)[0][number])

@@ -8,15 +8,14 @@ functions, and hooks cut the graph or begin it.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.attribution.maps import Constants, captured, checked, explaining, require_layers, score
-from vitlens.attribution.target import bound, of_features, resolved
+from vitlens.attribution.maps import Constants, Hook, captured, checked, explaining, hooked, require_layers
+from vitlens.attribution.target import of_features, resolved
 from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import explicit_attention
 from vitlens.recorder.supported import UnsupportedModelError, family, model_name, transformer
@@ -31,8 +30,7 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     what the biases add. That is checked for the first layer. The gradients are those of CP-LRP in LXT (Ali et al.
     2022). Arguments as in `vitlens.attribution`.
     """
-    model, images = checked(model, images, target)
-    target, against = bound(model, target, against)
+    model, images, target, against = checked(model, images, target, against)
     first, *others = family(transformer(model)).blocks
     tokens = []
     hooks = [(first.register_forward_pre_hook, lambda _, args: (leaf(args[0], tokens), *args[1:]))]
@@ -44,7 +42,7 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
         attn, output = captured(model, images, of_features(target))
         target = resolved(model, output, target, against, names)
         *by_tokens, by_zeros = torch.autograd.grad(
-            score(output, target, linear=True), [*tokens, zeros], allow_unused=True, materialize_grads=True
+            target.score(output).sum(), [*tokens, zeros], allow_unused=True, materialize_grads=True
         )
     require_layers(model, target, torch.stack([by.flatten(1).any(1) for by in by_tokens]))
     written = [product(each, by) for each, by in zip(tokens, by_tokens, strict=True)]
@@ -53,23 +51,15 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
 
 
 @contextlib.contextmanager
-def held_fixed(model: nn.Module, images: Tensor, hooks: list, *, activations: bool = False) -> Iterator[Tensor]:
+def held_fixed(model: nn.Module, images: Tensor, hooks: list[Hook], *, activations: bool = False) -> Iterator[Tensor]:
     """In this block, a forward is linear for autograd. Yields the (B,) zeros that stand for biases.
 
-    hooks: pairs of a module's method that registers a hook, and the hook; they see this thread alone. activations: hold
-    the gates of activations fixed too.
+    hooks: as in `hooked`. activations: hold the gates of activations fixed too.
     """
-    thread = threading.get_ident()
-
-    def here(hook: Callable) -> Callable:
-        return lambda *args: hook(*args) if threading.get_ident() == thread else None
-
     with torch.inference_mode(False):  # zeros made in that mode have no gradient
         zeros = images.new_zeros(len(images), requires_grad=True)
     fixed = _Fixed(model, zeros, activations)
-    with explaining(model, constants=fixed), full_precision(images.device), contextlib.ExitStack() as stack:
-        for register, hook in hooks:
-            stack.enter_context(register(here(hook)))
+    with explaining(model, constants=fixed), full_precision(images.device), hooked(hooks):
         yield zeros
 
 
@@ -132,7 +122,7 @@ class _Fixed(Constants):
         if func in _NORMS:
             factor, axes, bias = _NORMS[func](*args, **kwargs)
             return self._stand_in(result, args[0], factor, axes, bias)
-        if self.activations and func in _SIGMOIDS:
+        if func in _LENGTHS or (self.activations and func in _SIGMOIDS):
             return held(result)
         if self.activations and func in _ACTIVATIONS:
             given = held(args[0])
@@ -197,5 +187,6 @@ def _scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 _NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}
 _ACTIVATIONS = {F.gelu, F.silu}
+_LENGTHS = {Tensor.norm}  # by which a cosine divides
 _SIGMOIDS = {torch.sigmoid, Tensor.sigmoid}
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__iadd__}

@@ -1,18 +1,18 @@
-"""captum's methods with patches as the features. captum is imported when a map is made.
+"""Methods that differentiate by pixels or cover patches. captum is imported when a map by it is made.
 
 All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: what
 replaces pixels, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
-internal_batch_size: images in one forward. seed: of captum's random numbers, the same for every image; the global
-generators are left as they were. Images are explained one at a time, so a batch gives what its images give alone.
+internal_batch_size: images in one forward. seed: of the random numbers, the same for every image. Images are explained
+one at a time, so a batch gives what its images give alone.
+
+GradientSHAP and the covers of KernelSHAP are written out, because captum draws from the global generators, which other
+threads use too. The numbers are those that captum draws after the same seed.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitlens.attribution import METHODS
 from vitlens.attribution.maps import captured, checked, explained, explaining, outputs_of
-from vitlens.attribution.target import bound, of_features, resolved
+from vitlens.attribution.target import of_features, resolved
 from vitlens.recorder.grid import TokenGrid
 
 COVERS = METHODS["kernel_shap"].forwards_per_patch
@@ -31,7 +31,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class OneImage:
-    """An image (1, C, H, W), its baseline, and scores: images → (B, 1), in float32 or wider, because captum adds them
+    """An image (1, C, H, W), its baseline, and scores: images → (B, 1), in float32 or wider, because they are added
     up. The model itself runs in its own precision."""
 
     image: Tensor
@@ -79,12 +79,16 @@ def gradient_shap(
     """
 
     def map_of(one: OneImage) -> Tensor:
-        draws, total = Draws(seed, one.image.device), 0
-        method = _captum().GradientShap(draws.aside(one.scores, last=True))
+        noise, places = torch.Generator(one.image.device).manual_seed(seed), np.random.RandomState(seed)
+        total = torch.zeros_like(one.image)
         for start in range(0, n_samples, internal_batch_size):
             count = min(internal_batch_size, n_samples - start)
-            with draws:
-                total = total + count * method.attribute(one.image, one.blank, count, stdevs, 0)
+            deviation = torch.full((count, *one.image.shape[1:]), stdevs, device=one.image.device)
+            noisy = one.image + torch.normal(0.0, deviation, generator=noise)
+            place = torch.from_numpy(places.uniform(size=(count, 1, 1, 1))).to(noisy)
+            point = (place * noisy + (1 - place) * one.blank).requires_grad_()
+            (gradient,) = torch.autograd.grad(one.scores(point).sum(), point)
+            total += (gradient * (noisy - one.blank)).sum(0)
         return _patch_sums(total / n_samples, one.grid)
 
     return _each_image(map_of, model, images, target, against, names, baseline, gradients=True)
@@ -160,41 +164,51 @@ def kernel_shap(
     values are undetermined, and shortly above noise exceeds them: fewer than three raise ValueError. Other arguments
     as in `vitlens.attribution.captum_maps`.
     """
-    map_of = partial(_kernel_shap, n_samples=n_samples, seed=seed, internal_batch_size=internal_batch_size)
+
+    def map_of(one: OneImage) -> Tensor:
+        patches = one.grid.patches
+        covers = _covers(patches, COVERS * patches if n_samples is None else n_samples, seed)
+        return _shapley_values(one, covers, internal_batch_size)
+
     return _each_image(map_of, model, images, target, against, names, baseline)
 
 
-def _kernel_shap(one: OneImage, *, n_samples: int | None = None, seed: int = 0, internal_batch_size: int) -> Tensor:
-    patches = one.grid.patches
-    if patches == 1:  # its Shapley value is what it adds
-        return one.scores(one.image) - one.scores(one.blank)
-    n_samples = COVERS * patches if n_samples is None else n_samples
-    if n_samples < LEAST * patches:
+def _covers(patches: int, count: int, seed: int) -> Tensor:
+    """(count, P) 1 where a patch is seen: all patches, none, then random ones, each cover with its complement.
+
+    k patches are seen with the probability that the Shapley kernel gives to all covers of this size. Raises ValueError
+    for fewer than `LEAST` covers a patch.
+    """
+    if count < LEAST * patches:
         raise ValueError(
-            f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got n_samples={n_samples}: its "
-            "map would be noise."
+            f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got n_samples={count}: its map "
+            "would be noise."
         )
-    draws = Draws(seed, one.image.device)
-    method = _captum().KernelShap(draws.aside(one.scores))
-    method.perturb_func = _paired(method.perturb_func)
-    with draws:
-        return method.attribute(
-            one.image, one.blank, 0, feature_mask=one.patches, n_samples=n_samples,
-            perturbations_per_eval=internal_batch_size, return_input_shape=False,
-        )  # fmt: skip
+    covers, generator = [torch.ones(patches), torch.zeros(patches)], torch.Generator().manual_seed(seed)
+    sizes = torch.arange(patches, dtype=torch.float32)
+    odds = (patches - 1) / (sizes * (patches - sizes))
+    odds[0] = 0
+    while patches > 1 and len(covers) < count:
+        size = torch.multinomial(odds, 1, generator=generator).item()
+        order = torch.randn(patches, generator=generator)
+        seen = (order > order.kthvalue(patches - size).values).float()
+        covers += [seen, 1 - seen]
+    return torch.stack(covers[:count])
 
 
-def _paired(perturb: Callable[..., Iterator[Tensor]]) -> Callable[..., Iterator[Tensor]]:
-    """captum's covers: the first two, of nothing and of everything, as they are, all others with their complements."""
+@torch.no_grad()
+def _shapley_values(one: OneImage, covers: Tensor, internal_batch_size: int) -> Tensor:
+    """(1, P) values by linear regression on covers, in which all patches and none weigh a million times the others."""
+    from sklearn.linear_model import LinearRegression
 
-    def covers(*args, **kwargs) -> Iterator[Tensor]:
-        found = perturb(*args, **kwargs)
-        yield from islice(found, 2)
-        for cover in found:
-            yield cover
-            yield 1 - cover
-
-    return covers
+    scores = []
+    for part in covers.to(one.image).split(internal_batch_size):
+        seen = part[:, one.patches[0]]
+        scores.append(one.scores(seen * one.image + (1 - seen) * one.blank).flatten())
+    weights = torch.ones(len(covers))
+    weights[:2] = 1e6
+    fit = LinearRegression().fit(covers.numpy(), torch.cat(scores).float().cpu().numpy(), weights.numpy())
+    return torch.from_numpy(fit.coef_)[None].to(one.image)
 
 
 def _captum():
@@ -213,9 +227,7 @@ def _each_image(
 ) -> Tensor:  # fmt: skip
     """(B, rows, cols) from map_of(OneImage) → (1, P) of each image. gradients: the map is made of gradients, so they
     must reach every layer, and the score must have a slope."""
-    _captum()
-    model, images = checked(model, images, target)
-    target, against = bound(model, target, against)
+    model, images, target, against = checked(model, images, target, against)
     with explaining(model):
         with torch.no_grad():
             one, *others = images.split(1)
@@ -248,60 +260,3 @@ def _patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:
 def _patch_values(values: Tensor, grid: TokenGrid) -> Tensor:
     """(B, C, H, W) values that are the same all over a patch → (B, P), that of its first pixel."""
     return values[:, 0, :: grid.patch[0], :: grid.patch[1]][:, : grid.rows, : grid.cols].flatten(1)
-
-
-class Draws:
-    """Random numbers for captum, which draws from the global generators.
-
-    Inside a `with` block the global generators run from `seed`, each block continuing the last one. Outside, and while
-    the model runs (`aside`), they are as if nothing had been drawn. Only one thread at a time is inside a block.
-    """
-
-    _turn = threading.Lock()
-
-    def __init__(self, seed: int, device: torch.device):
-        self.device, self._own, self._outer = device, None, None
-        with self:
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(seed)
-
-    def __enter__(self) -> Draws:
-        self._turn.acquire()
-        self._outer = self._states()
-        if self._own is not None:
-            self._begin(self._own)
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._outer is not None:
-            self._own = self._states()
-            self._begin(self._outer)
-            self._outer = None
-            self._turn.release()
-
-    def aside(self, forward: Callable[[Tensor], Tensor], last: bool = False) -> Callable[[Tensor], Tensor]:
-        """Wrap `forward` so that it runs outside the `with` block that calls it. last: the block draws no more."""
-
-        def called(images: Tensor) -> Tensor:
-            self.__exit__()
-            try:
-                return forward(images)
-            finally:
-                if not last:
-                    self.__enter__()
-
-        return called
-
-    def _states(self) -> tuple:
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        return np.random.get_state(), torch.get_rng_state(), cuda
-
-    def _begin(self, states: tuple) -> None:
-        numpys, torchs, cuda = states
-        np.random.set_state(numpys)
-        torch.set_rng_state(torchs)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, self.device)

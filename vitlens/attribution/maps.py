@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlens import attention
-from vitlens.attribution.target import Target, bound, of_classes, of_features, resolved
+from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.models import require_classes
 from vitlens.recorder.forward import evaluating, full_precision, require_images, run, without_checkpointing
 from vitlens.recorder.layer import Layer, layer_number
@@ -34,14 +34,17 @@ from vitlens.recorder.supported import (
     unwrap,
 )
 
+Hook = tuple[Callable, Callable]
+"""A method of a module that registers hooks, and a hook."""
+
 
 @dataclass(frozen=True)
 class Explained:
     """One forward and one backward, from which the quick methods make their maps: `relevance(explained(…))`.
 
-    output: (B, classes) logits, or (B, D) features. attn: the capture, whose layers know the gradient of the score.
+    attn: the capture, whose layers know the gradient of the score. output: (B, classes) logits, or (B, D) features.
     readings: the same capture, whose layers know the gradient of the score that is read right after each of them.
-    inputs: what the attention of each wanted layer is given, (B, T, C), and the gradient of the score by it.
+    inputs: a layer's number, what its attention is given, (B, T, C), and the gradient of the score by it.
     """
 
     attn: Attention
@@ -67,31 +70,45 @@ def explained(
     if isinstance(model, Attention):
         return Explained(model)
     needs = set(needs)
-    backward = bool(needs & {"gradients", "readings", "inputs"})
-    model, images = checked(model, images, target)
-    target, against = bound(model, target, against)
-    inner = transformer(model)
-    modules = attention_modules(inner)
+    backward = needs != {"capture"}
+    model, images, target, against = checked(model, images, target, against)
+    blocks, modules = family(transformer(model)).blocks, attention_modules(transformer(model))
     layer = layer_number(len(modules), layer)
-    given, keep_given = _keeper()
-    tokens, keep_tokens = _keeper()
+    tokens, given, hooks = [], [], []
+    if "readings" in needs:
+        hooks += [(block.register_forward_hook, lambda _, args, output: tokens.append(output)) for block in blocks]
+    if "inputs" in needs:
+        hooks += _keep_inputs(blocks[layer], modules[layer], given)
     readings = inputs = None
     with explaining(model, gradients=backward):
-        with contextlib.ExitStack() as hooks:
-            if "inputs" in needs:
-                hooks.enter_context(_inputs(family(inner).blocks[layer], modules[layer], keep_given))
-            for block in family(inner).blocks if "readings" in needs else []:
-                hooks.enter_context(block.register_forward_hook(lambda _, args, output: keep_tokens(output)))
+        with hooked(hooks):
             attn, output = captured(model, images, of_features(target), gradients=backward)
         target = resolved(model, output, target, against, names)
+        if backward:
+            target.require_slope(output.detach())
         if "readings" in needs:
             readings = _read(model, attn, tokens, output, target, keep_graph=needs != {"readings"})
         if needs & {"gradients", "inputs"}:
-            by_given = attn.differentiate(score(output, target), also=given)
+            by_given = attn.differentiate(target.score(output).sum(), also=given)
             require_layers(model, target, attn.reached())
             if given:
-                inputs = layer, torch.cat([each.detach() for each in given], -1), torch.cat(by_given, -1)
+                inputs = layer, torch.cat(given, -1).detach(), torch.cat(by_given, -1)
     return Explained(attn, output.detach(), target, readings, inputs)
+
+
+def _keep_inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], given: list[Tensor]) -> Iterator[Hook]:
+    """Hooks that append what the attention of a block is given, in a graph that begins with the block at the latest."""
+
+    def begin(_, args: tuple) -> tuple:
+        return args if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])
+
+    yield block.register_forward_pre_hook, begin
+    for _, module in modules:
+        if hasattr(module, "in_norm"):  # a ParallelScalingBlock is its own attention, and reads its norm's output
+            yield module.in_norm.register_forward_hook, lambda _, args, output: given.append(output)
+        else:
+            with_names = partial(module.register_forward_pre_hook, with_kwargs=True)
+            yield with_names, lambda _, args, named: given.append(args[0] if args else named["hidden_states"])
 
 
 def _read(
@@ -100,29 +117,31 @@ def _read(
     """A twin of the capture whose layers know the gradient of the score read right after each of them, by the model's
     own final norm, pooling and head."""
     inner, readings = transformer(model), attn.twin()
-    about = family(inner)
-    outputs = [about.head(each, pre_logits=target.of_features) for each in tokens]
+    outputs = [family(inner).head(each, pre_logits=target.of_features) for each in tokens]
     if inner is not model and not torch.equal(outputs[-1], output):
         raise ValueError(
             f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} has another "
             "one. Use another method, such as relevance or grad_cam."
         )
-    readings.differentiate([score(each, target) for each in outputs], keep_graph=keep_graph)
+    readings.differentiate([target.score(each).sum() for each in outputs], keep_graph=keep_graph)
     require_layers(model, target, readings.reached())
     return readings
 
 
-def checked(model: nn.Module, images: Tensor, target: object = None) -> tuple[nn.Module, Tensor]:
-    """The unwrapped model, and the images on its device and in its dtype. Raises for a model or images that cannot be
-    explained."""
+def checked(
+    model: nn.Module, images: Tensor, target: object = None, against: object = None
+) -> tuple[nn.Module, Tensor, object, object]:
+    """The unwrapped model, the images on its device and in its dtype, and the `bound` target and contrast.
+
+    Raises for a model or images that cannot be explained.
+    """
     model = unwrap(model)
     attention_modules(model if of_features(target) else transformer(model))
-    if of_classes(target):
-        require_classes(model)
+    target, against = bound(model, target, against)
     require_images(images, model)
     with torch.inference_mode(False):
         images = images.clone() if images.is_inference() else images.detach()
-        return model, images.to(next(model.parameters()))
+        return model, images.to(next(model.parameters())), target, against
 
 
 def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
@@ -136,15 +155,15 @@ def captured(model: nn.Module, images: Tensor, features: bool = False, **options
     options: those of `capture`. Where a wrapper pools the tokens itself, the grid has no read-out. Raises ValueError
     where a wrapper resizes the images, because the map would not lie on them.
     """
-    inner, (returned, keep) = transformer(model), _keeper()
-    with inner.register_forward_hook(lambda _, args, output: keep(output)), capture(inner, **options) as attn:
+    inner, returned = transformer(model), [None]
+    keep = (inner.register_forward_hook, lambda _, args, output: returned.append(getattr(output, "logits", output)))
+    with hooked([keep]), capture(inner, **options) as attn:
         output = outputs_of(model, images, features)
     if inner is model:
         return attn, output
-    of_inner = returned[-1] if returned else None
-    if getattr(of_inner, "logits", of_inner) is output:
+    if returned[-1] is output:
         require_classes(inner)
-    elif not isinstance(of_inner, Tensor):
+    elif not isinstance(returned[-1], Tensor):
         attn.grid = replace(attn.grid, readout=None)
     if attn.grid.image != tuple(images.shape[-2:]):
         raise ValueError(
@@ -158,35 +177,36 @@ def captured(model: nn.Module, images: Tensor, features: bool = False, **options
 def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants | None = None) -> Iterator[None]:
     """In this block the model can be run in eval mode, and differentiated; afterwards it is as it was.
 
-    constants: the mode that makes its parameters constants, by default `Constants(model)`.
+    constants: the mode that makes its parameters constants, by default `Constants(model)`, which also refuses a forward
+    that leaves autograd's graph.
     """
-    with evaluating(model), contextlib.ExitStack() as modes:
-        if gradients:
-            # Checkpointing would run the blocks again, in the threads of the backward pass.
-            inner = transformer(model)
-            for mode in (without_checkpointing(inner), torch.inference_mode(False), torch.enable_grad()):
-                modes.enter_context(mode)
-            modes.enter_context(constants or Constants(model))
-            if constants is None:  # others detach what they hold fixed
-                modes.enter_context(watching_graph(model, partial(_refuse_cut, model)))
-        else:
-            modes.enter_context(torch.no_grad())
+
+    def refuse(where: str) -> None:
+        raise UnsupportedModelError(cut_graph(model_name(model), where))
+
+    # Checkpointing would run the blocks again, in the threads of the backward pass.
+    modes = [evaluating(model), without_checkpointing(transformer(model)), torch.inference_mode(False)]
+    modes.append(torch.enable_grad() if gradients else torch.no_grad())
+    if gradients:
+        modes += [constants] if constants else [Constants(model), watching_graph(model, refuse)]
+    with contextlib.ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
         yield
 
 
-def score(output: Tensor, target: Target, *, linear: bool = False) -> Tensor:
-    """The sum of the images' scores: its gradient by an image is that of the image's score.
+@contextlib.contextmanager
+def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
+    """Register hooks for this block; they see this thread alone."""
+    thread = threading.get_ident()
 
-    linear: as a linear function of the output.
-    """
-    if linear:
-        return target.linear(output).sum()
-    target.require_slope(output.detach())
-    return target.score(output).sum()
+    def here(hook: Callable) -> Callable:
+        return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
-
-def _refuse_cut(model: nn.Module, where: str) -> None:
-    raise UnsupportedModelError(cut_graph(model_name(model), where))
+    with contextlib.ExitStack() as stack:
+        for register, hook in hooks:
+            stack.enter_context(register(here(hook)))
+        yield
 
 
 def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
@@ -198,48 +218,12 @@ def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
         raise ValueError(no_gradient(model_name(model), target.called(image), layer))
 
 
-@contextlib.contextmanager
-def _inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], keep: Callable[[Tensor], None]) -> Iterator[None]:
-    """In this block, keep what the attention is given. Autograd's graph begins with the model's block at the latest."""
-    thread = threading.get_ident()
-
-    def begin(_, args: tuple) -> tuple:
-        if threading.get_ident() != thread or args[0].requires_grad:
-            return args
-        return (args[0].detach().requires_grad_(), *args[1:])
-
-    def given(_, args: tuple, named: dict) -> None:  # some pass it by name
-        keep(args[0] if args else named["hidden_states"])
-
-    with contextlib.ExitStack() as hooks:
-        hooks.enter_context(block.register_forward_pre_hook(begin))
-        for _, module in modules:
-            if hasattr(module, "in_norm"):
-                # A ParallelScalingBlock is its own attention, which does not read what the block is given.
-                hook = module.in_norm.register_forward_hook(lambda _, args, output: keep(output))
-            else:
-                hook = module.register_forward_pre_hook(given, with_kwargs=True)
-            hooks.enter_context(hook)
-        yield
-
-
-def _keeper() -> tuple[list[Tensor], Callable[[Tensor], None]]:
-    """A list, and a function that appends to it what this thread gives."""
-    kept, thread = [], threading.get_ident()
-
-    def keep(tensor: Tensor) -> None:
-        if threading.get_ident() == thread:
-            kept.append(tensor)
-
-    return kept, keep
-
-
 class Constants(TorchFunctionMode):
     """Detach the parameters in this block. Enter it before a capture, which names layers by the parameters."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.parameters = {id(p): p for p in model.parameters()}  # and no others': captum fits models of its own
+        self.parameters = {id(p): p for p in model.parameters()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = {name: self._constant(value) for name, value in (kwargs or {}).items()}

@@ -1,9 +1,9 @@
 """Targets: the score of each image that a map explains.
 
-A target is a class or a function. A class is a number, a name, a sequence with one for each image, or None for the
-predicted class; its score is its logit. A function takes the model's output, (B, outputs), and returns (B,) scores. A
-function with a true attribute `of_features`, as `like` and `text` return, takes the features instead: the input of the
-classifier (in timm `forward_head(…, pre_logits=True)`), or the output of a model without one.
+A target is a class, a name or a function. A class is a number, a name, a sequence with one for each image, or None for
+the predicted class; its score is its logit. A function takes the model's output, (B, outputs), and returns (B,) scores.
+A function with a true attribute `of_features`, as `like` and `text` return, takes the features instead: the input of
+the classifier (in timm `forward_head(…, pre_logits=True)`), or the output of a model without one.
 
 Shapes: B batch, D width of the features.
 """
@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, output_kind, preprocess, scores
+from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import embed_texts, model_name, pooled
 
@@ -29,96 +30,71 @@ class NothingToExplain(ValueError):
 
 
 @dataclass(frozen=True)
-class ClassTarget:
-    """(B,) class numbers, and (B,) numbers of the classes that they are contrasted with, or None."""
+class Target:
+    """A target of known images: of a class each, or of a function of the output or the features.
 
-    numbers: Tensor
+    numbers: (B,) class numbers. against: (B,) numbers of the classes that they are contrasted with, or None. outputs:
+    meaning of the model's outputs, one of `vitlens.models.OUTPUTS`. function: in place of the numbers.
+    """
+
+    numbers: Tensor | None = None
     against: Tensor | None = None
     outputs: str = "classes"
-    """Meaning of the model's outputs, one of `vitlens.models.OUTPUTS`."""
+    function: Callable[[Tensor], Tensor] | None = None
 
-    of_features = False
+    @property
+    def of_features(self) -> bool:
+        return of_features(self.function)
 
     @property
     def measures(self) -> Mapping[str, str]:
         """Scores that insertion and deletion may measure, with descriptions. The first is the default."""
-        among, less = ("", "") if self.against is None else (" among the two", " less that of the other")
-        return {"probability": f"the probability of the class{among}", "logit": f"the logit of the class{less}"}
-
-    def score(self, logits: Tensor) -> Tensor:
-        """(B,) logits of the classes, less those of the contrast."""
-        score = logits.gather(-1, self.numbers[:, None])[:, 0]
-        return score if self.against is None else score - logits.gather(-1, self.against[:, None])[:, 0]
-
-    linear = score
-
-    def measured(self, logits: Tensor, measure: str) -> Tensor:
-        """(B,) the score, or the probability among all classes, or among the two of a contrast."""
-        if measure == "logit":
-            return self.score(logits)
-        if self.against is not None:
-            return self.score(logits).sigmoid()
-        return scores(self.outputs, logits).gather(-1, self.numbers[:, None])[:, 0]
-
-    def of(self, images: Tensor) -> ClassTarget:
-        """The target of some images, by their (N,) numbers."""
-        against = None if self.against is None else self.against[images]
-        return ClassTarget(self.numbers[images], against, self.outputs)
-
-    def called(self, image: int) -> str:
-        return f"class {self.numbers[image].item()}"
-
-    def require_slope(self, logits: Tensor) -> None:
-        """A logit has no maximum."""
-
-
-@dataclass(frozen=True)
-class FunctionTarget:
-    """The score of a function, the same for all images. See `ClassTarget` for the methods."""
-
-    function: Callable[[Tensor], Tensor]
-
-    @property
-    def of_features(self) -> bool:
-        return getattr(self.function, "of_features", False)
-
-    @property
-    def name(self) -> str:
-        return getattr(self.function, "name", None) or getattr(self.function, "__name__", "the score")
-
-    @property
-    def measures(self) -> Mapping[str, str]:
         if isinstance(self.function, Similarity):
-            return {"similarity": f"{self.name} ({self.function.unit})"}
-        return {"score": self.name}
+            return {"similarity": f"{self.called(0)} ({self.function.unit})"}
+        if self.function is not None:
+            return {"score": self.called(0)}
+        among, less = ("", "") if self.against is None else (" among the two", " less that of the other")
+        if self.outputs == "value":
+            return {"value": f"the value of the output{less}"}
+        logit = {"logit": f"the logit of the class{less}"}
+        if self.outputs == "independent" and self.against is not None:
+            return logit
+        return {"probability": f"the probability of the class{among}"} | logit
 
     def score(self, output: Tensor) -> Tensor:
-        return self.function(output)
-
-    def linear(self, output: Tensor) -> Tensor:
-        """(B,) the same scores, as a linear function of the output for autograd."""
-        return getattr(self.function, "linear", self.function)(output)
+        """(B,) logits of the classes, less those of the contrast, or scores of the function."""
+        if self.function is not None:
+            return self.function(output)
+        score = output.gather(-1, self.numbers[:, None])[:, 0]
+        return score if self.against is None else score - output.gather(-1, self.against[:, None])[:, 0]
 
     def measured(self, output: Tensor, measure: str) -> Tensor:
-        return self.function(output)
-
-    def of(self, images: Tensor) -> FunctionTarget:
-        return self
-
-    def called(self, image: int) -> str:
-        return self.name
+        """(B,) one of the `measures`. The probability of a class with a contrast is that among the two."""
+        if measure != "probability":
+            return self.score(output)
+        if self.against is not None:
+            return self.score(output).sigmoid()
+        return scores(self.outputs, output).gather(-1, self.numbers[:, None])[:, 0]
 
     def require_slope(self, output: Tensor) -> None:
+        """Raise NothingToExplain where the score has a maximum; a logit has none."""
         if isinstance(self.function, Similarity):
             self.function.require_slope(output)
 
+    def of(self, images: Tensor) -> Target:
+        """The target of some images, by their (N,) numbers."""
+        parts = {"numbers": self.numbers, "against": self.against}
+        return replace(self, **{name: part if part is None else part[images] for name, part in parts.items()})
 
-Target = ClassTarget | FunctionTarget
+    def called(self, image: int) -> str:
+        if self.function is None:
+            return f"class {self.numbers[image].item()}"
+        return getattr(self.function, "name", None) or getattr(self.function, "__name__", "the score")
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """A target: the cosine of the features of an image with those of another image or of a text.
+    """A function of features: their cosine with those of another image or of a text.
 
     to: what is compared, in words. embed: model → unit vector, (D,). vector: that vector, once the model is known, or
     the difference of two such vectors. unit: the unit of the score.
@@ -136,8 +112,14 @@ class Similarity:
         return f"the similarity to {self.to}"
 
     def bound(self, model: nn.Module) -> Similarity:
-        """The same target, with its vector in the space of this model's features."""
-        return self if self.vector is not None else replace(self, vector=self.embed(model))
+        """The same function, with its vector in the space of this model's features."""
+        if self.vector is not None:
+            return self
+        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+            vector = self.embed(model)
+            if not (vector.isfinite().all() and vector.any()):
+                raise ValueError(f"The features of {self.to} are zero or not finite, so no image is similar to it.")
+        return replace(self, vector=vector)
 
     def __sub__(self, other: Similarity) -> Similarity:
         with torch.inference_mode(False):  # tensors made in that mode have no gradient
@@ -150,16 +132,9 @@ class Similarity:
         features = _wide(features)
         return features @ self.vector.to(features) / features.norm(dim=-1)
 
-    def linear(self, features: Tensor) -> Tensor:
-        features = _wide(features)
-        with torch._C.DisableTorchFunction():
-            length = features.detach().norm(dim=-1)
-        return features @ self.vector.to(features) / length
-
     def require_slope(self, features: Tensor) -> None:
         """Raise NothingToExplain at a cosine of ±1: its gradient is nothing but rounding errors."""
-        unit = _wide(features) / _wide(features).norm(dim=-1, keepdim=True)
-        vector = self.vector.to(unit)
+        unit, vector = _unit(features), self.vector.to(_wide(features))
         across = vector - (unit @ vector)[:, None] * unit
         if (across.norm(dim=-1) <= torch.finfo(features.dtype).eps ** 0.5 * vector.norm()).any():
             raise NothingToExplain(
@@ -175,20 +150,17 @@ def like(images: object, *, name: str = "") -> Similarity:
     several, a list or a batch (N, C, H, W), it is the cosine with the mean of their unit features. name: what to call
     them, by default the name of the file. Raises ImageError, once the model is known, for a file that is not an image.
     """
-    several = isinstance(images, list | tuple) or (isinstance(images, Tensor) and len(images) > 1)
-    sources = list(images) if isinstance(images, list | tuple) else [images]
-    if len(sources) == 1:
-        named = Path(sources[0]).name if isinstance(sources[0], str | Path) else "the given image"
+    sources = images if isinstance(images, list | tuple) else [images]
     count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
-    name = name or (f"the mean of {count} images" if several and count > 1 else named)
+    if not name and count > 1:
+        name = f"the mean of {count} images"
+    elif not name:
+        name = Path(sources[0]).name if isinstance(sources[0], str | Path) else "the given image"
 
     def embed(model: nn.Module) -> Tensor:
-        units = []
-        for source in sources:
-            batch = source if isinstance(source, Tensor) else preprocess(model, source, size=built_size(model))
-            with evaluating(model), torch.inference_mode(False), torch.no_grad():
-                units.append(_unit(pooled(model, batch.detach().to(next(model.parameters()))), name))
-        return _unit(torch.cat(units).mean(0), name)
+        size, to = built_size(model), next(model.parameters())
+        batches = [each if isinstance(each, Tensor) else preprocess(model, each, size=size) for each in sources]
+        return _unit(torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0))
 
     return Similarity(name, embed)
 
@@ -200,24 +172,15 @@ def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
     prompts to the input of the text tower, by default the model's own. Raises ValueError for a model without a text
     tower, and OSError without a tokenizer.
     """
-
-    def embed(model: nn.Module) -> Tensor:
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            return _unit(embed_texts(model, [prompt], tokenizer), prompt)[0]
-
-    return Similarity(f"“{prompt}”", embed)
+    return Similarity(f"“{prompt}”", lambda model: _unit(embed_texts(model, [prompt], tokenizer))[0])
 
 
 def _wide(features: Tensor) -> Tensor:
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
-def _unit(features: Tensor, name: str) -> Tensor:
-    """Features (…, D) divided by their lengths. Raises ValueError for features that are zero or not finite."""
-    unit = _wide(features) / _wide(features).norm(dim=-1, keepdim=True)
-    if not unit.isfinite().all():
-        raise ValueError(f"The features of {name} are zero or not finite, so no image is similar to it.")
-    return unit
+def _unit(features: Tensor) -> Tensor:
+    return F.normalize(_wide(features), dim=-1)
 
 
 def of_features(target: object) -> bool:
@@ -225,34 +188,35 @@ def of_features(target: object) -> bool:
     return getattr(target, "of_features", False)
 
 
-def of_classes(target: object) -> bool:
-    """True for a target that is a class, so that the model needs classes."""
-    return not (callable(target) or isinstance(target, FunctionTarget))
-
-
 def bound(model: nn.Module, target: object, against: object = None) -> tuple[object, object]:
-    """target and against, with a function (and its contrast) as one `FunctionTarget`. Classes are returned as given."""
-    if not callable(target):
+    """target and against, with a function (and its contrast) as one `Target`. Classes are returned as given.
+
+    Raises ValueError for classes of a model without a classifier.
+    """
+    if isinstance(target, Target):
         return target, against
-    if against is not None and not (callable(against) and of_features(target) == of_features(against)):
-        raise ValueError("A contrast is between two classes or between two functions of the same input.")
-    target, against = (f.bound(model) if isinstance(f, Similarity) else f for f in (target, against))
+    if not callable(target):
+        require_classes(model)
+        return target, against
     if against is None:
-        return FunctionTarget(target), None
+        return Target(function=target.bound(model) if isinstance(target, Similarity) else target), None
+    if not callable(against) or of_features(target) != of_features(against):
+        raise ValueError("A contrast is between two classes or between two functions of the same input.")
     if isinstance(target, Similarity) and isinstance(against, Similarity):
-        return FunctionTarget(target - against), None
+        return Target(function=target.bound(model) - against.bound(model)), None
+    one, other = (bound(model, function)[0] for function in (target, against))
 
     def difference(output: Tensor) -> Tensor:
-        return target(output) - against(output)
+        return one.score(output) - other.score(output)
 
     difference.of_features = of_features(target)
-    return FunctionTarget(difference), None
+    return Target(function=difference), None
 
 
 def resolved(
     model: nn.Module, output: Tensor, target: object, against: object = None, names: Sequence[str] | None = None
 ) -> Target:
-    """The `Target` for the output (or features) of a model. target, against: `bound`, or a `Target`.
+    """The `Target` for the output (or features) of a model. target, against: as `bound` returns them.
 
     Raises ValueError for an output that is not finite, so that no map of it is shown, and NothingToExplain for a class
     contrasted with itself.
@@ -271,12 +235,11 @@ def resolved(
     if isinstance(target, Target):
         return target
     numbers = classes(model, output, target, names)
-    if against is None:
-        return ClassTarget(numbers, outputs=output_kind(model))
-    others = classes(model, output, against, names)
-    if (same := numbers == others).any():
+    others = None if against is None else classes(model, output, against, names)
+    if others is not None and (same := numbers == others).any():
         raise NothingToExplain(f"Class {numbers[same][0].item()} cannot be contrasted with itself. Give another class.")
-    return ClassTarget(numbers, others, output_kind(model))
+    kind = output_kind(model)
+    return Target(numbers, others, "value" if kind == "classes" and output.shape[1] == 1 else kind)
 
 
 def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequence[str] | None = None) -> Tensor:
@@ -291,30 +254,34 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
     if target is None:
         return logits.argmax(-1)
     target = target.tolist() if hasattr(target, "tolist") else target  # tensors, NumPy's arrays and numbers
-    each = list(target) if isinstance(target, list | tuple) else [target] * count
-    if len(each) != count:
-        raise ValueError(f"Expected one class, or one for each of {count} images, got {len(each)}.")
-    if any(isinstance(t, str) for t in each) and names is None:
+    targets = list(target) if isinstance(target, list | tuple) else [target] * count
+    if len(targets) != count:
+        raise ValueError(f"Expected one class, or one for each of {count} images, got {len(targets)}.")
+    if names is None and any(isinstance(each, str) for each in targets):
         names = label_names(model, total)
-    numbers = [_by_name(model, t, names, total) if isinstance(t, str) else operator.index(t) for t in each]
-    if wrong := [number for number in numbers if not 0 <= number < total]:
-        raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {wrong[0]}.")
+    numbers = []
+    for each in targets:
+        number = _number(model, each, names, total) if isinstance(each, str) else operator.index(each)
+        if not 0 <= number < total:
+            raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {number}.")
+        numbers.append(number)
     return torch.tensor(numbers, device=logits.device)
 
 
-def _by_name(model: nn.Module, target: str, names: Sequence[str] | None, total: int) -> int:
-    wanted = target.strip().lower()
-    synonyms = [[name.lower(), *(part.strip() for part in name.lower().split(","))] for name in names or ()]
-    numbers = [i for i, parts in enumerate(synonyms) if parts[0] == wanted]
+def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int) -> int:
+    """The number of a class by its whole name, one of its synonyms, or its number as a string."""
+    wanted = name.strip().lower()
+    labels = [label.lower() for label in names or ()]
+    synonyms = [[part.strip() for part in label.split(",")] for label in labels]
+    numbers = [i for i, label in enumerate(labels) if label == wanted]
     numbers = numbers or [i for i, parts in enumerate(synonyms) if wanted in parts]
     if len(numbers) > 1:
-        raise ValueError(f"Several classes are called {target!r}: {numbers}. Give the number of one.")
+        raise ValueError(f"Several classes are called {name!r}: {numbers}. Give the number of one.")
     if numbers:
         return numbers[0]
     if wanted.removeprefix("-").isdecimal():
         return int(wanted)
-    known = {word: part for parts in synonyms for part in parts[1:] for word in (*part.split(), part)}
-    close = {known[word]: None for word in difflib.get_close_matches(wanted, known, n=3)}
+    close = difflib.get_close_matches(wanted, sum(synonyms, []), n=3)
     hint = f"Did you mean {', '.join(close)}?" if close else f"Give a number from 0 to {total - 1}."
     unnamed = "" if names else " Its classes have no names."
-    raise ValueError(f"{model_name(model)} has no class called {target!r}.{unnamed} {hint}")
+    raise ValueError(f"{model_name(model)} has no class called {name!r}.{unnamed} {hint}")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from vitlens import attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
-from vitlens.models import preprocess, scores
+from vitlens.attribution.target import Target
+from vitlens.models import output_kind, preprocess, scores
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.supported import family
 from vitlens.widgets.drawing import scale_of
@@ -515,7 +516,8 @@ def score(forward: Forward, choice: Choice, values: np.ndarray, random: dict | N
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
     above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
-    scale = "probability of the class" + " among the two" * (against is not None)
+    measures = Target(against=against, outputs=output_kind(forward.model)).measures
+    scale = next(iter(measures.values())).removeprefix("the ")
     return {
         "title": title,
         "scale": "cosine" if isinstance(target, Likeness) else scale,
