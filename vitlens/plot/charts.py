@@ -220,7 +220,8 @@ def contributions(parts: Mapping[str, object]) -> plt.Figure:
             look = colors(each, signed=True) | {"vmin": -limit, "vmax": limit}
             shown = ax.imshow(each, **look, interpolation="nearest", aspect="auto")
             ax.set_title(name, size=9.5, pad=5, parse_math=False)
-            heads = range(0, columns - 2, 1 if columns < 14 else 4)
+            step = 1 if columns < 14 else 4
+            heads = range(0, columns - 1 - step // 2, step)
             ax.set_xticks([*heads, columns - 1], [*heads, "MLP"])
             ax.set_yticks(range(0, layers, -(-layers // 12)))
             ax.tick_params(length=0, labelsize=8)
