@@ -426,3 +426,37 @@ def test_F7_reports_show_a_single_output_without_percent_sign():
     assert "%" not in inspection.pictures[0].caption + explanation.title and "(6" in explanation.title
     inspection, explanation = reports(1, outputs="independent")
     assert inspection.pictures[0].caption == "0 100%" and "(100.0%)" in explanation.title
+def test_F6_training_writes_how_outputs_are_read(tmp_path):
+    """`outputs` of a recipe decides it; neighbor: a sigmoid loss alone does not."""
+    from dataclasses import replace
+
+    import torch
+
+    from vitlens import load_model
+    from vitlens.models import scores
+    from vitlens.train import export, recipe
+
+    plan, logits = recipe("digits").tiny(), torch.linspace(-2, 2, 10)[None]
+    for outputs, expected in (("independent", logits.sigmoid()), ("", logits.softmax(-1))):
+        plan = replace(plan, loss="sigmoid", outputs=outputs)
+        export(plan.build(), tmp_path / f"m{outputs}", plan, list("0123456789"))
+        assert torch.equal(scores(load_model(tmp_path / f"m{outputs}"), logits), expected)
+
+
+def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
+    """A folder without `pretrained_cfg` is fine-tuned; neighbor: a distilled model with two heads."""
+    import json
+
+    import timm
+    from safetensors.torch import save_file
+
+    from vitlens.train import recipe, starting_from
+
+    for name in ("deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file(timm.create_model(name).state_dict(), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"architecture": name}))
+        model = starting_from(recipe("finetune-small").override("num_classes=5"), folder).build()
+        heads = model.get_classifier()
+        assert all(h.out_features == 5 for h in (heads if isinstance(heads, tuple) else (heads,)))

@@ -138,13 +138,6 @@ def test_parts_must_hold_whole_pairs(data):
         fit(r.build(), data, r, world=World(0, 3, torch.device("cpu")))
 
 
-def test_a_launcher_without_accelerate_is_told_what_to_install(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ValueError, match="pip install accelerate"):
-        join("cpu")
-
-
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))

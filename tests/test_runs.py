@@ -24,7 +24,7 @@ from vitlens.data.files import locked
 from vitlens.models import load_model
 from vitlens.train import Recipe, Step, World, fit, loop, recipe, runs
 from vitlens.train.run_folder import finish
-from vitlens.train.runs import Board, Progress
+from vitlens.train.runs import Board
 
 torch.set_num_threads(1)
 
@@ -96,11 +96,10 @@ def test_wrong_options_are_refused_in_a_sentence(tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"no archive", lambda b: b[:-50]])
-def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys, damage):
+def test_snapshots_that_are_damaged_do_not_end_the_run(tmp_path, capsys):
     train(tmp_path, watch=3, **CUT)
     snapshots = tmp_path / "snapshots.npz"
-    snapshots.write_bytes(damage(snapshots.read_bytes()))
+    snapshots.write_bytes(snapshots.read_bytes()[:-50])
     assert train(tmp_path, watch=3, resume=True, quiet=False)["finished"]
     assert "There are no snapshots from step" in capsys.readouterr().err
 
@@ -156,15 +155,6 @@ def test_a_recipe_from_a_file(tmp_path):
             train(tmp_path / "run2", str(tmp_path / name))
 
 
-def test_the_bar_of_a_resumed_run_begins_where_the_run_does(capsys):
-    with Progress(100, quiet=False) as bar:
-        bar.show(Step(61, 100, 0, 0.25, 0.5))
-        assert (bar.bar.initial, bar.bar.n) == (60, 61)
-        bar.show(Step(70, 100, 0, 0.25, 0.5, 1.0, 100.0))
-        done = bar.bar.format_dict
-    assert (done["initial"], done["n"]) == (60, 70)
-
-
 @pytest.mark.parametrize("start, metrics, averaged", [
     ("", {"top1": 60.0, "top1_average": 50.0}, False), ("", {"top1": 40.0, "top1_average": 60.0}, True),
     # Validation images of a fine-tuning may be the test images, too: nothing is chosen by them.
@@ -190,15 +180,6 @@ def test_a_fine_tuning_goes_on_without_the_model_it_started_from(digits_model, t
     tune(tmp_path / "b", start, **CUT)
     shutil.rmtree(start)
     assert go_on(tmp_path / "b")["finished"] and same_file(tmp_path, "model/model.safetensors")
-
-
-def test_a_killed_run_tells_the_time_of_its_checkpoint(tmp_path):
-    account = train(tmp_path, **CUT)
-    (tmp_path / "training.json").unlink()
-    (marker,) = (tmp_path / "checkpoints").glob("*.json")
-    assert 0 <= json.loads(marker.read_text())["seconds"] <= account["seconds"]
-    (tmp_path / "training.json").write_text(json.dumps({"seconds": 1e6}))
-    assert 1e6 < train(tmp_path, resume=True)["seconds"] < 1e6 + 1000, "this part of the run counts once"
 
 
 def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch, capsys):
@@ -271,14 +252,6 @@ def stopped(stopped_run, tmp_path):
     return shutil.copytree(stopped_run, tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"stream": true}', '{"stream": [1]}', "\0\xff"])
-def test_a_damaged_note_of_how_images_are_read_is_told_by_its_name(stopped, content):
-    (stopped / "data.json").write_text(content, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"data\.json is damaged.*--stream or --hold"):
-        train(stopped, resume=True)
-    assert train(stopped, resume=True, stream=False)["finished"]
-
-
 def test_a_refused_start_leaves_the_run_that_is_there_untouched(stopped):
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     with pytest.raises(ValueError, match="already holds a run"):
@@ -289,19 +262,6 @@ def test_a_refused_start_leaves_the_run_that_is_there_untouched(stopped):
         train(stopped, resume=True, watch=3)
     assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
     assert train(stopped, resume=True, watch=3)["finished"]
-
-
-@pytest.mark.parametrize("kept", ["training.json", "model"])
-def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, kept):
-    train(tmp_path, watch=3)
-    for path in tmp_path.iterdir():
-        if path.name in {"training.json", "model", "checkpoints"} - {kept}:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    what = {"training.json": "a run. Resume it, or train", "model": "the model of a run. Train"}[kept]
-    with pytest.raises(ValueError, match=f"already holds {what} into another folder"):
-        train(tmp_path, watch=3)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
 def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, monkeypatch):

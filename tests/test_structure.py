@@ -147,3 +147,11 @@ def test_plot_is_imported_when_asked_for_and_training_needs_no_notebook_and_no_c
         "import vitlens.train, vitlens.cli"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_inspect_and_explain_do_not_reach_training():
+    needed, seen = {"vitlens.report"}, set()
+    while new := needed - seen:
+        seen |= new
+        needed |= set().union(*(imported(path) for path in FILES if module_of(path) in new))
+    assert not [module for module in needed if room(module) == "train"]

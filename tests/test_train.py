@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from timm.models import save_for_hf
 from torch import nn
 
-from experiments.networks import Network
 from vitlens.data import load
 from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
@@ -149,15 +148,6 @@ def test_a_kernel_is_the_matrix_of_its_outputs(order):
     torch.testing.assert_close(kernel.flatten(1), matrix, atol=1e-6, rtol=1e-5)
 
 
-def test_muon_takes_the_kernels_in_the_blocks_of_a_resnet():
-    model = Network(stages=(1, 1), channels=32).build(replace(recipe("digits"), image_size=8))
-    muon, adamw = optimizers(model, recipe("digits"))
-    taken, left = ({id(p) for g in each.param_groups for p in g["params"]} for each in (muon, adamw))
-    for name, p in model.named_parameters():
-        assert (id(p) in taken) == (name.startswith("stages") and p.ndim == 4) != (id(p) in left), name
-    assert len(taken) == 8  # three kernels and that of the shortcut in each of two blocks
-
-
 def test_every_parameter_has_one_optimizer_and_only_matrices_decay():
     model = recipe("tiny-imagenet").tiny().build()
     seen = {}
@@ -245,19 +235,6 @@ def test_the_moving_average_takes_the_statistics_of_batch_normalization_along(la
     assert not torch.allclose(average["bn1.running_mean"], state["bn1.running_mean"], rtol=0.01, atol=1e-3)
 
 
-def test_a_stopped_run_with_batch_normalization_goes_on_to_the_same_bits(larger, convolutions, tmp_path):
-    whole, averages = convolutions.build(), ({}, {})
-    losses = [s.loss for s in fit(whole, larger, convolutions, device="cpu", average=averages[0])]
-    train(5, convolutions, larger, out=tmp_path)
-    model = convolutions.build(weights=False)
-    rest = list(fit(model, larger, convolutions, device="cpu", out=tmp_path, resume=True, average=averages[1]))
-    assert [s.loss for s in rest] == losses[5:]
-    ours, theirs = model.state_dict(), whole.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert averages[0].keys() == averages[1].keys()
-    assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
-
-
 def test_an_exported_model_with_batch_normalization_is_as_accurate_when_it_is_opened_again(
     larger, convolutions, tmp_path
 ):
@@ -287,7 +264,7 @@ def test_global_state_is_left_as_found(data):
 
 
 @pytest.mark.parametrize(
-    "optimizer, precision", [("muon", "fp32"), ("muon", "bf16"), ("adamw", "bf16"), ("sgd", "bf16")]
+    "optimizer, precision", [("muon", "fp32"), ("muon", "bf16"), ("sgd", "bf16")]
 )
 def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, tmp_path, optimizer, precision):
     r = tiny(average=0.9, optimizer=optimizer, precision=precision)
@@ -457,22 +434,6 @@ def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(stoppe
     assert scalars["step"] == 6 and all(t.isfinite().all() for t in tensors.values())
 
 
-def test_weights_that_are_no_numbers_are_not_saved(stopped, data):
-    """Of a finite loss and gradient, while a parameter that takes no part in them is lost."""
-    out, r = stopped
-    model = r.build()
-
-    def poisoned(x, y):
-        with torch.no_grad():
-            model.head.bias.fill_(math.nan)
-        return model.forward_features(x).square().mean()
-
-    with pytest.raises(FloatingPointError, match="After step 5 some weights are not finite; nothing was saved"):
-        train(16, r, data, model, out=out, resume=True, criterion=poisoned)
-    tensors, scalars = run_folder.load_checkpoint(out / "checkpoints")
-    assert scalars["step"] == 4 and all(t.isfinite().all() for t in tensors.values())
-
-
 def test_what_a_killed_save_leaves_is_cleared_away(stopped):
     out, _ = stopped
     torn = out / "checkpoints/.step-00000005.safetensors.tmp"
@@ -493,12 +454,6 @@ def test_what_does_not_fit_together_is_refused_at_once(data, changes, named):
         fit(nn.Identity(), data, replace(tiny(), **changes), device="cpu", resume=resume)
 
 
-def test_patches_are_dropped_only_by_a_model_that_can(data):
-    plain = replace(tiny(), patch_drop=0.0, patch_drop_until=0.0)
-    with pytest.raises(ValueError, match="has no layer that does"):
-        next(fit(plain.build(), data, tiny(), device="cpu"))
-
-
 def test_an_export_opens_in_timm(data, tmp_path):
     r = tiny()
     model = r.build()
@@ -515,17 +470,6 @@ def test_an_export_opens_in_timm(data, tmp_path):
     assert {t.dtype for t in stored.values()} == {torch.float16}
     with pytest.raises(ValueError, match="Expected 10 class names.* got 2"):
         export(model, tmp_path / "m", r, ["a", "b"])
-
-
-def test_an_export_keeps_whole_what_half_precision_cannot_hold(data, tmp_path):
-    r = tiny()
-    model = r.build()
-    with torch.no_grad():
-        model.head.weight[0, 0] = 1e5
-    export(model, tmp_path, r, data[0].class_names)
-    opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    assert torch.equal(opened.head.weight, model.head.weight)
-    assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
 
 
 def test_the_compiled_path_computes_the_same(data):
