@@ -546,3 +546,30 @@ def test_an_export_without_the_head_of_pretraining(data, tmp_path):
     assert set(head) == {f"head.{layer}.{kind}" for layer in ("pre_logits", "output") for kind in ("weight", "bias")}
     model.head.load_state_dict({name.removeprefix("head."): t for name, t in head.items()})
     torch.testing.assert_close(model.eval()(x), model.head(features))
+
+
+def test_weights_that_are_no_numbers_are_not_saved(stopped, data):
+    """Of a finite loss and gradient, while a parameter that takes no part in them is lost."""
+    out, r = stopped
+    model = r.build()
+
+    def poisoned(x, y):
+        with torch.no_grad():
+            model.head.bias.fill_(math.nan)
+        return model.forward_features(x).square().mean()
+
+    with pytest.raises(FloatingPointError, match="After step 5 some weights are not finite; nothing was saved"):
+        train(16, r, data, model, out=out, resume=True, criterion=poisoned)
+    tensors, scalars = run_folder.load_checkpoint(out / "checkpoints")
+    assert scalars["step"] == 4 and all(t.isfinite().all() for t in tensors.values())
+
+
+def test_an_export_keeps_whole_what_half_precision_cannot_hold(data, tmp_path):
+    r = tiny()
+    model = r.build()
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e5
+    export(model, tmp_path, r, data[0].class_names)
+    opened = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert torch.equal(opened.head.weight, model.head.weight)
+    assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
