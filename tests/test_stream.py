@@ -19,7 +19,7 @@ from torchvision.transforms import RandomResizedCrop
 from vitlens import load_model
 from vitlens.data import ImageSet, ImageStream, Samples, imageset, load
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.imageset import decoded, fitting, pixels
+from vitlens.data.imageset import Fitting, decoded, pixels
 from vitlens.evaluate.reading import opened
 from vitlens.train import accuracy
 from vitlens.train.recipes import recipe
@@ -134,7 +134,7 @@ def test_the_next_good_sample_stands_in_for_a_damaged_one(damaged, workers):
     images, labels = joined(stream, [torch.arange(0, 8), torch.arange(8, 12)])
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 0]
     assert labels.tolist() == [i // 4 for i in expected]
-    assert images.equal(torch.stack([fitting(SIZE)(decoded(stream.samples, i)) for i in expected]))
+    assert images.equal(torch.stack([Fitting(SIZE)(decoded(stream.samples, i)) for i in expected]))
     assert stream.stand_ins().nonzero()[:, 0].tolist() == [3, 4, 11] and stream.to("cpu").damaged == stream.damaged
     found = [re.match(r"train/./(\d\d)\.png \(no image of a known format\)", reason)[1] for reason in stream.damaged]
     assert found == ["03", "04", "11"]

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -143,17 +144,27 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def fitting(side: int, squash: bool = False) -> Callable[[Image.Image], Tensor]:
+@dataclass(frozen=True)
+class Fitting:
     """The resizing of validation images to uint8 (3, side, side): timm's own, as `vitlens.models.pixels` is.
 
     The short side is resized (bilinear, antialiased) and the center cropped; with `squash` both sides are resized.
     """
-    from timm.data import create_transform
 
-    mode = "squash" if squash else "center"
-    return create_transform(
-        (3, side, side), interpolation="bilinear", crop_pct=1.0, crop_mode=mode, is_training=False, use_prefetcher=True
-    )
+    side: int
+    squash: bool = False
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return pixels(image) if image.size == (self.side, self.side) else self.resized(image)
+
+    @cached_property
+    def resized(self) -> Callable[[Image.Image], Tensor]:
+        from timm.data import create_transform
+
+        return create_transform(
+            (3, self.side, self.side), interpolation="bilinear", crop_pct=1.0, is_training=False, use_prefetcher=True,
+            crop_mode="squash" if self.squash else "center",
+        )  # fmt: skip
 
 
 def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int) -> Tensor:
@@ -558,7 +569,7 @@ def load(
     if stream is None:
         stream = size is not None and len(samples) * 3 * size**2 > free_memory(device) / 2
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
-    fit = fit or (pixels if size is None else fitting(size, squash))
+    fit = fit or (pixels if size is None else Fitting(size, squash))
     if not stream:
         return held(samples, f"the {split} split of {source}", fit, size, on_damaged, workers).to(device)
     labels = torch.as_tensor(samples.labels, dtype=torch.int64)

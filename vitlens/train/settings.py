@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from vitlens import variants
-from vitlens.data.augment import Augment, check_finite, seed_of
-from vitlens.data.transforms import check_pad
+from vitlens.data.augment import Augment, check_finite, check_pad, seed_of
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
 
@@ -337,7 +336,10 @@ class Recipe:
         values = {name: value for name, value in values.items() if name not in REMOVED}
         own = typed(cls, {name: value for name, value in values.items() if name != "augment"})
         if "augment" in values:
-            own["augment"] = Augment(**typed(Augment, values["augment"], "augment."))
+            augment = values["augment"]
+            if isinstance(augment, dict) and not augment.get("operations"):  # RandAugment's, of earlier versions
+                augment = {name: value for name, value in augment.items() if name not in ("operations", "magnitude")}
+            own["augment"] = Augment(**typed(Augment, augment, "augment."))
         return cls(**own)
 
     def to_json(self) -> str:
