@@ -45,7 +45,7 @@ size: $(READY)  ## lines, files, raise statements and tests
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable ".[notebooks,transformers,openclip,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[notebooks,transformers,openclip,datasets,dev]"
 	touch $@
 
 $(COLAB)/.ready: $(READY) Makefile
