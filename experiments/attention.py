@@ -7,11 +7,8 @@ has a process of its own. Ratios are within one run of this script. The maps of 
 """
 
 import argparse
-import datetime
 import json
 import math
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,7 +18,7 @@ from pathlib import Path
 import timm
 import torch
 
-from experiments.results import rounded, write
+from experiments.results import about, command, write
 from vitlens import attention, capture
 
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
@@ -135,12 +132,8 @@ def main() -> None:
             )
             print(f"{name}: slope of log extra memory against log N: {slope:.2f}")
     if options.out:
-        note = (
-            f"python -m experiments.attention, {datetime.date.today()}, {os.cpu_count()} cores {platform.machine()}, "
-            f"torch {torch.__version__}, timm {timm.__version__}, float32, batch 1"
-        )
-        write(options.out, [rounded(row, "{:.4g}".format) for row in rows], note)
-        print(f"Wrote {options.out}.")
+        how = about(command("experiments.attention"))
+        write(options.out, (row | how for row in rows), digits=4)
 
 
 if __name__ == "__main__":

@@ -7,26 +7,24 @@ One row per fold: top-1 of the raw and of the averaged weights after the last st
 validation. The last rows are mean and standard deviation.
 """
 
-import argparse
-import platform
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
-from experiments.results import rounded, sentence, write
+from experiments.results import about, command, parser, rounded, write
 from vitlens import data as datasets
 from vitlens.train import fit
 from vitlens.train.recipes import recipe
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    options = options.parse_args(arguments)
     plan, rows = recipe("digits").override(*options.set), []
+    plan = plan.tiny() if options.tiny else plan
     for fold in range(5):
         data = tuple(datasets.load("digits", split, fold=fold) for split in ("train", "valid"))
         model, start = plan.build(), time.perf_counter()
@@ -40,12 +38,8 @@ def main() -> None:
     for name, of in (("mean", statistics.mean), ("std", statistics.stdev)):
         summary = {column: of([row[column] for row in rows[:5]]) for column in columns}
         rows.append({"fold": name, "images": sum(row["images"] for row in rows[:5]), **summary})
-    parameters = sum(p.numel() for p in model.parameters())
-    command = "python -m experiments.digits" + "".join(f" --set {s}" for s in options.set)
-    processor = f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
-    note = f"{sentence(command)}, {processor}, {parameters:,} parameters, {plan.epochs} epochs"
-    write(options.out, [rounded(row, lambda v: round(v, 2)) for row in rows], note)
-    print(rows[-2], rows[-1], sep="\n")
+    how = {"processor": torch.backends.cpu.get_cpu_capability(), **about(command("experiments.digits", arguments))}
+    write(options.out, [rounded(row, lambda v: round(v, 2)) | how for row in rows])
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ tensors of a checkpoint without its JSON), how many checkpoints were passed over
 their average and the log are those of the uninterrupted run.
 """
 
-import argparse
-import datetime
 import json
 import random
 import signal
@@ -18,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
 import torch
 
-from experiments.results import write
-from vitlens.train.runs import versions
+from experiments.results import about, command, parser, write
 
 CHILD = """
 import sys, dataclasses
@@ -85,28 +83,24 @@ def killed(folder: Path, rng: random.Random) -> dict:
         steps.append(int(max(f for f in files if f.endswith(".json"))[5:13]) if files else 0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--runs", type=int, default=20)
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=20)
+    options = options.parse_args(arguments)
+    runs, how = 1 if options.tiny else options.runs, about(command("experiments.kills", arguments))
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name) / "whole"
         child(whole).communicate()
         tensors, log = final(whole)
         rows = []
-        for run in range(options.runs):
+        for run in range(runs):
             row = {"run": run, **killed(Path(name) / str(run), random.Random(run))}
             ours, lines = final(Path(name) / str(run))
             row["bit_equal"] = set(ours) == set(tensors) and all(torch.equal(ours[n], tensors[n]) for n in tensors)
             row["log_equal"] = lines == log
-            rows.append(row)
+            rows.append(row | {"compared": len(tensors)} | how)
             print(row, flush=True)
-    note = (
-        f"python -m experiments.kills --runs {options.runs}, {datetime.date.today()}, CPU, "
-        f"torch {versions()['torch']}, {len(log)} steps a run, {len(tensors)} tensors compared"
-    )
-    write(options.out, rows, note)
+    write(options.out, rows)
     print(f"{sum(row['kills'] for row in rows)} kills, equal to the bit: {sum(row['bit_equal'] for row in rows)} of "
           f"{len(rows)} runs")  # fmt: skip
 

@@ -12,9 +12,8 @@ the first one with random weights. Intervals (95 %) are Wilson's, those of `one 
 """
 
 import itertools
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import rounded, write
-from experiments.specimens import arguments, note, specimens
-from vitlens import tokens
+from experiments.results import about, command, labeled, parser, write
+from vitlens import load_model, tokens
 from vitlens.attribution.maps import checked, explaining
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.ablation import divergence
 from vitlens.recorder.supported import family, transformer
 from vitlens.stream import read_out
 
+MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
 LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
 
 
@@ -176,29 +175,35 @@ def rows(name: str, lens: str, found) -> list[dict]:
     return result
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--tuning", type=int, default=2000, help="other images that tune the lens")
-    parser.add_argument("--save", type=Path, help="folder for the tuned lens of the first model")
-    options = parser.parse_args()
-    table, saved = [], options.save
-    for title, model, batches, tuning in specimens(options, options.tuning):
-        start, lenses = time.perf_counter(), {"plain": None}
-        if tuning:
-            said = lambda layer, loss, title=title: print(f"{title}, layer {layer}: loss {loss:.3f}", flush=True)  # noqa: E731
-            lens = tune(model, tqdm(tuning, unit="batch", disable=None), on_layer=said)
-            if saved:
-                lens.save(saved)
-                lens, saved = TunedLens.load(saved), None
-            lenses["tuned"] = lens
-        for way, found in zip(lenses, scored(model, batches, lenses.values()), strict=True):
-            table += rows(title, way, found)
-        print(f"{title}: {time.perf_counter() - start:.0f} s", flush=True)
-    save = f" --save {options.save}" if options.save else ""
-    write(options.out, [rounded(row, lambda value: f"{value:.4g}") for row in table], note("lens.py", options, save))
-    for row in table:
-        if row["reader"] != "wrong label":
-            print(*(f"{v:.1f}" if isinstance(v, float) else v for v in row.values()))
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, data=True)
+    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+    options.add_argument("--images", type=int, default=2000)
+    options.add_argument("--control", type=int, default=500, help="images for the untrained model")
+    options.add_argument("--tuning", type=int, default=2000, help="other images that tune the lens")
+    options.add_argument("--save", type=Path, help="folder for the tuned lens of the first model")
+    options = options.parse_args(arguments)
+    if options.tiny:
+        options.images, options.control, options.tuning = 4, 2, 6
+    table, how = [], about(command("experiments.lens", arguments))
+    for name in options.models:
+        model, path = load_model(name), Path(name)
+        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
+        batches = list(labeled(model, options.data, options.tuning, options.tuning + options.images))
+        tuning = labeled(model, options.data, 0, options.tuning)
+        lens = tune(model, (images for images, _ in tqdm(tuning, disable=None)))
+        if name == options.models[0] and options.save:
+            lens.save(options.save)
+            lens = TunedLens.load(options.save)
+        variants = {title: (model, batches, {"plain": None, "tuned": lens})}
+        if name == options.models[0]:
+            torch.manual_seed(0)
+            few = batches[: max(1, options.control // 10)]
+            variants[f"{title}, untrained"] = load_model(name, pretrained=False), few, {"plain": None}
+        for variant, (network, images, lenses) in variants.items():
+            for way, found in zip(lenses, scored(network, images, lenses.values()), strict=True):
+                table += [row | how for row in rows(variant, way, found)]
+    write(options.out, table, digits=4)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,6 @@ def about(command: str, device: str | torch.device = "cpu") -> dict[str, str]:
     return {"device": hardware(device), **versions(), "date": datetime.date.today().isoformat(), "command": command}
 
 
-def sentence(command: str) -> str:
-    """The same of a whole table, for the note above it."""
-    how = about(command)
-    return f"{command}, {how['date']}, {how['device']}, torch {how['torch']}, timm {how['timm']}"
-
-
 def rounded(row: Mapping, to) -> dict:
     """A row whose floats are written shorter."""
     return {name: to(value) if isinstance(value, float) else value for name, value in row.items()}
@@ -63,14 +57,13 @@ def labeled(model: nn.Module, data: str, start: int, stop: int, batch: int = 10)
         yield normalized_for(model, pixels[sound]), numbers[labels[sound]]
 
 
-def write(path: Path | str, rows: Iterable[Mapping], note: str = "", digits: int | None = None) -> None:
+def write(path: Path | str, rows: Iterable[Mapping], digits: int | None = None) -> None:
     """Write rows as a plain CSV file; a column that a row lacks stays empty. digits: significant digits of floats."""
     if digits:
         rows = ({k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     table = pd.DataFrame(list(rows), dtype=object)  # whole numbers stay whole beside empty ones
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"# {line}\n" for line in note.splitlines()) + table.to_csv(index=False, lineterminator="\n")
-    Path(path).write_text(text, encoding="utf-8", newline="\n")
+    table.to_csv(path, index=False, lineterminator="\n")
     print(table.to_string(index=False))
 
 

@@ -11,14 +11,14 @@ grid of all models, which favors none. At the end by how much the first model's 
 same photographs. Each mean over photographs has the half width of its 95 % interval (Student's t): what others give.
 """
 
-import argparse
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from experiments.results import rounded, sentence, write
+from experiments.results import about, command, parser, write
 from vitlens import attention, capture, data, load_model, report
 from vitlens.evaluate import student
 from vitlens.report import prepared
@@ -69,14 +69,12 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
     return rows, alike
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="a data set with validation images")
-    parser.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    options = parser.parse_args()
-    images = data.load(options.data, "valid", stream=False).subset(options.images).images
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, data=True)
+    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+    options.add_argument("--images", type=int, default=1000)
+    options = options.parse_args(arguments)
+    images = data.load(options.data, "valid", stream=False).subset(4 if options.tiny else options.images).images
     models = {Path(name).name: load_model(name) for name in options.models}
     shape = min(tuple(model.patch_embed.grid_size) for model in models.values())
     rows, contrasts = [], {}
@@ -87,16 +85,8 @@ def main() -> None:
     for other in others:
         above = {"model": f"{first} − {other}", "quantity": "rollout_contrast, {} × {}".format(*shape)}
         rows.append(above | mean("value", contrasts[first] - contrasts[other]))
-    rows = [{"images": len(images)} | rounded(row, lambda value: f"{value:.4g}") for row in rows]
-    command = f"python -m experiments.specimen --data tiny-imagenet --images {len(images)} --out {options.out}"
-    write(options.out, rows, sentence(command))
-    for row in rows:
-        if row["quantity"] != "mean_distance":
-            print(*row.values())
-    heads = [row for row in rows if row["quantity"] == "mean_distance"]
-    for name in models:
-        nearest = min((row for row in heads if row["model"] == name), key=lambda row: float(row["of_uniform"]))
-        print(name, "nearest head:", *nearest.values())
+    how = about(command("experiments.specimen", arguments))
+    write(options.out, ({"images": len(images)} | row | how for row in rows), digits=4)
 
 
 if __name__ == "__main__":

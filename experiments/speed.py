@@ -20,7 +20,6 @@ import pandas as pd
 import torch
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 from experiments.results import about, command, parser, write
 from vitlens.evaluate import compute
@@ -35,6 +34,8 @@ def throughput(model: nn.Module, image: Tensor, seconds: float = 0.5) -> tuple[f
 
     image: (1, C, height, width). Batches double until two in a row are no faster by 2 %, or memory runs out.
     """
+    from torch.utils.benchmark import Timer  # importing it prints a warning where there is no GPU
+
     best, fastest, slower, batch = 0.0, 0, 0, 1
     while slower < 2:
         try:

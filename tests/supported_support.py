@@ -247,10 +247,8 @@ if __name__ == "__main__":
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(
-            f"# python tests/supported_support.py; {versions}; {platform.machine()}; random weights, seed 0\n"
-        )
-        found = rows()
+        command = f"python tests/supported_support.py; {versions}; {platform.machine()}; random weights, seed 0"
+        found = [row | {"command": command} for row in rows()]
         writer = csv.DictWriter(file, found[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)

@@ -259,7 +259,7 @@ def test_notebooks_11_and_15_say_what_the_committed_tables_say():
     for method in ("direct", "gradient_rollout"):
         assert "{difference:.3f} ± {difference_95:.3f}".format(**table.loc[method]) in prose
     prose, _ = told("15")
-    heads = pd.read_csv(RESULTS / "heads.csv", comment="#")
+    heads = pd.read_csv(RESULTS / "heads.csv")
     best = heads.loc[heads.groupby(["layer", "way"])["kl"].idxmax()].set_index(["way", "layer"])
     for way, early in (("zero", range(1, 5)), ("mean", range(1, 5)), ("resample", range(5))):
         kl = best["kl"][way]
@@ -273,7 +273,7 @@ def test_notebooks_11_and_15_say_what_the_committed_tables_say():
 
 def test_notebook_17_says_what_the_committed_table_says():
     prose, shown = told("17")
-    table = pd.read_csv(RESULTS / "registers.csv", comment="#")
+    table = pd.read_csv(RESULTS / "registers.csv")
     rows = table[table["layer"] == 10].set_index("variant")
     whole, first, empty, chance = (
         rows.loc[name] for name in ("the model", "the model, first 1,000", "empty register", "register, random neurons")

@@ -43,7 +43,7 @@ def test_throughput_is_that_of_the_fastest_batch(limit, expected, monkeypatch):
         measurement = SimpleNamespace(median=3 + (n if n <= 8 else 2 * n))
         return SimpleNamespace(blocked_autorange=lambda min_run_time: measurement)
 
-    monkeypatch.setattr(speed, "Timer", timer)
+    monkeypatch.setattr("torch.utils.benchmark.Timer", timer)
     assert speed.throughput(None, torch.zeros(1, 3, 2, 2)) == expected
 
 

@@ -82,8 +82,8 @@ def shrunk(name: str):
 if __name__ == "__main__":
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
     with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(f"# python tests/timm_support.py, timm {timm.__version__}\n")
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, [*COLUMNS, "command"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(survey(name) for name in timm.list_models(exclude_filters="vitlens_*"))
+        command = {"command": f"python tests/timm_support.py, timm {timm.__version__}"}
+        writer.writerows(survey(name) | command for name in timm.list_models(exclude_filters="vitlens_*"))
     print(f"Wrote {path}.")
