@@ -63,8 +63,8 @@ def kind(attn) -> str:
 def read_table() -> tuple[str, dict[str, dict]]:
     """(timm version, rows by model name) of the committed table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
-        version = file.readline().strip().rsplit(" ", 1)[-1]
-        return version, {row["model"]: row for row in csv.DictReader(file)}
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    return next(iter(rows.values()))["command"].rsplit(" ", 1)[-1], rows
 
 
 def shrunk(name: str):
