@@ -64,7 +64,8 @@ def read_table() -> tuple[str, dict[str, dict]]:
     """(timm version, rows by model name) of the committed table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
-    return next(iter(rows.values()))["command"].rsplit(" ", 1)[-1], rows
+    (command,) = {row.pop("command") for row in rows.values()}
+    return command.rsplit(" ", 1)[-1], rows
 
 
 def shrunk(name: str):
