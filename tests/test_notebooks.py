@@ -20,6 +20,7 @@ from timm.models import save_for_hf
 
 from experiments import studies
 from vitlens import load_model, positions
+from vitlens.evaluate import student
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
@@ -298,3 +299,73 @@ def test_notebook_17_says_what_the_committed_table_says():
         in plain
     )
     assert f"{first['accuracy']:.2f}" in shown
+
+
+def test_notebook_12_numbers_equal_the_committed_tables():
+    prose, shown = told("12")
+    rows = studies.read_table(RESULTS / "data-size-cpu.csv")
+    vit, hybrid, resnet = dict.fromkeys(row["model"] for row in rows)
+    epochs = studies.read_table(RESULTS / "data-size-cpu-epochs.csv")
+    equal, known = [row for row in rows if row["images"] == 7_500] + epochs, set()
+    for found, metric in ((rows, "top1"), (equal, "top1"), (rows, "five_shot")):
+        columns = ["images", f"ViT over ResNet, {metric}", "low", "high"]
+        ahead = pd.DataFrame(studies.lead(found, vit, resnet, metric), columns=columns)
+        table = pd.DataFrame(found).pivot_table(metric, "images", "model").join(ahead.set_index("images"))
+        with pd.option_context("display.width", 80):
+            assert str(table.round(1)) in shown
+        means = [row[1] for curve in studies.curves(found, metric).values() for row in curve]
+        pairs = (vit, resnet), (hybrid, resnet), (vit, hybrid)
+        leads = [row[1:] for pair in pairs for row in studies.lead(found, *pair, metric)]
+        known |= {f"{abs(value):.1f}" for value in (*means, *np.ravel(leads))}
+    top1 = pd.DataFrame(rows).pivot_table("top1", ["seed", "images"], "model")
+    leads = (top1[vit] - top1[resnet]).unstack()
+    for fewer, more in ((2_500, 7_500), (7_500, 25_000)):
+        grown = leads[more] - leads[fewer]
+        by, half = grown.mean(), student(grown)
+        (line,) = re.findall(rf"^{more} .*", shown.split("the lead grows by")[1], re.M)[:1]
+        assert line.split()[1:] == [f"{by:.1f}", f"{half:.1f}"]
+        known |= {f"{abs(value):.1f}" for value in (by, by - half, by + half)}
+    speed = pd.read_csv(RESULTS / "speed-cpu.csv").query("image_size == 224").set_index("model")
+    known |= {f"{value:.1f}" for value in (*speed["images_per_second"], *speed["bytes_per_image"] / 1e6)}
+    measured = [text for text in sources(NOTEBOOKS[11], "markdown") if text.startswith("**Measured.**")]
+    assert len(measured) == 4 and set(re.findall(r"\d+\.\d+", "".join(measured))) <= known
+    batches = speed["largest_batch"].filter(items=["ViT-B/32", "R50x1", "R50x2", "ViT-L/32"])
+    assert all(str(batch) in measured[-1].split("With speed")[0] for batch in batches)
+
+
+def test_notebook_13_numbers_equal_the_committed_tables():
+    _, shown = told("13")
+    prose = sources(NOTEBOOKS[12], "markdown")
+    names = ("positions", "readout", "scaling", "bias", "equivariance", "optimizers")
+    tables = {name: studies.read_table(RESULTS / f"{name}-cpu.csv") for name in names}
+    known = {"scaling": set(), "optimizers": set()}
+    rates = [(f"mean of patches, {rate}", f"class token, {rate}") for rate in (0.008, 0.016)]
+    pairs = [("scaling", *pair) for pair in (("width, 1", "depth, 2"), ("all, 1", "width, 2"), ("all, 1", "depth, 2"))]
+    pairs += [("readout", *pair) for pair in rates]
+    pairs += [("optimizers", f"{name}, {other}", f"{name}, Adam")
+              for name in ("ResNet", "ViT, patch 4") for other in ("SGD", "SGD, rate × 10", "Muon")]  # fmt: skip
+    for name, first, second in pairs:
+        ahead = studies.lead(tables[name], first, second)[0][1:]
+        assert re.search(r" +".join(f"{number:.1f}" for number in ahead), shown)
+        known["optimizers" if name == "optimizers" else "scaling"] |= {f"{abs(number):.1f}" for number in ahead}
+        if name == "optimizers":
+            assert ahead[2] < 0 if "SGD" in first else ahead[1] > 0, "all intervals leave zero out"
+    for name, baseline in (("positions", "none"), ("positions", "learned, 1-D"), ("scaling", "base"), ("bias", "plain"),
+                           ("equivariance", "plain")):  # fmt: skip
+        for model, *numbers, _ in studies.against(tables[name], baseline):
+            numbers = [f"{number:.1f}" for number in numbers]
+            assert re.search(rf"^{re.escape(model)} {{2,}}.*{' +'.join(numbers)}", shown, re.M), model
+            known["scaling"] |= {number.lstrip("-") for number in numbers}
+    flops = {row["model"]: row["flops"] for row in tables["scaling"]}
+    known["scaling"] |= {f"{each / flops['base']:.1f}" for each in flops.values()}
+    for start, name in (("Much of Fig. 8", "scaling"), ("Adam leads SGD", "optimizers")):
+        (text,) = [text for text in prose if text.startswith(start)]
+        assert re.findall(r"\d+\.\d", text) and set(re.findall(r"\d+\.\d", text)) <= known[name]
+    clear = [model for model, _, low, high, _ in studies.against(tables["scaling"], "base") if low > 0 or high < 0]
+    assert clear == [model for model in flops if not model.startswith(("base", "MLP"))]
+    assert not any(low > 0 or high < 0 for _, _, low, high, _ in studies.against(tables["bias"], "plain"))
+    (text,) = [text for text in prose if text.startswith("*After* averaging")]
+    (_, *flips, _), (_, *rotations, _) = studies.against(tables["equivariance"], "plain")
+    assert "Flips gain {:.1f} points [{:.1f}, {:.1f}]".format(*flips) in text.replace("−", "-")
+    mean, low, high = (-number for number in rotations)
+    assert f"rotations cost {mean:.1f} [{high:.1f}, {low:.1f}]" in text and high > 0
