@@ -877,3 +877,15 @@ def test_a_page_keeps_captures_within_its_bound(vit, monkeypatch):
     for name in ("a.png", "b.png"):
         assert browser(explorer, {"upload": name}, saved(PICTURE)) == ""
     assert "your earlier image" not in explorer.page.photographs
+
+
+def test_a_single_output_is_a_value_without_percent(vit):
+    model = vit(num_classes=1)
+    explorer = widgets.explore(model, PICTURE)
+    value = model(given(model)).item()
+    (bar,) = explorer.frame["bars"]
+    assert bar["share"] == pytest.approx(value, rel=1e-4) and bar["plain"]
+    explorer.set(view="relevance")
+    assert f"(“0” ({value:.3g})".replace("-", "−")[1:] in words(explorer)
+    assert until_scored(explorer)["scale"] == "value of the output"
+    assert "%" not in words(explorer)

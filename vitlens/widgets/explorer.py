@@ -27,7 +27,6 @@ from vitlens.widgets.views import (
     View,
     head_control,
     map_panel,
-    percent,
     possible,
     score,
     view_control,
@@ -235,7 +234,7 @@ class Explorer(Pictured):
         state, target = self.state, self.state["target"]
         typed = (*state["typed"], target, state["against"])
         known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
-        classes = [(f"{forward.label(k)} ({percent(forward.share(k))})", k) for k in known]
+        classes = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
         offered = {"A class": [("the predicted class", PREDICTED), *classes] if forward.likeliest else []}
         if self.row.likes or not self.row.explains:
             texts = dict.fromkeys(each for each in typed if isinstance(each, tuple) and each[0] == TEXT)
@@ -260,9 +259,10 @@ class Explorer(Pictured):
         """The likeliest classes, and their probabilities with all heads on."""
         target = self.choice.goal(forward)[0] if self.row.explains else None
         bars = [
-            {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target}
+            {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target,
+             "plain": forward.outputs == "value"}
             for k in dict.fromkeys([*forward.likeliest[:BARS], *whole.likeliest[:1]])
-        ]
+        ]  # fmt: skip
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
 
     def _panel(self, shown: Map) -> Panel:

@@ -339,12 +339,14 @@ function panelOf(name, send) {
 
 const inPercent = (share) => `${(100 * share).toFixed(1)} %`;
 
-function line({ name, share, before, now, tip, said }, message, send) {
-  const place = make("span", { class: "bar", style: `--share: ${share}`, "aria-hidden": "true" });
-  const parts = [make("span", { class: "name" }, name), place, make("span", { class: "share" }, inPercent(share))];
+// plain: the score is a value without a scale, not a probability.
+function line({ name, share, before, now, tip, plain }, message, send) {
+  const text = plain ? shown : inPercent;
+  const place = make("span", { class: "bar", style: `--share: ${plain ? 0 : share}`, "aria-hidden": "true" });
+  const parts = [make("span", { class: "name" }, name), place, make("span", { class: "share" }, text(share))];
   if (before !== undefined) {
-    place.append(make("i", { style: `--share: ${before}` }));
-    parts.push(make("span", { class: "before" }, `was ${inPercent(before)}`));
+    if (!plain) place.append(make("i", { style: `--share: ${before}` }));
+    parts.push(make("span", { class: "before" }, `was ${text(before)}`));
   }
   const button = { type: "button", title: tip, "aria-pressed": String(Boolean(now)), onclick: () => send(message) };
   return make("li", { class: before === undefined ? "" : "changed" }, make("button", button, ...parts));
@@ -357,7 +359,7 @@ function bars(list, send) {
 // The likeliest class after each layer; a click goes to the layer.
 function classes({ title, rows, layer, note }, send) {
   const lines = rows.map((row) => {
-    const tip = `After layer ${row.layer}: ${row.name}, ${inPercent(row.share)}`;
+    const tip = `After layer ${row.layer}: ${row.name}, ${row.plain ? shown(row.share) : inPercent(row.share)}`;
     const item = line({ ...row, tip, now: row.layer === layer }, { set: { layer: row.layer } }, send);
     item.firstChild.prepend(make("span", { class: "layer" }, row.layer));
     return item;

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, tokens
 from vitlens.images import load_image, samples
-from vitlens.models import architecture, built_size, class_count, label_names, preprocess, restore, scores
+from vitlens.models import architecture, built_size, class_count, label_names, output_kind, preprocess, restore, scores
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.layer import Layer
@@ -99,7 +99,7 @@ class Forward:
         self.logits = logits[0].float().cpu()
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
-        self.prefix, self.name = family(model).prefix, architecture(model)
+        self.prefix, self.name, self.outputs = family(model).prefix, architecture(model), output_kind(model)
         self._results: dict[tuple, object] = {}
 
     def switched(self) -> contextlib.AbstractContextManager[None]:
@@ -119,8 +119,14 @@ class Forward:
         return self.names[number] if self.names else str(number)
 
     def share(self, number: int) -> float:
-        """The probability of a class."""
+        """The score of a class: its probability, or the value itself if `outputs` is "value"."""
         return self._shares[number].item()
+
+    def score_words(self, score: float) -> str:
+        """A probability in percent, as in "12 %" or "< 0.5 %"; any other value with three significant digits."""
+        if self.outputs == "value":
+            return f"{score:.3g}".replace("-", "−")
+        return "< 0.5 %" if 0 < score < 0.005 else f"{100 * score:.0f} %"
 
     @property
     def bytes(self) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlens import attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
-from vitlens.models import output_kind, preprocess, scores
+from vitlens.models import preprocess, scores
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.supported import family
 from vitlens.widgets.drawing import scale_of
@@ -302,20 +302,25 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     (target, _), layer, query = choice.goal(forward), choice.layer, choice.query
     shares = forward.once(("lens", layer, target), lambda: _share(forward, layer, target, check))
     classes, top = forward.once(("lens", query), lambda: _by_layer(forward, query, check))
+    quantity = "value" if forward.outputs == "value" else "probability"
     who = f"What the head reads ({forward.readout})" if query == READOUT else query_words(forward, query)
     who = who[0].upper() + who[1:]
     words = (
-        f"Raw lens after layer {layer}: the probability of “{forward.label(target)}” if the model ended here and read "
+        f"Raw lens after layer {layer}: the {quantity} of “{forward.label(target)}” if the model ended here and read "
         f"one patch alone, by its own final norm and head. {who} gives “{forward.label(classes[layer])}” "
-        f"({percent(top[layer])}). Early layers do not write for this head, so a raw lens may miss what they hold"
+        f"({forward.score_words(top[layer])}). Early layers do not write for this head, so a raw lens may miss what "
+        "they hold"
     )
     lens = {
         "title": f"{who}, layer by layer", "layer": layer,
-        "rows": [{"layer": k, "name": forward.label(each), "share": top[k]} for k, each in enumerate(classes)],
+        "rows": [
+            {"layer": k, "name": forward.label(each), "share": top[k], "plain": quantity == "value"}
+            for k, each in enumerate(classes)
+        ],
         "note": "The likeliest class after each layer, by the raw lens. A click goes to the layer.",
     }  # fmt: skip
     arrays = {"classes": np.array(classes), "shares": np.array(top)}
-    return Map(forward.grid.image_map(shares).numpy(), words, unit="probability", beside={"lens": lens}, arrays=arrays)
+    return Map(forward.grid.image_map(shares).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
 
 
 def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -365,7 +370,7 @@ def _called(forward: Forward, target: int | Likeness) -> str:
     """A target in a sentence, a class with its probability."""
     if isinstance(target, Likeness):
         return f"likeness to “{target.name}”"
-    return f"“{forward.label(target)}” ({percent(forward.share(target))})"
+    return f"“{forward.label(target)}” ({forward.score_words(forward.share(target))})"
 
 
 @functools.cache
@@ -516,7 +521,7 @@ def score(forward: Forward, choice: Choice, values: np.ndarray, random: dict | N
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
     above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
-    measures = Target(against=against, outputs=output_kind(forward.model)).measures
+    measures = Target(against=against, outputs=forward.outputs).measures
     scale = next(iter(measures.values())).removeprefix("the ")
     return {
         "title": title,
