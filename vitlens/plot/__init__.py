@@ -10,53 +10,21 @@ Without `ax`, figures are drawn in `STYLE` and leave your settings untouched; an
 was made with (`with plt.style.context(STYLE)` makes it match).
 """
 
-from vitlens.plot.charts import (
-    attention_distance,
-    attention_distances,
-    contributions,
-    insertion_deletion,
-    intervals,
-    lines,
-    randomized,
-    training,
-)
-from vitlens.plot.film import filled_in, film_strip, snapshot
-from vitlens.plot.heatmaps import attributions, gallery, mask, overlay, overlays, tiles, upsample
-from vitlens.plot.mosaics import all_heads, filters, heads, patches, position_similarity
-from vitlens.plot.scaling import few_shot, pretraining_size, transfer, vtab
-from vitlens.plot.side_by_side import correspondences, inspected, rollouts
-from vitlens.plot.style import STYLE
+from vitlens import lazily
 
-__all__ = [
-    "STYLE",
-    "all_heads",
-    "attention_distance",
-    "attention_distances",
-    "attributions",
-    "contributions",
-    "correspondences",
-    "few_shot",
-    "filled_in",
-    "film_strip",
-    "filters",
-    "gallery",
-    "heads",
-    "insertion_deletion",
-    "inspected",
-    "intervals",
-    "lines",
-    "mask",
-    "overlay",
-    "overlays",
-    "patches",
-    "position_similarity",
-    "pretraining_size",
-    "randomized",
-    "rollouts",
-    "snapshot",
-    "tiles",
-    "training",
-    "transfer",
-    "upsample",
-    "vtab",
-]
+PLACES = {
+    "charts": (
+        "attention_distance", "attention_distances", "contributions", "insertion_deletion", "intervals", "lines",
+        "randomized", "training",
+    ),
+    "film": ("filled_in", "film_strip", "snapshot"),
+    "heatmaps": ("attributions", "gallery", "mask", "overlay", "overlays", "tiles", "upsample"),
+    "mosaics": ("all_heads", "filters", "heads", "patches", "position_similarity"),
+    "scaling": ("few_shot", "pretraining_size", "transfer", "vtab"),
+    "side_by_side": ("correspondences", "inspected", "rollouts"),
+    "style": ("STYLE",),
+}  # fmt: skip
+NAMES = {name: module for module, names in PLACES.items() for name in names}
+
+__all__ = [*NAMES]
+__getattr__, __dir__ = lazily(__name__, NAMES)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
+
+if TYPE_CHECKING:
+    import matplotlib.pyplot as plt
 
 DPI = 100
 WIDTH = 900
@@ -57,12 +60,16 @@ def styled(ax: plt.Axes | None = None):
     """Context that draws in `STYLE` on Matplotlib's defaults; with an `ax` it does nothing, as that keeps its own."""
     if ax is not None:
         return contextlib.nullcontext()
+    import matplotlib.pyplot as plt  # slow, and not needed for the colors of a widget
+
     plt.draw_if_interactive()  # loads a notebook's backend, whose settings the end of the context would undo
     return plt.style.context(["default", STYLE])
 
 
 def page(width: float, height: float, layout: str, margin: float = MARGIN) -> plt.Figure:
     """An empty figure of `width` × `height` pixels. pyplot creates it, so notebooks show it, but does not keep it."""
+    import matplotlib.pyplot as plt
+
     figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
     plt.close(figure)
     figure.get_layout_engine().set(w_pad=margin, h_pad=margin)
