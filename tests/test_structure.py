@@ -140,7 +140,7 @@ def test_plot_is_imported_when_asked_for_and_training_needs_no_notebook_and_no_c
     code = (
         "import sys, vitlens\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "vitlens.plot\n"
+        "vitlens.plot.overlay\n"
         "assert 'matplotlib' in sys.modules\n"
         "for name in ('captum', 'IPython', 'ipywidgets', 'jupyterlab', 'anywidget', 'accelerate'):\n"
         "    sys.modules[name] = None\n"
