@@ -75,8 +75,8 @@ def test_app_shows_maps_uploads_and_stays_quick(app, visitor, tmp_path):
     (file := tmp_path / "noise.png").write_bytes(noise := _noise())
     assert len(noise) > 2**20
     page.locator("input[type=file]").set_input_files(file)
-    chosen = "() => document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
-    page.wait_for_function(f"({chosen})() === 'your image'")
+    chosen = "document.querySelector('[data-control=photograph] select').selectedOptions[0].text"
+    page.wait_for_function(f"() => {chosen} === 'your image'")
     (file := tmp_path / "notes.png").write_text("no image")
     page.locator("input[type=file]").set_input_files(file)
     page.wait_for_function("() => document.querySelector('.alert').textContent.includes('notes.png')")
