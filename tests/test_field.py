@@ -460,3 +460,52 @@ def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
         model = starting_from(recipe("finetune-small").override("num_classes=5"), folder).build()
         heads = model.get_classifier()
         assert all(h.out_features == 5 for h in (heads if isinstance(heads, tuple) else (heads,)))
+
+
+def test_F1_a_run_whose_reader_is_killed_leaves_a_checkpoint_and_resumes_bit_for_bit(tmp_path):
+    import os
+    import signal
+    from dataclasses import dataclass, replace
+    from pathlib import Path
+
+    import pytest
+    import torch
+
+    from vitlens.data import ImageStream, Samples, load
+    from vitlens.data.imageset import Fitting
+    from vitlens.train import fit
+    from vitlens.train.recipes import recipe
+
+    @dataclass(frozen=True)
+    class Fatal:
+        """Digits, one of which kills the process that reads it while a file is missing."""
+
+        images: torch.Tensor
+        spared: Path
+
+        def __len__(self):
+            return len(self.images)
+
+        def __getitem__(self, i):
+            if i == 200 and not self.spared.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.images[i]
+
+    digits, valid = load("digits").subset(256), load("digits", "valid").subset(40)
+    plan = recipe("digits").tiny()
+    plan = replace(plan, augment=replace(plan.augment, scale=(0.5, 1.0)))
+
+    def weights(out: str, spared: Path) -> list[torch.Tensor]:
+        samples = Samples(Fatal(digits.images, spared), digits.labels, digits.class_names, range(256))
+        stream = ImageStream(samples, digits.labels, digits.class_names, 8, Fitting(8), workers=1)
+        model = plan.build()
+        for _ in fit(model, (stream, valid), plan, device="cpu", out=tmp_path / out, resume=True):
+            pass
+        return [p.detach().clone() for p in model.parameters()]
+
+    flag = tmp_path / "spared"
+    with pytest.raises(ChildProcessError, match="processes that read images ended"):
+        weights("killed", flag)
+    assert [*(tmp_path / "killed" / "checkpoints").iterdir()]
+    flag.touch()
+    assert all(map(torch.equal, weights("killed", flag), weights("whole", flag)))
