@@ -122,7 +122,7 @@ def heads(
     lines = -(-count // cols) if cols else 1 if count <= 4 else 2 if count <= 16 else -(-count // 8)
     cols, beside = -(-count // lines), lines * (picture is not None)  # the picture takes as many columns as lines
     high, wide = covered(grid)
-    width = min(200, 800 / (cols + beside), 640 / lines * wide / high)
+    width = min(200, 790 / (cols + beside), 640 / lines * wide / high)
     signed = bool((values < 0).any())
     with styled():
         size = (
