@@ -14,6 +14,7 @@ from timm_support import read_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+import vitlens.variants  # noqa: F401  registers vitlens_vit with timm
 from vitlens import UnsupportedModelError, capture, plot, report, stream
 from vitlens.attribution import balanced_gradients, direct
 

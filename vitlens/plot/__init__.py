@@ -10,6 +10,8 @@ Without `ax`, figures are drawn in `STYLE` and leave your settings untouched; an
 was made with (`with plt.style.context(STYLE)` makes it match).
 """
 
+import importlib
+
 from vitlens import lazily
 
 PLACES = {
@@ -27,4 +29,8 @@ PLACES = {
 NAMES = {name: module for module, names in PLACES.items() for name in names}
 
 __all__ = [*NAMES]
-__getattr__, __dir__ = lazily(__name__, NAMES)
+_find, __dir__ = lazily(__name__, NAMES)
+
+
+def __getattr__(name: str):
+    return importlib.import_module(f"{__name__}.{name}") if name in PLACES else _find(name)

@@ -60,5 +60,5 @@ socket.onmessage = ({ data }) => {
 };
 socket.onclose = ({ code }) => {
   if (state.frame) emit("lost", LOST);
-  else if (code === 1006) step.textContent = LOST;
+  else if (code === 1006 || code === 1001) step.textContent = LOST;
 };

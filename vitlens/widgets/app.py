@@ -114,7 +114,7 @@ class App:
         await self.over.wait()
         server.stop()
         for page in [*self.sockets]:
-            page.close(1001)
+            page.close(1011 if self.error else 1001)
             page.on_close()
         if self.error:
             raise self.error
@@ -263,7 +263,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
         if self not in self.app.sockets:
             return
         if error := future.exception():
-            self.tell("step", f"{error}")
+            self.tell("step", f"{error}" or type(error).__name__)
             return
         page, answer = future.result()
         self.connection = Connection(page, self._show, self._custom, self.app.post)
@@ -290,6 +290,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.task.cancel()
         if self.connection:
             self.connection.close()
+        self.connection = self.task = self._pictures = None
 
     def tell(self, name: str, value: object) -> None:
         """Send a value, unless the page has gone."""

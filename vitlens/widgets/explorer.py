@@ -62,7 +62,11 @@ class Explorer(Pictured):
             explaining = [name for name, view in possible(self.forward).items() if view.explains and not view.layered]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
-            self._files.append((content.get("number", 0), self._saved()))
+            try:
+                files = self._saved()
+            except Later:
+                raise ValueError("This map is still being computed. Save it once it is shown.") from None
+            self._files.append((content.get("number", 0), files))
         else:
             return super().take(content, buffers)
         return ""
@@ -95,8 +99,10 @@ class Explorer(Pictured):
         return next((job for job in jobs if not {job.key, ("failed", *job.key)} & self.results.keys()), None)
 
     def keep(self, key, value):
-        if key[0] == "score" and (random := value.pop("random", None)) is not None:
-            super().keep(("random", key[1], key[3].goal(self.forward)), {"curves": random})
+        random = value.pop("random", None) if key[0] == "score" else None
+        forward = self._forwards.get(key[1])  # that of the score, whose photograph may not be shown now
+        if random is not None and forward is not None:
+            super().keep(("random", key[1], key[3].goal(forward)), {"curves": random})
         return super().keep(key, value)
 
     @property
@@ -282,7 +288,8 @@ class Explorer(Pictured):
         return self.row.explains and not self.row.layered
 
     def _score(self) -> dict | None:
-        waiting = {"title": "How far to trust it", "words": "Covering and showing patches …"}
+        failed = self.results.get(("failed", "score", *self._key)) if self._scored else None
+        waiting = {"title": "How far to trust it", "words": failed or "Covering and showing patches …"}
         return self.results.get(("score", *self._key), waiting) if self._scored else None
 
     def _dots(self) -> dict | None:

@@ -373,7 +373,12 @@ function curves({ title, words, scale, shares, curves: lines }) {
   if (lines) {
     const [width, height, left, top, bottom] = [320, 188, 30, 22, 34];
     const every = Object.values(lines).flat();
-    const upTo = (value) => (value > 0 ? [0.02, 0.05, 0.1, 0.2, 0.5, 1].find((end) => end >= value) || 2 : 0);
+    const upTo = (value) => {
+      if (!(value > 0)) return 0;
+      const wanted = Math.max(value, 0.02);
+      const power = 10 ** Math.floor(Math.log10(wanted));
+      return [1, 2, 5, 10].map((k) => k * power).find((end) => end >= wanted);
+    };
     const [most, least] = [upTo(Math.max(...every)), -upTo(-Math.min(...every))];
     const x = (share) => left + share * (width - left - 6);
     const y = (value) => ((most - value) / (most - least || 1)) * (height - top - bottom) + top;

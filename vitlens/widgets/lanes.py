@@ -33,14 +33,16 @@ class Task:
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self.function = None  # a cancelled task that still waits in its lane keeps no capture alive
 
     def check(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled
 
     def __call__(self) -> object:
+        function = self.function
         self.check()
-        return self.function(self.check)
+        return function(self.check)
 
 
 class Lane:
@@ -133,7 +135,7 @@ class Connection:
         """Take a message of the browser. An upload comes in parts {"upload": name, "file": number, "at": offset, "of":
         size}, each of which is confirmed."""
         if "at" in content:
-            if not (data := self._part(content, bytes(buffers[0]))):
+            if (data := self._part(content, bytes(buffers[0]))) is None:
                 return
             content, buffers = {"upload": content["upload"], "number": content.get("number", 0)}, [data]
         self.request, self.error = self.request + 1, ""
@@ -153,6 +155,8 @@ class Connection:
         for task in (self._drawing, self._job and self._job[1]):
             if task:
                 task.cancel()
+        self.page, self._job, self._upload = None, None, {"file": 0}
+        self._messages.clear()
 
     def _part(self, content: dict, data: bytes) -> bytes | None:
         """The whole file, once its last part has come; a later upload replaces an unfinished one."""
@@ -161,17 +165,18 @@ class Connection:
             self._upload = {"file": number, "data": bytearray()}
         if number < self._upload["file"]:
             return None
-        data = self._upload["data"] + data
-        if max(size, len(data)) > LARGEST:
+        held = self._upload["data"]
+        if max(size, len(held) + len(data)) > LARGEST:
+            self._upload["data"] = bytearray()
             problem = f"{content['upload']} is larger than {LARGEST >> 20} MB, the most for an upload. Make it smaller."
             self._send({"file": number, "problem": problem}, [])
             return None
-        self._upload["data"] = data
-        self._send({"file": number, "received": len(data)}, [])
-        if len(data) < size:
+        held += data
+        self._send({"file": number, "received": len(held)}, [])
+        if len(held) < size:
             return None
         self._upload["data"] = bytearray()
-        return bytes(data)
+        return bytes(held)
 
     def _begin(self) -> None:
         if self._drawing or not self._messages or self.closed:
@@ -208,17 +213,18 @@ class Connection:
             return
         if self._job:
             self._job[1].cancel()
+        key = job and job.key  # the callback holds the key alone, not the function
         self._job = job and (
-            job.key,
-            self._long.submit(job.function, lambda task, future: self._post(partial(self._done, task, job, future)))[0],
+            key,
+            self._long.submit(job.function, lambda task, future: self._post(partial(self._done, task, key, future)))[0],
         )
 
-    def _done(self, task: Task, job: Job, future: Future) -> None:
+    def _done(self, task: Task, key: tuple, future: Future) -> None:
         if self.closed or not self._job or self._job[1] is not task:
             return
         self._job = None
         error = future.exception()
         if not isinstance(error, Cancelled):
             value = None if error else future.result()
-            self._messages.append(({"job": job.key, "failed": error is not None}, [error or value]))
+            self._messages.append(({"job": key, "failed": error is not None}, [error or value]))
             self._begin()

@@ -6,6 +6,7 @@ A `Page` lives in the quick lane: nothing here touches a trait or a socket. The 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -182,6 +183,7 @@ class Page:
             self._message = message
         try:
             frame = self._drawn(check, self._message)
+            job = self.job()
         except Cancelled:
             self._restore(before)
             raise
@@ -192,8 +194,11 @@ class Page:
             errors.append(sentence(error))
             self._restore(self._good)
             self._message = errors[-1]
-            frame = self.frame = {**self.frame, "answers": self._seen, "message": self._message}
-        return Answer(frame, self.pictures, self.job(), self._files, errors)
+            frame, job = {**self.frame, "answers": self._seen, "message": self._message}, None
+            self.frame = frame
+            with contextlib.suppress(Exception):  # the error that the message reports, once more
+                job = self.job()
+        return Answer(frame, self.pictures, job, self._files, errors)
 
     def keep(self, key: tuple, value: object) -> object:
         """Keep a result, and drop the oldest beyond `RESULTS`."""
