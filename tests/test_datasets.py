@@ -426,3 +426,39 @@ def test_tiny_imagenet(tmp_path):
     valid = load(Path(REAL) / "tiny-imagenet", "valid", root=tmp_path)
     assert valid.images.shape == (10_000, 3, 64, 64) and len(valid.class_names) == 200
     assert torch.bincount(valid.labels).tolist() == [50] * 200 and not valid.damaged
+
+
+def test_a_webdataset_shard_of_two_kinds_of_images_is_refused(tmp_path):
+    """Fields come from the first samples of a shard, so images of another kind would be lost."""
+    content = {}
+    for i in range(10):
+        content |= {f"{i}.{'jpg' if i < 6 else 'png'}": encoded(i, "JPEG" if i < 6 else "PNG"), f"{i}.cls": b"1"}
+    tar(tmp_path / "mixed" / "x-train.tar", content)
+    with pytest.raises(ValueError, match="has a label and no image"):
+        load("wds/mixed", "train", root=tmp_path, size=8)
+
+
+def test_shards_that_an_index_lists_are_missed(tmp_path):
+    shard(tmp_path / "s" / "a-train-0.tar", 0, 4)
+    index = {"splits": {"train": {"filenames": ["a-train-0.tar", "a-train-1.tar"]}}}
+    (tmp_path / "s" / "_info.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="lacks a-train-1.tar"):
+        load("wds/s", "train", root=tmp_path, size=8)
+
+
+def test_imagenet_is_not_read_from_folders_of_other_data_sets(tmp_path):
+    write(tmp_path / "flowers" / "jpg", {f"{i}.png": encoded(i) for i in range(4)})
+    write(tmp_path / "pets" / "images", {f"{i}.png": encoded(i) for i in range(4)})
+    with pytest.raises(ValueError, match="is not in"):
+        load("imagenet", "train", root=tmp_path, size=8)
+
+
+def test_a_parquet_row_without_an_image_is_damaged(tmp_path):
+    for row in (0, 2):
+        images = [encoded(i) for i in range(4)]
+        images[row] = None
+        parquet(tmp_path / str(row) / "train.parquet", images, [0, 1, 0, 1])
+        with pytest.raises(ValueError, match="no image"):
+            load(tmp_path / str(row), "train", size=8)
+        loaded = load(tmp_path / str(row), "train", size=8, on_damaged="skip")
+        assert len(loaded.labels) == 3 and len(loaded.damaged) == 1

@@ -307,3 +307,52 @@ def test_what_a_model_is_called_in_a_picture():
     assert architecture(small) == "vit_tiny_patch16_224, patch 8, 64 px"
     oblong = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(96, 160))
     assert architecture(oblong) == "vit_tiny_patch16_224, 96 × 160 px"
+
+
+def test_models_of_torchvision_are_fed_what_their_own_transform_gives(monkeypatch):
+    import torchvision
+
+    weights = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1  # bicubic, where the usual is bilinear
+    small = torchvision.models.VisionTransformer(224, 16, 1, 2, 32, 64)
+    monkeypatch.setattr(torchvision.models, "get_model", lambda *_, **__: small)
+    model, image = load_model("torchvision:vit_b_16/IMAGENET1K_SWAG_LINEAR_V1"), samples()["chelsea"]
+    torch.testing.assert_close(preprocess(model, image)[0], weights.transforms()(image), atol=1e-4, rtol=0)
+    assert "image_transform" not in dict(model.named_modules())
+
+
+def test_a_google_checkpoint_fills_every_parameter(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2, num_classes=5)
+    block, width = model.blocks[0], 32
+    q, k, v = (part.reshape(2, 16, width).permute(2, 0, 1) for part in block.attn.qkv.weight.detach().chunk(3))
+    qb, kb, vb = (part.reshape(2, 16) for part in block.attn.qkv.bias.detach().chunk(3))
+    start = "Transformer/encoderblock_0/"
+    attention = f"{start}MultiHeadDotProductAttention_1/"
+    arrays = {
+        "cls": model.cls_token, "Transformer/posembed_input/pos_embedding": model.pos_embed,
+        "embedding/kernel": model.patch_embed.proj.weight.permute(2, 3, 1, 0),
+        "embedding/bias": model.patch_embed.proj.bias,
+        "Transformer/encoder_norm/scale": model.norm.weight, "Transformer/encoder_norm/bias": model.norm.bias,
+        "head/kernel": model.head.weight.T, "head/bias": model.head.bias,
+        f"{start}LayerNorm_0/scale": block.norm1.weight, f"{start}LayerNorm_0/bias": block.norm1.bias,
+        f"{start}LayerNorm_2/scale": block.norm2.weight, f"{start}LayerNorm_2/bias": block.norm2.bias,
+        f"{start}MlpBlock_3/Dense_0/kernel": block.mlp.fc1.weight.T,
+        f"{start}MlpBlock_3/Dense_0/bias": block.mlp.fc1.bias,
+        f"{start}MlpBlock_3/Dense_1/kernel": block.mlp.fc2.weight.T,
+        f"{start}MlpBlock_3/Dense_1/bias": block.mlp.fc2.bias,
+        f"{attention}query/kernel": q, f"{attention}key/kernel": k, f"{attention}value/kernel": v,
+        f"{attention}query/bias": qb, f"{attention}key/bias": kb, f"{attention}value/bias": vb,
+        f"{attention}out/kernel": block.attn.proj.weight.T.reshape(2, 16, width),
+        f"{attention}out/bias": block.attn.proj.bias,
+    }  # fmt: skip
+    np.savez(tmp_path / "ti.npz", **{name: value.detach().numpy() for name, value in arrays.items()})
+    sizes = dict(depth=1, embed_dim=32, num_heads=2)
+    opened, x = load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "ti.npz", **sizes), torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(opened(x), model.eval()(x))
+    with pytest.raises(ValueError, match="it lacks blocks.0.ls1.gamma"):
+        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "ti.npz", init_values=1e-5, **sizes)
+
+
+def test_checkpoints_of_other_architectures_are_refused(tmp_path):
+    torch.save(timm.create_model("resnet18", num_classes=2).state_dict(), tmp_path / "r.pth")
+    with pytest.raises(ValueError, match="Vision Transformers of timm and open_clip"):
+        load_model("resnet18", checkpoint=tmp_path / "r.pth", num_classes=2)

@@ -181,3 +181,21 @@ def test_image_files_are_listed_by_path(tmp_path):
         Image.new("RGB", (8, 8)).save(tmp_path / name, "PNG")
     (tmp_path / "notes.txt").write_text("x")
     assert [name for name, _ in report.image_files(tmp_path)] == ["a/c.png", "b.png"]
+
+
+def test_a_registered_method_is_explained_as_its_documentation_shows(vit):
+    """The example in the docstring of `vitlens.attribution`, run as it is."""
+    import textwrap
+
+    from vitlens import attribution
+    from vitlens.attribution import METHODS, Method, explained, register
+
+    lines = attribution.__doc__.split("to add one:\n")[1].split("Raises")[0]
+    names = {"explained": explained, "register": register, "Method": Method}
+    try:
+        exec(textwrap.dedent(lines), names)
+        model = vit(img_size=32)
+        (found,) = report.explain(model, [("chelsea", samples()["chelsea"])], 3, names=["mine", "occlusion"])
+        assert found.maps["mine"].shape == found.maps["occlusion"].shape == (2, 2)
+    finally:
+        METHODS.pop("mine", None)

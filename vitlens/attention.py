@@ -160,6 +160,8 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             for name, values in part.values.items():
                 total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
             count += part.images
+    if not count:
+        raise ValueError("The loader gave no images.")
     return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
@@ -256,6 +258,8 @@ class _Rollout(Statistic):
     name, title = "rollout", "attention rollout from the read-out to the input"
 
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
+        if not 0 <= discard < 1:
+            raise ValueError(f"discard must be at least 0 and below 1, got {discard}.")
         self.query, self.discard = query, discard
         self.fuse = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}[head_fusion]
 

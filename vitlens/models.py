@@ -225,7 +225,9 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
                    lambda weights, _: weights)  # fmt: skip
     heads = tuple(f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head"))
     _require_patches({name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file)
-    last = next(name for name in reversed(model.state_dict()) if "blocks." in name)
+    last = next((name for name in reversed(model.state_dict()) if "blocks." in name), None)
+    if last is None:
+        raise ValueError(f"checkpoint= fills Vision Transformers of timm and open_clip, not {model_name(model)}.")
     prefixes = {name.removesuffix(last) for name in state if name.endswith(f".{last}")}
     prefix = next((p for p in prefixes if "teacher." in p), min(prefixes, default=""))
     part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -266,10 +268,15 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         if any("pre_logits" in name for name in shapes):
             count = 0  # timm leaves this layer out, and the head reads its output
         model = _with_head(model, count, kwargs, file)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(torch.nan)  # timm copies what the file has, and leaves the rest
         model.load_pretrained(str(file))
     except (KeyError, AttributeError, RuntimeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{file} does not hold the weights of {model_name(model)} ({why}).") from error
+    if missing := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
+        raise ValueError(f"{file} does not hold the weights of {model_name(model)}: it lacks {', '.join(missing[:3])}.")
     _report(f"Took the weights of {file}; {f'its head has {count} classes' if count else 'without a head'}.")
     return model
 
@@ -314,12 +321,8 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
     from vitlens.recorder.supported.transformers import MODELS
 
-    try:  # what is on this disk first, as its libraries ask the hub about every file
-        here = {"local_files_only": True}
-        config, unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **here, **kwargs)
-    except OSError:
-        here = {"local_files_only": False}
-        config, unused = transformers.AutoConfig.from_pretrained(name, return_unused_kwargs=True, **here, **kwargs)
+    opened = _here_first(transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs)
+    config, unused = opened
     kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
     if kind not in known or unused:
@@ -331,11 +334,10 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if not pretrained:
         model = kind._from_config(config, attn_implementation="sdpa")
     else:
-        options = dict(config=config, attn_implementation="sdpa", use_safetensors=True) | here
-        options["output_loading_info"] = True
-        model, info = kind.from_pretrained(name, **options)
+        options = dict(config=config, attn_implementation="sdpa", use_safetensors=True, output_loading_info=True)
+        model, info = _here_first(kind.from_pretrained, name, **options)
         if (missing := info["missing_keys"]) and all(key.startswith("pooler.") for key in missing):
-            model, info = kind.from_pretrained(name, **options, add_pooling_layer=False)
+            model, info = _here_first(kind.from_pretrained, name, **options, add_pooling_layer=False)
         base = f"{kind.base_model_prefix}."  # a model without a head may come from the weights of one with a head
         lists = tuple(f"{path}.".removeprefix(base) for path, part in model.named_modules()
                       if isinstance(part, nn.ModuleList))  # fmt: skip
@@ -345,7 +347,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
                              f"place, such as {wrong[0]}.")  # fmt: skip
     model.pretrained_cfg = {"architecture": Path(name).name}
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(name, **here)
+        processor = _here_first(transformers.AutoImageProcessor.from_pretrained, name)
         model.image_transform = _Processor(processor)
         _measured(model.image_transform)
     except Exception as error:
@@ -355,6 +357,14 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
         model.guessed_preprocessing = f"{name} has no image processor; the usual one of {kind.__name__} is used."
         _report(model.guessed_preprocessing)
     return model
+
+
+def _here_first(from_pretrained: Callable, name: str, **options):
+    """A file of the hub from this disk if it is there, because transformers asks the hub about every file."""
+    if not Path(name).exists():
+        with suppress(OSError):
+            return from_pretrained(name, local_files_only=True, **options)
+    return from_pretrained(name, **options)
 
 
 def _require_library(package: str, extra: str, name: str) -> None:
@@ -393,7 +403,8 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
     model = models.get_model(name, weights=weights, **kwargs)
     model.pretrained_cfg = {"architecture": name}
     if weights is not None:
-        model.label_names, model.image_transform = weights.meta["categories"], weights.transforms()
+        model.label_names = weights.meta["categories"]
+        vars(model)["image_transform"] = weights.transforms()  # a module, which must not become a part of the model
     return model
 
 
@@ -488,6 +499,9 @@ class _Processor:
     processor: object
 
     def __call__(self, image: Image.Image) -> Tensor:
+        if hasattr(self.processor, "max_num_patches"):  # SigLIP 2: one square, so that images make a batch
+            side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
+            image = image.resize((side, side), self.processor.resample)
         given = self.processor(images=image, return_tensors="pt")
         values = given["pixel_values"][0]
         if "spatial_shapes" in given:  # SigLIP 2: patches (P, p·q·C)
@@ -535,7 +549,7 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
     return {
         "input_size": (channels, rows, cols), "mean": tuple(mean.tolist()), "std": tuple(std.tolist()),
         "interpolation": getattr(name, "value", name), "crop_mode": mode,
-        "crop_pct": round(max(shares) * 200) / 200 if mode == "center" else 1.0,
+        "crop_pct": 1.0 if mode == "border" else min(1.0, round(max(shares) * 200) / 200),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ methods can share one forward and one backward, or take a capture of your own:
 
 Every method is a row of `METHODS`. Help texts, lists and the explorer's menu are made from the rows; to add one:
 
-    def mine(model, images, target=None, *, against=None, names=None, power=1.0):
+    def mine(model, images=None, target=None, *, against=None, names=None, power=1.0):
         attn = explained(model, images, target, against=against, names=names).attn
         return attn.grid.image_map(attn[-1].gradient.norm(dim=-1).mean(1) ** power)      # (B, rows, cols)
 

@@ -70,7 +70,7 @@ def explained(
     if isinstance(model, Attention):
         return Explained(model)
     needs = set(needs)
-    backward = needs != {"capture"}
+    backward = bool(needs & {"gradients", "readings", "inputs"})
     model, images, target, against = checked(model, images, target, against)
     blocks, modules = family(transformer(model)).blocks, attention_modules(transformer(model))
     layer = layer_number(len(modules), layer)

@@ -115,7 +115,9 @@ def _plain(content: object) -> bytes | Image.Image | Tensor:
     if isinstance(content, tuple):
         return _plain(content[0])
     if isinstance(content, dict):
-        return content["bytes"] or _plain(content["path"])
+        content = content["bytes"] or content["path"]
+    if content is None:
+        raise ValueError("no image")
     return Path(content).read_bytes() if isinstance(content, str | Path) else content
 
 

@@ -130,9 +130,10 @@ def _table(table: Any, split: str, title: str, names: Sequence[str] | None = Non
         raise ValueError(f"{labels.count(None)} images of {title} have no {label}. Give each image a label.")
     names = names or getattr(table.features[label], "names", ())
     rows = Column(table.select_columns([image]), image)
-    if len(rows) and not rows[0]["bytes"]:
+    first = rows[0] if len(rows) else None
+    if first and first["path"] and not first["bytes"]:
         raise ValueError(
-            f"The column {image} of {title} holds paths, such as {rows[0]['path']!r}, and not the images. Write "
+            f"The column {image} of {title} holds paths, such as {first['path']!r}, and not the images. Write "
             "it with the bytes of the files."
         )
     note = f"Of the columns of {title}, {image} is taken for the images and {label} for the labels."
@@ -153,7 +154,8 @@ def _columns(features: Mapping[str, Any], title: str) -> tuple[str, str]:
     ]  # fmt: skip
     pair = []
     for known, fitting, what in ((("image",), images, "of images"), (LABELS, labels, "of whole numbers as labels")):
-        names = [name for name in known if name in fitting] or fitting
+        named = [name for name in known if name in features]  # a name counts more than a fitting type
+        names = [name for name in named if name in fitting] if named else fitting
         if not names or len(names) > 1 and names is fitting:
             which = f"several could be it ({', '.join(fitting)})" if fitting else "none of them is one"
             raise ValueError(
@@ -214,6 +216,7 @@ class Streamed:
 
 def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
     """`wds/NAME`: shards in ROOT/NAME or in ROOT itself; `wds/OWNER/SET` is fetched from the hub if missing."""
+    library()  # before anything is fetched
     folder = data_root(root) / name
     try:
         return shards(folder if folder.is_dir() or "/" in name else data_root(root), split)
@@ -233,7 +236,10 @@ def shards(folder: Path, split: str) -> Samples:
     files = _files(folder, split)
     keys, labels = [], []
     for key, row in _examples(files):
-        if _image(row) is not None and (label := _label(row, key)) >= 0:
+        if _image(row) is None:
+            if any(row.get(name) is not None for name in ("cls", "json", "jsn")):
+                raise ValueError(f"{': '.join(key)} has a label and no image. A shard must hold one kind of image.")
+        elif (label := _label(row, key)) >= 0:
             keys.append(key)
             labels.append(label)
     names = names_beside(folder)
@@ -292,6 +298,11 @@ def _files(folder: Path, split: str) -> list[Path]:
         if inside and not (count.is_file() and count.read_text().strip() != str(len(inside))):
             by_split.setdefault(word, []).extend(inside)
     chosen = first_of(split, by_split)
+    for file in (folder / "_info.json", folder / "info.json"):
+        listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else {}
+        names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise MissingShards(f"{folder} lacks {missing[0]}, which {file.name} lists.")
     if chosen is None:
         raise MissingShards(
             f"{folder} lacks shards of its {split} split, some or all of them: tar files with "

@@ -60,6 +60,8 @@ def effects(
     ways = [ways] if isinstance(ways, str) else list(ways)
     if not ways or {*ways} - {*WORDS}:
         raise ValueError(f"ways must be some of {', '.join(WORDS)}, got {', '.join(map(str, ways))!r}.")
+    if out is not None and Path(out).exists():
+        raise ValueError(f"{out} exists already. Give another file, or delete it.")
     named = isinstance(data, str | Path)
     evaluation = Evaluation(model, str(data) if named else "images", **settings)
     network = evaluation.network

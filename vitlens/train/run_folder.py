@@ -58,7 +58,8 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), those stay intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
-    payload = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}  # tied weights too
+    payload = safetensors.torch.save(copies)
     content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
     write(stem.with_suffix(".safetensors"), payload)
     write(stem.with_suffix(".json"), json.dumps(content, indent=1).encode())

@@ -165,7 +165,7 @@ def pooled(model: nn.Module, images: Tensor) -> Tensor:
     about = family(model)
     if type(about) is timm.Timm:
         return model.forward_head(model.forward_features(images), pre_logits=True)
-    if not about.classes:
+    if about.classes == 0:
         return about.run(images)
     tokens, thread = [], threading.get_ident()
 
