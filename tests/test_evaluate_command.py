@@ -393,8 +393,8 @@ def test_vtab(tmp_path, small):
 @pytest.mark.parametrize("data, protocol, more, sentence", [
     ("colors", "top1", (), "3 classes of the data must be among the model's 10, but it knows no 'blue'"),
     ("colors", "fewshot", ("--shots", "25"), "25 were asked for, but class blue has 12"),
-    ("colors", "fewshot", ("--shots", "a"), "--shots takes numbers"),
-    ("colors", "bestof", (), "no protocol 'bestof'. The protocols are top1, fewshot"),
+    ("colors", "fewshot", ("--shots", "a"), "'--shots': expected positive whole numbers"),
+    ("colors", "bestof", (), "'bestof' is not one of 'top1', 'fewshot'"),
     ("", "knn", (), "images to measure on are missing"),
     ("colors", "knn", ("--neighbors", "0"), "--neighbors"),
     ("colors", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),

@@ -281,4 +281,4 @@ def test_the_tasks_are_listed():
     lines = vitlens("evaluate", "--list").stdout.splitlines()
     assert len(lines) == len(TASKS) and any("dsprites-location" in x and "no flip and no crop" in x for x in lines)
     assert json.dumps(lines).count("structured") == 8
-    assert "needs a model" in vitlens("evaluate", "--data", "pets", expect=2).stderr
+    assert "Missing argument 'model'" in vitlens("evaluate", "--data", "pets", expect=2).stderr

@@ -13,6 +13,7 @@ import argparse
 import difflib
 import functools
 import json
+import logging
 import os
 import re
 import sys
@@ -389,7 +390,11 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
     else:
-        model, _, transform = open_clip.create_model_and_transforms(name, **options)
+        logging.disable(logging.WARNING)  # that weights are random, as they should be
+        try:
+            model, _, transform = open_clip.create_model_and_transforms(name, **options)
+        finally:
+            logging.disable(logging.NOTSET)
     model.image_transform, model.pretrained_cfg = transform, {"architecture": name}
     return model
 
