@@ -148,9 +148,10 @@ class Timm(Family):
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         embed, image = self.embedding, tuple(image)
-        if getattr(embed, "strict_img_size", False) and embed.img_size is not None:
+        plain = not hasattr(embed, "backbone")  # timm's hybrids take images of any size
+        if plain and getattr(embed, "strict_img_size", False) and embed.img_size is not None:
             require_size(self.model, image, embed.img_size)
-        elif getattr(embed, "is_linear", not hasattr(embed, "backbone")) and not embed.dynamic_img_pad:
+        elif getattr(embed, "is_linear", plain) and not embed.dynamic_img_pad:
             require_whole_patches(self.model, image, embed.patch_size)
         rows, cols = _features(embed, image)
         grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)
