@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,10 @@ def test_imagenet_by_name_in_folders_without_its_development_kit(tmp_path, name)
     assert test.labels.tolist() == [0, 0, 1, 1]
     assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [6, 7, 8, 9]  # which ReaL goes by
     (tmp_path / "val").rename(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "test")  # whether or not its test images lie there
+    with pytest.raises(ValueError, match="is divided into train, but the valid split is read from a folder named"):
+        load(name, "valid", root=tmp_path)
+    shutil.rmtree(tmp_path / "train")
     with pytest.raises(ValueError, match="torch/.* is not in .* with that of its development kit"):
         load(name, "valid", root=tmp_path)
 

@@ -67,7 +67,7 @@ def _of_split(path: Path, split: str, present: list[str]) -> Samples:
     chosen = first_of(split, present)
     if chosen is None:
         raise ValueError(
-            f"{path} holds the folders {' and '.join(present)}, but the {split} split is read from a folder named "
+            f"{path} is divided into {' and '.join(present)}, but the {split} split is read from a folder named "
             f"{' or '.join(SPLITS[split])}."
         )
     train = first_of("train", present) or chosen  # labels number the training classes, so validation may lack one

@@ -13,7 +13,7 @@ import torchvision.datasets
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples, drawn
-from vitlens.data.sources import SPLITS, data_root, opened
+from vitlens.data.sources import EVERY_SPLIT, data_root, opened
 from vitlens.data.tables import numbered
 from vitlens.data.tasks import TASKS, VTAB
 
@@ -72,7 +72,7 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
         remedy += "is a network, and copy the result there."
         if kind == "ImageNet":
             flat = split != "train" and any(root.glob("ILSVRC2012_val_*"))
-            if flat or any((root / name).is_dir() for name in SPLITS[split]):
+            if flat or any((root / name).is_dir() for name in EVERY_SPLIT):
                 return folder(root, split)  # torchvision wants the archive of the development kit, too
             remedy = "Download its archives by hand, with that of its development kit, and put them there."
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
