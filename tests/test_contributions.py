@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from capture_support import CHUNKS, check_all, chunk
 from maps_support import left_as_found, refuses
 from test_timm import QUICK
 from timm_support import read_table
@@ -53,9 +54,9 @@ def small(name, **more):
     return model, images(sizes.get("img_size") and (64, 64) or model.pretrained_cfg["input_size"][1:])
 
 
-@pytest.mark.parametrize("name, more", CASES, ids=str)
-def test_the_parts_add_up_to_the_logit(name, more):
-    check_parts(*small(name, **more))
+@pytest.mark.parametrize("part", range(4))
+def test_the_parts_add_up_to_the_logit(part):
+    check_all(lambda case: check_parts(*small(case[0], **case[1])), CASES[part::4])
 
 
 def test_the_parts_are_the_same_in_inference_mode():
@@ -79,16 +80,17 @@ def test_pictures_of_one_file_name_are_all_shown(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, row in read_table()[1].items() if row["stream"] == "yes"])
-def test_the_parts_add_up_in_every_model_that_is_taken_apart(name):
-    check_parts(*small(name))
+@pytest.mark.parametrize("number", range(CHUNKS))
+def test_the_parts_add_up_in_every_model_that_is_taken_apart(number):
+    names = [name for name, row in read_table()[1].items() if row["stream"] == "yes"]
+    check_all(lambda name: check_parts(*small(name)), chunk(names, number))
 
 
-@pytest.mark.parametrize("layers", [[(32, 5)], [(32, 16), (16, 5)]], ids=["no bias", "pre-logits"])
-def test_the_parts_add_up_for_other_heads(layers):
-    model, x = small("vit_tiny_patch16_224")
-    model.head = torch.nn.Sequential(*(torch.nn.Linear(*each, bias=len(layers) > 1) for each in layers)).double()
-    check_parts(model, x)
+def test_the_parts_add_up_for_other_heads():
+    for layers in ([(32, 5)], [(32, 16), (16, 5)]):  # without a bias, and with pre-logits
+        model, x = small("vit_tiny_patch16_224")
+        model.head = torch.nn.Sequential(*(torch.nn.Linear(*each, bias=len(layers) > 1) for each in layers)).double()
+        check_parts(model, x)
 
 
 def check_parts(model, x):
