@@ -250,6 +250,29 @@ def test_an_exported_model_with_batch_normalization_is_as_accurate_when_it_is_op
     assert last.metrics["top1"] > 25, "it has learned something"
 
 
+def test_statistics_of_a_step_that_is_cut_short_are_undone(larger, convolutions, tmp_path):
+    """Two steps of two parts; a reader, then another process, ends in the second part of step 2."""
+    r = replace(convolutions, accumulate=2, epochs=0, steps=2)
+    whole = r.build()
+    list(fit(whole, larger, r, device="cpu"))
+    for error in (ChildProcessError, ConnectionError):
+        model, calls = r.build(), []
+        computed = compiled(model, r, "cpu")
+
+        def criterion(x, y, computed=computed, calls=calls, error=error):
+            calls.append(1)
+            if len(calls) == 4:
+                raise error("gone")
+            return computed(x, y)
+
+        with pytest.raises(error):
+            list(fit(model, larger, r, device="cpu", out=tmp_path / error.__name__, criterion=criterion))
+        model = r.build()
+        (step,) = fit(model, larger, r, device="cpu", out=tmp_path / error.__name__, resume=True)
+        expected = whole.state_dict()
+        assert step.step == 2 and all(torch.equal(t, expected[name]) for name, t in model.state_dict().items())
+
+
 def test_global_state_is_left_as_found(data):
     def precision():
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -410,6 +433,13 @@ def test_what_makes_the_rest_of_a_run_differ_in_bits_is_said(stopped, data, caps
     said = capsys.readouterr().out
     assert "Resumed with parts = 2 instead of 1, " in said and "torch = 9.9 instead of " in said
     assert f"threads = {threads + 1} instead of {threads}, " in said and said.count("Resumed") == 1
+    assert "pixel_reading" not in said
+    for marker in (out / "checkpoints").glob("*.json"):  # of a version that cropped in another way
+        content = json.loads(marker.read_text())
+        assert content.pop("pixel_reading") == 2
+        marker.write_text(json.dumps(content))
+    next(fit(r.build(), data, r, device="cpu", out=out, resume=True))
+    assert "pixel_reading = 2 instead of 1" in capsys.readouterr().out
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(stopped, monkeypatch):

@@ -36,8 +36,9 @@ BY_TIMM = ("none", "mean")
 MOVED = {
     "positions": ("sinusoidal", "relative-2d", "rotary"), "attention": ("locality",), "readout": ("attention-pool",),
     "tokenizer": ("conv-stem", "shifted-patches"), "equivariance": ("flips", "rotations"), "registers": (4,),
+    "objective": ("autoencoder",),
 }  # fmt: skip
-"""Values that earlier versions had, and experiments/small_data.py builds."""
+"""Values that earlier versions had, and a script of experiments/ builds."""
 
 
 def chosen(settings: Mapping) -> dict[str, str]:
@@ -53,10 +54,11 @@ def keywords(settings: Mapping) -> dict:
 
 
 def check_moved(settings: Mapping) -> None:
-    """Raise ValueError for a value that experiments/small_data.py builds."""
+    """Raise ValueError for a value that a script of experiments/ builds."""
     for name, values in MOVED.items():
         if settings.get(name) in values:
-            raise ValueError(f"{name}={settings[name]} moved to experiments/small_data.py: train or open it there.")
+            script = f"experiments/{'autoencoder' if name == 'objective' else 'small_data'}.py"
+            raise ValueError(f"{name}={settings[name]} moved to {script}: train or open it there.")
 
 
 def check(settings: Mapping) -> None:

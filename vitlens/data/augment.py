@@ -9,67 +9,101 @@ Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Sequence
+import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+RANGES = {
+    "at least 1": lambda n: n >= 1,
+    "0 or more": lambda n: n >= 0,
+    "above 0": lambda n: n > 0,
+    "above 0, at most 1": lambda n: 0 < n <= 1,
+    "between 0 and 1": lambda n: 0 <= n <= 1,
+    "from 0 up and below 1": lambda n: 0 <= n < 1,
+}
+"""Predicates of the ranges that a setting's numbers may have to be in."""
+
+
+type_hints = functools.cache(typing.get_type_hints)
+
+
+def setting(default, meaning: str, fits: str | tuple = "") -> Any:
+    """A field of a dataclass of settings. default: or a class to call; fits: one of `RANGES`, or the allowed values."""
+    given = {"default_factory" if isinstance(default, type) else "default": default}
+    return dataclasses.field(**given, metadata={"meaning": " ".join(meaning.split()), "fits": fits})
+
+
+def check_settings(settings: object, prefix: str = "") -> None:
+    """Raise ValueError for a setting of another type or out of its range. Lists become tuples, and numbers text."""
+    kinds = type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        name, value, kind = prefix + field.name, getattr(settings, field.name), kinds[field.name]
+        parts = typing.get_args(kind)
+        if parts and isinstance(value, list) or kind is str and isinstance(value, int | float):
+            value = tuple(value) if parts else str(value)
+            object.__setattr__(settings, field.name, value)
+        values = value if parts and isinstance(value, tuple) else (value,)
+        expected = parts or (kind,)
+        if len(values) != len(expected) or not all(map(_is, values, expected)):
+            shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
+            raise ValueError(f"{name} must be of type {shape}, got {value!r}.")
+        if float in (kind, *parts) and not all(abs(n) < 1e30 for n in values):  # float32 would overflow
+            raise ValueError(f"{name} must be made of finite numbers below 1e30, got {value}.")
+        fits = field.metadata.get("fits", "")
+        if isinstance(fits, tuple) and value not in fits:
+            raise ValueError(f"{name} must be one of {', '.join(fits)}, got {value!r}.")
+        if isinstance(fits, str) and fits and not all(map(RANGES[fits], values)):
+            raise ValueError(f"{name} must be {fits}, got {value}.")
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+
+
+SHARE = "between 0 and 1"
+
 
 @dataclass(frozen=True)
 class Augment:
     """What is done to a training batch; the defaults do nothing."""
 
-    flip: float = 0.0
-    """Probability of a horizontal flip. 0 where left and right carry meaning (digits)."""
-    pad: int = 0
-    """Pixels of reflected border from which the window is cut at random."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Range of the share of the image's area that a random resized crop shows (Szegedy et al. 2015)."""
-    ratio: tuple[float, float] = (1.0, 1.0)
-    """Range of that crop's aspect ratio, width by height, drawn on a logarithmic scale."""
-    rotate: float = 0.0
-    """Largest rotation in degrees, either way."""
-    jitter: float = 0.0
-    """Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter."""
-    policy: float = 0.0
-    """Probability of one of grayscale, solarize, posterize: DeiT III's 3-Augment, with posterize in place of blur
-    because at 64 px little is left to blur."""
-    erase: float = 0.0
-    """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It has 2 to 33 % of the area, less
-    where it reaches beyond the image."""
-    cutmix: float = 0.0
-    """Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019)."""
-    mixup: float = 0.0
-    """Probability, per sample, of blending with another (Zhang et al. 2017). λ is uniform: Beta(1, 1), as in CutMix."""
+    flip: float = setting(0.0, "Probability of a horizontal flip; 0 where left and right carry meaning.", SHARE)
+    pad: int = setting(0, "Pixels of reflected border from which the window is cut at random.", "0 or more")
+    scale: tuple[float, float] = setting((1.0, 1.0), """Range of the share of the image's area that a random resized
+        crop shows (Szegedy et al. 2015).""", "above 0")
+    ratio: tuple[float, float] = setting((1.0, 1.0), """Range of that crop's aspect ratio, width by height, drawn on a
+        logarithmic scale.""", "above 0")
+    rotate: float = setting(0.0, "Largest rotation in degrees, either way.", "0 or more")
+    jitter: float = setting(0.0, "Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter.",
+                            SHARE)
+    policy: float = setting(0.0, """Probability of one of grayscale, solarize, posterize: DeiT III's 3-Augment, with
+        posterize in place of blur because at 64 px little is left to blur.""", SHARE)
+    erase: float = setting(0.0, """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It has 2
+        to 33 % of the area, less where it reaches beyond the image.""", SHARE)
+    cutmix: float = setting(0.0, "Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019).",
+                            SHARE)
+    mixup: float = setting(0.0, """Probability, per sample, of blending with another (Zhang et al. 2017). λ is uniform:
+        Beta(1, 1), as in CutMix.""", SHARE)
 
     def __post_init__(self):
-        object.__setattr__(self, "scale", tuple(self.scale))  # JSON has no tuples
-        object.__setattr__(self, "ratio", tuple(self.ratio))
-        check_finite("augment", (*self.scale, *self.ratio, self.rotate), self)
-        for name in ("flip", "policy", "erase", "cutmix", "mixup", "jitter", "pad", "rotate"):
-            value, highest = getattr(self, name), math.inf if name in ("pad", "rotate") else 1
-            if not 0 <= value <= highest:
-                raise ValueError(f"augment.{name} must be between 0 and {highest}, got {value}.")
-        for name in ("scale", "ratio"):
-            bounds = getattr(self, name)
-            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
-                raise ValueError(f"augment.{name} must be (smallest, largest), both above 0, got {bounds}.")
+        check_settings(self, "augment.")
+        for name, (low, high) in {"scale": self.scale, "ratio": self.ratio}.items():
+            if low > high:
+                raise ValueError(f"augment.{name} must be (smallest, largest), got {(low, high)}.")
         if self.cutmix + self.mixup > 1:
             raise ValueError(
                 f"augment.cutmix {self.cutmix} and augment.mixup {self.mixup} are probabilities of one choice and add "
                 "up to more than 1. Lower one of them."
             )
-
-
-def check_finite(name: str, numbers: Iterable[float], value: object) -> None:
-    """Raise `ValueError` if the setting `name` holds numbers that float32 arithmetic may overflow on."""
-    if not all(abs(n) < 1e30 for n in numbers):
-        raise ValueError(f"{name} must be made of finite numbers below 1e30, got {value}.")
 
 
 def augmented(

@@ -146,6 +146,10 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
+PIXEL_READING = 2
+"""Version of decoding, resizing and cropping. Runs record it, so raise it when the same file gives other pixels."""
+
+
 @dataclass(frozen=True)
 class Fitting:
     """The resizing of validation images to uint8 (3, side, side): timm's own, as `vitlens.models.pixels` is.

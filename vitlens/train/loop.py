@@ -148,7 +148,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
         folder = RunFolder(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)
-        done = folder.resume() if resume else folder.begin()
+        done = folder.begin(resume)
         if world.total(done) != world.size * done:
             raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
         clock = Clock(done)
@@ -162,9 +162,8 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                     part = criterion(x, y) / (recipe.accumulate * world.size)
                     part.backward()
                     loss += part.detach()
-            for b in statistics:
-                b /= world.size
-            with folder.kept(step):
+                for b in statistics:
+                    b /= world.size
                 world.sum([loss, *(p.grad for p in parameters if p.grad is not None), *statistics])
             norm = nn.utils.clip_grad_norm_(parameters, recipe.clip or math.inf)
             for o in optimizer:

@@ -33,20 +33,17 @@ from tqdm.auto import tqdm
 
 from vitlens.data import ImageSet, ImageStream
 from vitlens.data.files import write
-from vitlens.data.imageset import workers_ended
+from vitlens.data.imageset import PIXEL_READING, workers_ended
 from vitlens.train.criteria import counting, validate
 from vitlens.train.hub_layout import export
 from vitlens.train.processes import World, hardware, versions
 from vitlens.train.settings import Recipe
 
-DIVERGED = (
-    "Checkpoints that were saved are intact; train anew, into another folder, with a lower learning rate, a longer "
-    "warm-up or in fp32."
-)
+DIVERGED = "Saved checkpoints are intact; train anew into another folder with a lower lr, a longer warm-up or in fp32."
 KEPT = 2  # checkpoints
 FREE = ("log_every", "save_every", "accumulate")
 """Settings that may change when a run is resumed: they change nothing that is computed."""
-MACHINE = ("parts", "device", "threads", "torch")
+MACHINE = ("parts", "device", "threads", "torch", "pixel_reading")
 """Facts that may change when a run is resumed, at the cost of equality to the bit."""
 BUILT_BY = "its recipe"
 
@@ -72,13 +69,12 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
             old.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
-    """Tensors (on the CPU) and scalars of the newest good checkpoint, or None if there is none.
+def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors (on the CPU) and scalars of the newest good checkpoint. Prints which are damaged.
 
-    Prints which are damaged. Raises ValueError if all are.
+    Raises ValueError if all are.
     """
-    markers = newest_first(folder)
-    for marker in markers:
+    for marker in newest_first(folder):
         try:
             content = json.loads(marker.read_bytes())
             payload = marker.with_suffix(".safetensors").read_bytes()
@@ -87,9 +83,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict] | None:
             return safetensors.torch.load(payload), content
         except (OSError, ValueError, KeyError, TypeError) as error:
             tqdm.write(f"The checkpoint {marker.stem} is damaged and skipped: {error}.")
-    if markers:
-        raise ValueError(f"Every checkpoint in {folder} is damaged. Delete them to start again, or use another folder.")
-    return None
+    raise ValueError(f"Every checkpoint in {folder} is damaged. Delete them to start again, or use another folder.")
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -153,7 +147,7 @@ def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) ->
     """What a run depends on besides its recipe: its images, its model, how batches are split, and the machine."""
     return {
         "images": len(train), "labels": checksum(train), "pictures": train.pictures, "held": type(train).__name__,
-        "built_by": getattr(model, "built_by", BUILT_BY),
+        "pixel_reading": PIXEL_READING, "built_by": getattr(model, "built_by", BUILT_BY),
         "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
         "parts": world.size * recipe.accumulate, "device": world.device.type,
         "threads": torch.get_num_threads() if world.device.type == "cpu" else None, "torch": str(torch.__version__),
@@ -173,50 +167,45 @@ class RunFolder:
         self.saved_step, self.saved_at = 0, time.monotonic()
         self.began, self.seconds_before = self.saved_at, 0.0
 
-    def begin(self) -> int:
-        """Start the log; returns the steps done, 0. Raises ValueError if the folder holds checkpoints."""
-        if self.writes:
-            if newest_first(self.path / "checkpoints"):
-                raise ValueError(
-                    f"{self.path} already holds checkpoints of a run. Resume it, or train into another folder."
-                )
-            self.path.mkdir(parents=True, exist_ok=True)
-            write(self.path / "log.jsonl", b"")
-        return 0
+    def begin(self, resume: bool) -> int:
+        """Start the log, or restore the newest good checkpoint; returns the steps done.
 
-    def resume(self) -> int:
-        """Restore the newest good checkpoint and return its step. Raises ValueError if it is of another run."""
-        found = load_checkpoint(self.path / "checkpoints")
-        if found is None:
-            return self.begin()
-        tensors, scalars = found
-        self.compare(scalars)
-        self.seconds_before = scalars.get("seconds", 0.0)
-        restore(tensors, *self.state)
-        log = self.path / "log.jsonl"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
-        kept = [line for line in lines if _step(line) <= scalars["step"]]
+        Raises ValueError if the folder holds checkpoints that are not to be resumed, or of another run.
+        """
+        markers = newest_first(self.path / "checkpoints") if self.path else []
+        if markers and not resume:
+            raise ValueError(f"{self.path} already holds checkpoints. Resume the run, or train into another folder.")
+        kept, done = "", 0
+        if markers:
+            tensors, scalars = load_checkpoint(self.path / "checkpoints")
+            self.compare(scalars)
+            restore(tensors, *self.state)
+            done = self.saved_step = scalars["step"]
+            self.seconds_before = scalars.get("seconds", 0.0)
+            log = self.path / "log.jsonl"
+            lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
+            # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
+            kept = "".join(line for line in lines if _step(line) <= done)
         if self.writes:
-            write(log, "".join(f"{line}\n" for line in kept).encode())
-        self.saved_step = scalars["step"]
-        return self.saved_step
+            self.path.mkdir(parents=True, exist_ok=True)
+            write(self.path / "log.jsonl", kept.encode())
+        return done
 
     def compare(self, before: dict) -> None:
         """Raise ValueError if a checkpoint's scalars are of another run. Print what will make later steps differ."""
-        recipe, facts = Recipe.from_dict(before["recipe"]), {**self.facts, **before}  # older versions kept fewer
-        changes = [
-            (key, then[key], value)
-            for then, now in ((recipe.to_dict(), self.recipe.to_dict()), (facts, self.facts))
-            for key, value in now.items() if then[key] != value and key not in FREE
-        ]  # fmt: skip
-        for key, then, now in changes:
-            if key not in MACHINE:
-                raise ValueError(
-                    f"The run in {self.path} was started with {key} = {then!r} and is to be resumed with {now!r}. "
-                    "Resume it as it was, or train into another folder."
-                )
-        changes = [f"{key} = {now} instead of {then}" for key, then, now in changes if None not in (then, now)]
+        facts = {**self.facts, "pixel_reading": 1, **before}  # older versions kept fewer
+        changes = []
+        for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (facts, self.facts)):
+            for key, value in now.items():
+                if then[key] == value or key in FREE:
+                    continue
+                if key not in MACHINE:
+                    raise ValueError(
+                        f"The run in {self.path} was started with {key} = {then[key]!r} and is to be resumed with "
+                        f"{value!r}. Resume it as it was, or train into another folder."
+                    )
+                if None not in (then[key], value):
+                    changes.append(f"{key} = {value} instead of {then[key]}")
         if self.writes and changes:
             tqdm.write(f"Resumed with {', '.join(changes)}: from here on not bit for bit as if never stopped.")
 
@@ -232,12 +221,19 @@ class RunFolder:
 
     @contextmanager
     def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
-        """Save the state after `step` steps, and log `record`, if another process or a reader ends in this block."""
+        """Save the state after `step` steps, and log `record`, if another process or a reader ends in this block.
+
+        Buffers (batch normalization's statistics) are first restored to what they were before the block.
+        """
+        buffers = list(self.state[0].buffers()) if self.writes else []
+        before = [buffer.clone() for buffer in buffers]
         try:
             yield
         except (ConnectionError, ChildProcessError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not workers_ended(error):
                 raise
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
             if record is not None:
                 self.log(record)
             self.save(step)
