@@ -78,7 +78,9 @@ def test_readme_commands_exist():
         assert re.search(rf"^{target}:", makefile, re.M), f"README names `make {target}`, which the Makefile lacks"
 
 
-TEXTS = sorted({"README.md", "data/README.md", "notebooks/README.md", *(f"notebooks/{p.name}" for p in NOTEBOOKS)})
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+READMES = ("README.md", "data/README.md", "notebooks/README.md")
+TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOKS)})
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -104,16 +106,25 @@ def test_commands_in_texts_have_the_options_they_are_given(text, tmp_path, monke
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
 
 
-def test_readme_python_runs_as_written(tmp_path, monkeypatch):
+def test_python_in_the_readme_and_docs_runs_as_written(tmp_path, monkeypatch):
+    """The docs continue with the README's names; docs/models.md needs a checkpoint and a model of the reader's own."""
     import matplotlib.pyplot as plt
 
     from vitlens.images import samples
 
-    readme = (ROOT / "README.md").read_text()
-    code = "".join(re.findall(r"```python\n(.*?)```", readme, re.S))
     samples()["chelsea"].save(tmp_path / "cat.jpg")
     monkeypatch.chdir(tmp_path)
     space = {}
-    exec(compile(code, "README.md", "exec"), space)
+    for text in ("README.md", *(text for text in DOCS if text != "docs/models.md")):
+        code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S))
+        exec(compile(code, text, "exec"), space)
     assert space["summary"].mean_distance.shape == (1, 12, 3) and space["logits"].shape == (1, 200)
     plt.close("all")  # Axes that are asked for without one stay open, as pyplot's do
+
+
+def test_links_in_the_readme_and_docs_lead_somewhere():
+    for text in (*READMES, "CONTRIBUTING.md", *DOCS):
+        content = (ROOT / text).read_text()
+        for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)|(?:src|href)=\"([^\"]+)\"", content):
+            target = "".join(link)
+            assert "://" in target or ((ROOT / text).parent / target).exists(), f"{text} links to {target}"
