@@ -143,7 +143,7 @@ def test_methods_of_captum_need_captum(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(ModuleNotFoundError, match="needs captum"):
-        explained(model, names=["occlusion"])
+        explained(model, names=["input_x_gradient"])
 
 
 def test_data_parallel_models_give_the_same_reports():

@@ -284,10 +284,6 @@ def test_refusals(model, vit, tmp_path):
     refuses(r"\(2, 25, 96\)", relevance, tokens, x, lambda output: output.sum(1))
     wrapped = torch.nn.Sequential(vit(dtype=torch.float64, img_size=(64, 96)), torch.nn.Linear(10, 2).double())
     refuses("Sequential", relevance, wrapped, x, like(x[:1]), error=UnsupportedModelError)
-    with torch.no_grad():
-        for p in model.norm.parameters():
-            p.zero_()
-    refuses("zero or not finite", relevance, model, x, like(x[:1]))
 
 
 def test_weights_at_random_keep_the_question(model):

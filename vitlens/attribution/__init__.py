@@ -2,22 +2,21 @@
 
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
-model: a supported Vision Transformer (`recorder.supported`), in any mode, frozen or not. images: (B, C, H, W),
-normalized as the model expects. target: a class number, a class name, a sequence with one for each image, None for the
-predicted class, or a function of the model's output, (B, outputs) → (B,). `like(image)` and `text("a cat")` are such
-functions: the similarity of the features, which models without classes have too. names: the class names in order, by
-default the model's own. The map explains the target's logit, or, with `against` another class or function, the
-difference of the two: why this class rather than that one.
+model: a supported Vision Transformer (`recorder.supported`). images: (B, C, H, W), normalized as the model expects.
+target: a class number, a class name, a sequence with one for each image, None for the predicted class, or a function of
+the model's output, (B, outputs) → (B,). `like(image)` and `text("a cat")` are such functions: the similarity of the
+features, which models without classes have too. names: the class names in order, by default the model's own. The map
+explains the target's logit, or, with `against` another class or function, the difference of the two.
 
-The model runs in eval mode and is left as it was, including flags and every `.grad`. Maps are not rescaled. The quick
-methods can share one forward and one backward, or take a capture of your own:
+The model runs in eval mode and is left as it was, including every `.grad`. Maps are not rescaled. The quick methods can
+share one forward and one backward, or take a capture of your own:
 
     run = explained(model, images, target, needs={"gradients", "readings"})
     relevance(run), legrad(run)
     with capture(model, gradients=True) as attn: logits = model(images)
     attn.differentiate(logits[:, 3].sum()); relevance(attn)
 
-Every method is a row of `METHODS`. Help texts, lists and the explorer's menu are made from the rows; to add one:
+Help texts, lists and the explorer's menu are made from the rows of `METHODS`; to add one:
 
     def mine(model, images=None, target=None, *, against=None, names=None, power=1.0):
         attn = explained(model, images, target, against=against, names=names).attn
@@ -25,8 +24,8 @@ Every method is a row of `METHODS`. Help texts, lists and the explorer's menu ar
 
     register(Method("mine", "my method", "gradients", "one forward and one backward", mine))
 
-Raises ValueError for a class that the model does not have, for images that it does not take, for outputs that are not
-finite, and where no gradient reaches a layer; UnsupportedModelError for a model that vitlens refuses.
+Raises ValueError for classes and images that the model does not take, for outputs that are not finite, and where no
+gradient reaches a layer; UnsupportedModelError for a model that vitlens refuses.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Method:
     name: in Python and on the command line. title: for people. needs: "capture", "gradients", "readings" or "inputs"
     for a method that takes an `Explained` made with these; "model" for one that runs the model once itself, "pixels" or
     "patches" for one that does so many times, with gradients by the pixels or with patches covered. cost: of one map,
-    in words. source: the function, or its module, which is imported when the method is first used. quick: `explain`
-    uses it by default. forwards_per_patch: forwards for each patch, where the cost grows with the patches.
+    in words. source: the function, or the module to import it from when it is first used. quick: `explain` uses it by
+    default. forwards_per_patch: where the cost grows with the patches.
     """
 
     name: str

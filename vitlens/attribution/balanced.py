@@ -25,10 +25,9 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     """(B, rows, cols) gradient × input, summed over the inputs of all layers, with all multipliers held fixed.
 
     LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the deviations by which norms
-    divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants. So the
-    model is a linear function of each layer's tokens, and gradient × input, summed over all tokens, is the logit minus
-    what the biases add. That is checked for the first layer. The gradients are those of CP-LRP in LXT (Ali et al.
-    2022). Arguments as in `vitlens.attribution`.
+    divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants, as in
+    CP-LRP (Ali et al. 2022). So the model is a linear function of each layer's tokens, and gradient × input, summed
+    over all tokens, is the logit minus what the biases add. That is checked for the first layer.
     """
     model, images, target, against = checked(model, images, target, against)
     first, *others = family(transformer(model)).blocks
@@ -172,17 +171,14 @@ class _StandIn(torch.autograd.Function):
 def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> tuple:
     """The factor, the axes of the mean, and the bias of a layer norm whose standard deviation is a constant."""
     axes = tuple(range(-len(shape), 0))
-    return _scale(held(x).var(axes, correction=0, keepdim=True), weight, eps), axes, bias
+    scale = (held(x).var(axes, correction=0, keepdim=True) + eps).rsqrt()
+    return scale if weight is None else scale * held(weight), axes, bias
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight=None, eps: float | None = None) -> tuple:
     square = held(x).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
-    return _scale(square, weight, torch.finfo(x.dtype).eps if eps is None else eps), (), None
-
-
-def _scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    scale = (variance + eps).rsqrt()
-    return scale if weight is None else scale * held(weight)
+    scale = (square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+    return scale if weight is None else scale * held(weight), (), None
 
 
 _NORMS = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}

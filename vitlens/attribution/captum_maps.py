@@ -1,12 +1,12 @@
-"""Methods that differentiate by pixels or cover patches. captum is imported when a map by it is made.
+"""Methods that differentiate by pixels, two of them by captum, which is imported when it is used, or cover patches.
 
 All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: what
 replaces pixels, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
 internal_batch_size: images in one forward. seed: of the random numbers, the same for every image. Images are explained
 one at a time, so a batch gives what its images give alone.
 
-GradientSHAP and the covers of KernelSHAP are written out, because captum draws from the global generators, which other
-threads use too. The numbers are those that captum draws after the same seed.
+Gradient SHAP and KernelSHAP are written out, because captum draws from the global generators, which other threads use
+too. Their random numbers are those that captum draws after the same seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlens.attribution import METHODS
@@ -39,10 +38,14 @@ class OneImage:
     scores: Callable[[Tensor], Tensor]
     grid: TokenGrid
 
-    @property
-    def patches(self) -> Tensor:
-        """(1, 1, H, W) number of the patch that each pixel belongs to."""
-        return self.grid.pixel_patches(self.image.device)[None, None]
+    @torch.no_grad()
+    def seen(self, covers: Tensor, internal_batch_size: int) -> Tensor:
+        """(N,) scores of the image with the patches that are 1 in covers, (N, P), and the baseline elsewhere."""
+        pixels, scores = self.grid.pixel_patches(self.image.device)[None], []
+        for part in covers.to(self.image).split(internal_batch_size):
+            seen = part[:, pixels]
+            scores.append(self.scores(seen * self.image + (1 - seen) * self.blank)[:, 0])
+        return torch.cat(scores)
 
 
 def integrated_gradients(
@@ -55,7 +58,7 @@ def integrated_gradients(
     multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows: of
     photographs and DeiT-Tiny it is off by 0.5 to 4 % with 50 steps, and by less than 0.1 % with 1,000.
 
-    n_steps: points on the line, by Gauss-Legendre quadrature. Other arguments as in `vitlens.attribution.captum_maps`.
+    n_steps: points on the line, by Gauss-Legendre quadrature.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -75,7 +78,6 @@ def gradient_shap(
 
     The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two. stdevs:
     standard deviation of the noise on the image, in normalized units. The random numbers depend on internal_batch_size.
-    Other arguments as in `vitlens.attribution.captum_maps`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -111,20 +113,18 @@ def occlusion(
     """(B, rows, cols) occlusion (Zeiler and Fergus 2014): the logit lost when a square around the patch is covered.
 
     A square of window × window patches moves patch by patch; a patch gets the mean over the squares that cover it.
-    Other arguments as in `vitlens.attribution.captum_maps`.
     """
 
     def map_of(one: OneImage) -> Tensor:
-        grid = one.grid
-        below, right = grid.cut  # pixels that no patch sees; squares that reach into them would be too small
-        height, width = grid.image[0] - below, grid.image[1] - right
-        image, blank = (pixels[..., :height, :width] for pixels in (one.image, one.blank))
-        sides = zip((height, width), grid.patch, (grid.rows, grid.cols), strict=True)
-        sizes = [(min(pixels, min(window, count) * side), min(pixels, side)) for pixels, side, count in sides]
-        square, step = ((image.shape[1], *lengths) for lengths in zip(*sizes, strict=True))
-        method = _captum().Occlusion(lambda x: one.scores(F.pad(x, (0, right, 0, below))))
-        values = method.attribute(image, square, step, blank, 0, perturbations_per_eval=internal_batch_size)
-        return _patch_values(values, grid)
+        rows, cols = one.grid.rows, one.grid.cols
+        height, width = min(window, rows), min(window, cols)
+        covered = torch.zeros(rows - height + 1, cols - width + 1, rows, cols)
+        for top, left in np.ndindex(*covered.shape[:2]):
+            covered[top, left, top : top + height, left : left + width] = 1
+        covered = covered.flatten(2).flatten(0, 1)
+        scores = one.seen(torch.cat([torch.ones(1, rows * cols), 1 - covered]), internal_batch_size)
+        covered = covered.to(scores)
+        return ((scores[0] - scores[1:]) @ covered / covered.sum(0))[None]
 
     return _each_image(map_of, model, images, target, against, names, baseline)
 
@@ -133,18 +133,9 @@ def feature_ablation(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
     internal_batch_size: int = 16,
 ) -> Tensor:  # fmt: skip
-    """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image.
-
-    Arguments as in `vitlens.attribution.captum_maps`.
-    """
-
-    def map_of(one: OneImage) -> Tensor:
-        values = _captum().FeatureAblation(one.scores).attribute(
-            one.image, one.blank, 0, feature_mask=one.patches, perturbations_per_eval=internal_batch_size
-        )  # fmt: skip
-        return _patch_values(values, one.grid)
-
-    return _each_image(map_of, model, images, target, against, names, baseline)
+    """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image."""
+    return occlusion(model, images, target, against=against, names=names, baseline=baseline, window=1,
+                     internal_batch_size=internal_batch_size)  # fmt: skip
 
 
 def kernel_shap(
@@ -154,21 +145,18 @@ def kernel_shap(
     """(B, rows, cols) KernelSHAP (Lundberg and Lee 2017): the patches' Shapley values, by regression on random covers.
 
     Each cover is tried with its complement (Covert and Lee 2021), so effects of pairs of patches do not disturb the
-    estimate. It is still an estimate, and the less certain the more patches there are. Where a tenth of the patches
-    counts alike, through tanh of a sum over those that are seen, it correlates with the known values of 196, 576 and
-    1,024 patches by 0.99, 0.98 and 0.97 if the whole sum is 2; by 0.9, 0.4 and 0.3 if it is 3, 10 and 17, where a few
-    of these patches are enough. To see how certain a map is, try a second seed: of two photographs and DeiT-Tiny, the
-    maps of the one agree (0.6), and those of the other have nothing in common (0.02).
+    estimate. It is less certain the more patches there are: of scores that saturate when a few of a tenth of the
+    patches are seen, the map correlates with the known values by 0.9 for 196 patches and by 0.3 for 1,024. To see how
+    certain a map is, try a second seed: for DeiT-Tiny, the maps of two seeds correlated by 0.6 for one photograph, and
+    by 0.02 for another.
 
-    n_samples: covers tried, and forwards, of an image; by default 16 for each patch. Below two for each patch the
-    values are undetermined, and shortly above noise exceeds them: fewer than three raise ValueError. Other arguments
-    as in `vitlens.attribution.captum_maps`.
+    n_samples: covers tried, and forwards, of an image; by default 16 for each patch. Fewer than three for each patch
+    raise ValueError: below two the values are undetermined, and shortly above noise exceeds them.
     """
 
     def map_of(one: OneImage) -> Tensor:
-        patches = one.grid.patches
-        covers = _covers(patches, COVERS * patches if n_samples is None else n_samples, seed)
-        return _shapley_values(one, covers, internal_batch_size)
+        count = COVERS * one.grid.patches if n_samples is None else n_samples
+        return _shapley_values(one, _covers(one.grid.patches, count, seed), internal_batch_size)
 
     return _each_image(map_of, model, images, target, against, names, baseline)
 
@@ -176,14 +164,10 @@ def kernel_shap(
 def _covers(patches: int, count: int, seed: int) -> Tensor:
     """(count, P) 1 where a patch is seen: all patches, none, then random ones, each cover with its complement.
 
-    k patches are seen with the probability that the Shapley kernel gives to all covers of this size. Raises ValueError
-    for fewer than `LEAST` covers a patch.
+    k patches are seen with the probability that the Shapley kernel gives to all covers of this size.
     """
     if count < LEAST * patches:
-        raise ValueError(
-            f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got n_samples={count}: its map "
-            "would be noise."
-        )
+        raise ValueError(f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got {count}.")
     covers, generator = [torch.ones(patches), torch.zeros(patches)], torch.Generator().manual_seed(seed)
     sizes = torch.arange(patches, dtype=torch.float32)
     odds = (patches - 1) / (sizes * (patches - sizes))
@@ -196,18 +180,13 @@ def _covers(patches: int, count: int, seed: int) -> Tensor:
     return torch.stack(covers[:count])
 
 
-@torch.no_grad()
 def _shapley_values(one: OneImage, covers: Tensor, internal_batch_size: int) -> Tensor:
     """(1, P) values by linear regression on covers, in which all patches and none weigh a million times the others."""
     from sklearn.linear_model import LinearRegression
 
-    scores = []
-    for part in covers.to(one.image).split(internal_batch_size):
-        seen = part[:, one.patches[0]]
-        scores.append(one.scores(seen * one.image + (1 - seen) * one.blank).flatten())
-    weights = torch.ones(len(covers))
+    scores, weights = one.seen(covers, internal_batch_size).float().cpu(), torch.ones(len(covers))
     weights[:2] = 1e6
-    fit = LinearRegression().fit(covers.numpy(), torch.cat(scores).float().cpu().numpy(), weights.numpy())
+    fit = LinearRegression().fit(covers.numpy(), scores.numpy(), weights.numpy())
     return torch.from_numpy(fit.coef_)[None].to(one.image)
 
 
@@ -255,8 +234,3 @@ def _patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:
     """(B, C, H, W) values of pixels → (B, P), summed over the channels and pixels of each patch."""
     pixels, patches = values.sum(1).flatten(1), grid.pixel_patches(values.device).flatten()
     return pixels.new_zeros(len(pixels), grid.patches).index_add_(1, patches, pixels)
-
-
-def _patch_values(values: Tensor, grid: TokenGrid) -> Tensor:
-    """(B, C, H, W) values that are the same all over a patch → (B, P), that of its first pixel."""
-    return values[:, 0, :: grid.patch[0], :: grid.patch[1]][:, : grid.rows, : grid.cols].flatten(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -44,14 +44,14 @@ class Explained:
 
     attn: the capture, whose layers know the gradient of the score. output: (B, classes) logits, or (B, D) features.
     readings: the same capture, whose layers know the gradient of the score that is read right after each of them.
-    inputs: a layer's number, what its attention is given, (B, T, C), and the gradient of the score by it.
+    inputs: by layer, what its attention is given, (B, T, C), and the gradient of the score by it.
     """
 
     attn: Attention
     output: Tensor | None = None
     target: Target | None = None
     readings: Attention | None = None
-    inputs: tuple[int, Tensor, Tensor] | None = None
+    inputs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def explained(
@@ -79,7 +79,7 @@ def explained(
         hooks += [(block.register_forward_hook, lambda _, args, output: tokens.append(output)) for block in blocks]
     if "inputs" in needs:
         hooks += _keep_inputs(blocks[layer], modules[layer], given)
-    readings = inputs = None
+    readings, inputs = None, {}
     with explaining(model, gradients=backward):
         with hooked(hooks):
             attn, output = captured(model, images, of_features(target), gradients=backward)
@@ -92,7 +92,7 @@ def explained(
             by_given = attn.differentiate(target.score(output).sum(), also=given)
             require_layers(model, target, attn.reached())
             if given:
-                inputs = layer, torch.cat(given, -1).detach(), torch.cat(by_given, -1)
+                inputs[layer] = torch.cat(given, -1).detach(), torch.cat(by_given, -1)
     return Explained(attn, output.detach(), target, readings, inputs)
 
 
@@ -253,13 +253,11 @@ def relevance(
     """(B, rows, cols) relevance of each patch to what the head reads, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
 
     R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
-    of the target's logit. The map is the read-out's row of R − I, R = (I + Ā_L) ⋯ (I + Ā_1), without its prefix tokens
-    and not rescaled. It is pulled back from the top, r ← r + r·Ā, so R is never formed. I is left out because a mean
-    over patches reads the patches themselves; for a class token this changes nothing. An attention pool is one more
-    layer.
+    of the target's logit. The map is the read-out's row of R − I, pulled back from the top, r ← r + r·Ā, so R is never
+    formed. I is left out because a mean over patches reads the patches themselves; for a class token this changes
+    nothing. An attention pool is one more layer. Prefix tokens are dropped, nothing is rescaled.
 
-    model, images, target, against, names: as in `vitlens.attribution`. query: (row, column) of a patch, to start from
-    instead of the read-out.
+    query: (row, column) of a patch, to start from instead of the read-out. Other arguments as in `vitlens.attribution`.
     """
     attn = explained(model, images, target, against=against, names=names).attn
     read, moved = _readout(attn, query)
@@ -281,20 +279,18 @@ def gradient_rollout(
       paired with its own gradient;
     * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
 
-    The row is pulled back through the layers from the top, so no T × T matrix is formed. Prefix tokens are dropped and
-    nothing is rescaled. What reaches a patch through identities alone is left out: a mean over patches reads the
-    patches themselves, and the identities would carry that into the map. An attention pool is one more layer, without
-    identity. Arguments as in `relevance`.
+    What reaches a patch through identities alone is left out: a mean over patches reads the patches themselves, and the
+    identities would carry that into the map. An attention pool is one more layer, without identity. Prefix tokens are
+    dropped, nothing is rescaled. Arguments as in `relevance`.
     """
-    if head_fusion not in ("mean", "positive"):
-        raise ValueError(f'head_fusion must be "mean" or "positive", got {head_fusion!r}.')
+    mean_first = {"mean": True, "positive": False}[head_fusion]
     attn = explained(model, images, target, against=against, names=names).attn
     still, moved = _readout(attn, query)  # `still` has passed identities only
     moved /= moved.sum(-1, keepdim=True).clamp_min_(torch.finfo(moved.dtype).tiny)
     for layer in reversed(attn):
         row, pulled = still + moved, torch.zeros_like(moved)
         for queries, product in attention_times_gradient(layer, row):
-            fused = product.mean(1).clamp_(min=0) if head_fusion == "mean" else product.clamp_(min=0).mean(1)
+            fused = product.mean(1).clamp_(min=0) if mean_first else product.clamp_(min=0).mean(1)
             total = fused.sum(-1) + 1
             with full_precision(row.device):
                 pulled += torch.einsum("bq,bqk->bk", row[:, queries] / total, fused)
@@ -313,17 +309,14 @@ def attention_gradient(
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
 
     layer: its number, −1 for the last block; by default the last attention before the head, which is the pool's in a
-    model with an attention pool. Other arguments as in `relevance`. Raises ValueError for a query that no gradient
-    reaches there: in a model that reads its class token, every patch in the last layer.
+    model with an attention pool. Other arguments as in `relevance`. The map of a query is zero where no gradient
+    reaches it: in a model that reads its class token, of every patch in the last layer.
     """
     attn = explained(model, images, target, against=against, names=names).attn
     read, pooled = _readout(attn, query)
     if layer is None and query is None and attn.pool is not None:
         return attn.grid.image_map(pooled)
-    chosen = attn[-1 if layer is None else layer]
-    if query is not None and not chosen.gradient[:, :, attn.grid.position(query)].any():
-        raise ValueError(f"No gradient reaches patch {query} in {chosen.name}. Give an earlier layer, or no query.")
-    return attn.grid.image_map(_pulled(chosen, read + pooled))
+    return attn.grid.image_map(_pulled(attn[-1 if layer is None else layer], read + pooled))
 
 
 def legrad(model, images=None, target=None, *, against=None, names=None, first: int = 0) -> Tensor:
@@ -331,9 +324,9 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
 
     The tokens Z_l that leave layer l are read as if it were the last, by the model's own final norm, pooling and head:
     s_l = head(pool(norm(Z_l))), the logit of the target. The map is the mean over layers of (∂s_l/∂A_l)⁺, averaged over
-    heads and over all T queries; it is not multiplied by A_l. Prefix tokens are dropped. The authors sum over layers
-    and stretch to 0…1 at the end, which is left to whoever draws the map; for models with an attention pool they take
-    the gradient of the pool's map, while here every model is read through its layers.
+    heads and over all T queries; it is not multiplied by A_l. The authors sum over layers and stretch to 0…1; for
+    models with an attention pool they take the gradient of the pool's map, while here every model is read through its
+    layers.
 
     first: the first layer of the mean (the authors' code takes the last two: −2). Other arguments as in `relevance`.
     """
@@ -345,21 +338,17 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
 def grad_cam(model, images=None, target=None, *, against=None, names=None, layer: int = -1) -> Tensor:
     """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
 
-    The activation a_pc of patch p is what the attention reads: the output of the block's `norm1`, where
-    pytorch-grad-cam puts its hook on a ViT, or the block's input where the block normalizes afterwards. The map is
-    (Σ_c w_c·a_pc)⁺ with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit; prefix tokens are dropped,
-    nothing is rescaled. It is not taken after the last attention, because the class token reads no patch there, so
-    every patch's gradient is zero. Blocks with two attentions side by side have the channels of both. Where attention
-    and MLP share one norm, its output is the activation, read by both; where the block normalizes afterwards, its input
-    also goes on past the attention. ∂y/∂a_pc counts both ways.
+    (Σ_c w_c·a_pc)⁺, with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit. The activation a_pc of
+    patch p is what the attention reads: the output of the block's `norm1`, where pytorch-grad-cam puts its hook on a
+    ViT, or the block's input where the block normalizes afterwards. Behind the last attention the class token reads no
+    patch, so every patch's gradient is zero there. Blocks with two attentions side by side have the channels of both.
+    ∂y/∂a_pc counts all ways from the activation to the logit, past the attention too.
 
     layer: its number, −1 for the last. Other arguments as in `relevance`.
     """
     run = explained(model, images, target, against=against, names=names, needs=("inputs",), layer=layer)
-    number, *parts = run.inputs
-    if layer_number(len(run.attn), layer) != number:
-        raise ValueError(f"The inputs of layer {number} were recorded, not those of layer {layer}.")
-    grid, wide = run.attn.grid, torch.promote_types(parts[0].dtype, torch.float32)
+    grid, parts = run.attn.grid, run.inputs[layer_number(len(run.attn), layer)]
+    wide = torch.promote_types(parts[0].dtype, torch.float32)
     activation, gradient = (part[:, grid.prefix :].to(wide) for part in parts)
     values = (activation * gradient.mean(1, keepdim=True)).sum(-1).clamp_(min=0)
     return values.unflatten(-1, (grid.rows, grid.cols))
@@ -375,8 +364,7 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
     grid, like = attn.grid, attn[0].q
     read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
     if query is not None:
-        row, column = query
-        read[:, grid.position((row, column))] = 1.0
+        read[:, grid.position(tuple(query))] = 1.0
     elif grid.readout is None:
         raise ValueError(
             f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all tokens, "

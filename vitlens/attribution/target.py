@@ -83,8 +83,8 @@ class Target:
 
     def of(self, images: Tensor) -> Target:
         """The target of some images, by their (N,) numbers."""
-        parts = {"numbers": self.numbers, "against": self.against}
-        return replace(self, **{name: part if part is None else part[images] for name, part in parts.items()})
+        numbers, against = (part if part is None else part[images] for part in (self.numbers, self.against))
+        return replace(self, numbers=numbers, against=against)
 
     def called(self, image: int) -> str:
         if self.function is None:
@@ -116,10 +116,7 @@ class Similarity:
         if self.vector is not None:
             return self
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            vector = self.embed(model)
-            if not (vector.isfinite().all() and vector.any()):
-                raise ValueError(f"The features of {self.to} are zero or not finite, so no image is similar to it.")
-        return replace(self, vector=vector)
+            return replace(self, vector=self.embed(model))
 
     def __sub__(self, other: Similarity) -> Similarity:
         with torch.inference_mode(False):  # tensors made in that mode have no gradient
@@ -198,18 +195,18 @@ def bound(model: nn.Module, target: object, against: object = None) -> tuple[obj
     if not callable(target):
         require_classes(model)
         return target, against
-    if against is None:
-        return Target(function=target.bound(model) if isinstance(target, Similarity) else target), None
-    if not callable(against) or of_features(target) != of_features(against):
+    one, other = (each.bound(model) if isinstance(each, Similarity) else each for each in (target, against))
+    if other is None:
+        return Target(function=one), None
+    if not callable(other) or of_features(one) != of_features(other):
         raise ValueError("A contrast is between two classes or between two functions of the same input.")
-    if isinstance(target, Similarity) and isinstance(against, Similarity):
-        return Target(function=target.bound(model) - against.bound(model)), None
-    one, other = (bound(model, function)[0] for function in (target, against))
+    if isinstance(one, Similarity) and isinstance(other, Similarity):
+        return Target(function=one - other), None
 
     def difference(output: Tensor) -> Tensor:
-        return one.score(output) - other.score(output)
+        return one(output) - other(output)
 
-    difference.of_features = of_features(target)
+    difference.of_features = of_features(one)
     return Target(function=difference), None
 
 
@@ -254,18 +251,14 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
     if target is None:
         return logits.argmax(-1)
     target = target.tolist() if hasattr(target, "tolist") else target  # tensors, NumPy's arrays and numbers
-    targets = list(target) if isinstance(target, list | tuple) else [target] * count
-    if len(targets) != count:
-        raise ValueError(f"Expected one class, or one for each of {count} images, got {len(targets)}.")
+    targets = target if isinstance(target, list | tuple) else [target]
     if names is None and any(isinstance(each, str) for each in targets):
         names = label_names(model, total)
-    numbers = []
-    for each in targets:
-        number = _number(model, each, names, total) if isinstance(each, str) else operator.index(each)
-        if not 0 <= number < total:
-            raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {number}.")
-        numbers.append(number)
-    return torch.tensor(numbers, device=logits.device)
+    known = [_number(model, each, names, total) if isinstance(each, str) else each for each in targets]
+    numbers = [operator.index(each) for each in known]
+    if outside := [number for number in numbers if not 0 <= number < total]:
+        raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {outside[0]}.")
+    return torch.tensor(numbers, device=logits.device).expand(count)
 
 
 def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int) -> int:
@@ -275,13 +268,12 @@ def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int
     synonyms = [[part.strip() for part in label.split(",")] for label in labels]
     numbers = [i for i, label in enumerate(labels) if label == wanted]
     numbers = numbers or [i for i, parts in enumerate(synonyms) if wanted in parts]
-    if len(numbers) > 1:
-        raise ValueError(f"Several classes are called {name!r}: {numbers}. Give the number of one.")
-    if numbers:
+    if len(numbers) == 1:
         return numbers[0]
-    if wanted.removeprefix("-").isdecimal():
+    if not numbers and wanted.removeprefix("-").isdecimal():
         return int(wanted)
-    close = difflib.get_close_matches(wanted, sum(synonyms, []), n=3)
+    problem = f"has several classes called {name!r}, {numbers}" if numbers else f"has no class called {name!r}"
+    close = difflib.get_close_matches(wanted, sum(synonyms, []), n=3) if not numbers else []
     hint = f"Did you mean {', '.join(close)}?" if close else f"Give a number from 0 to {total - 1}."
     unnamed = "" if names else " Its classes have no names."
-    raise ValueError(f"{model_name(model)} has no class called {name!r}.{unnamed} {hint}")
+    raise ValueError(f"{model_name(model)} {problem}.{unnamed} {hint}")
