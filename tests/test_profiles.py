@@ -62,7 +62,7 @@ def test_a_later_upload_replaces_an_unfinished_one(shown):
     first, second = phone(), saved(Image.fromarray(RAMP), "PNG")
     begun = {"upload": "first.jpg", "file": 1, "of": len(first)}
     page.connection.receive(begun | {"at": 0}, [first[: 2**19]])
-    assert sent.pop() == {"file": 1, "received": 2**19} and "your image" not in page.page.photographs
+    assert sent.pop() == {"file": 1, "received": 2**19} and "first.jpg" not in page.page.photographs
     parts(page, "second.png", second, 2)
     page.connection.receive(begun | {"at": 2**19}, [first[2**19 :]])
     assert page.wait(60) and (np.asarray(page.page.photograph.image) == RAMP).all()

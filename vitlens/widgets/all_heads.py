@@ -24,17 +24,17 @@ class AllHeads(Pictured):
 
     def take(self, content, buffers):
         if content.get("pick") == "heads":
-            self.change(layer=int(content["col"]), head=int(content["row"]))
+            self.change(layer=content["col"], head=content["row"])
         elif "pick" in content:
-            self.change(row=int(content["row"]), column=int(content["col"]))
+            self.change(row=content["row"], column=content["col"])
         else:
-            return super().take(content, buffers)
-        return ""
+            super().take(content, buffers)
 
     def draw(self, check):
         forward = self.forward
         self.fit(forward)
-        maps = self.once(("heads", forward.key, self.query), self._maps)
+        row = query_row(forward, self.query)
+        maps = np.stack([forward.grid.image_map(layer.read(row)[0]).cpu().numpy() for layer in forward.attn], 1)
         count, layers = maps.shape[:2]
         flat = maps.reshape(count * layers, *maps.shape[2:])
         scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colors"]) for each in flat]
@@ -68,9 +68,3 @@ class AllHeads(Pictured):
             Control("own", "A scale for each head", "check", self.state["own"]),
             *self.paint_controls(),
         ]
-
-    def _maps(self) -> np.ndarray:
-        """(H, L, rows, cols) attention of all heads from the query."""
-        row = query_row(self.forward, self.query)
-        weights = [self.forward.grid.image_map(layer.read(row)[0]).cpu() for layer in self.forward.attn]
-        return np.stack([w.numpy() for w in weights], 1)

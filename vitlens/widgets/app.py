@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hmac
 import io
 import json
 import os
 import secrets
 import signal
-import socket
 import struct
+import sys
 import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from tornado import httpserver, web, websocket
+from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
 from vitlens.widgets.lanes import LONG, QUICK, Connection, Task
 
 HERE = Path(__file__).parent
-FILES = {
-    "app.js": "text/javascript; charset=utf-8", "front.js": "text/javascript; charset=utf-8",
-    "front.css": "text/css; charset=utf-8",
-}  # fmt: skip
 PAGES, MESSAGE = 16, 2**20
 """The most pages that may be open, and the largest message in bytes; uploads come in parts."""
 POLICY = (
@@ -64,53 +60,63 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
     model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. Prints the address with a token,
     without which nothing is shown. Raises what `load_image` and `load_model` raise, and OSError for a port in use.
     """
-    photograph = None if image is None else load_image(image)
-    with _listening(port) as listening:
-        app = App(model, photograph, listening.getsockname()[1])
+    gc.disable()  # until the model is there: collecting takes a sixth of the time of imports
+    app = App(model, None if image is None else load_image(image))
 
-        def began(address: str) -> None:
-            print(address, flush=True)  # also into a pipe
-            if browser:  # in a thread, because opening may take long
-                threading.Thread(target=_open, args=(address,), daemon=True).start()
+    def began(address: str) -> None:
+        print(address, flush=True)  # also into a pipe
+        if browser:  # in a thread, because opening may take long
+            threading.Thread(target=_open, args=(address,), daemon=True).start()
 
-        loop = asyncio.new_event_loop()
-        try:
-            with _interruptible(app.end):
-                loop.run_until_complete(app.run(listening, began))
-        finally:
-            for lane in (QUICK, LONG):
-                lane.close()
-            loop.close()
+    def end(*_) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
+        app.end()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, end)
+    asyncio.run(app.run(port, began))
+    if not all([QUICK.close(), LONG.close()]):  # a download or a long forward goes on, and nobody needs it
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class App:
     """The state that all pages share. It belongs to the thread of the event loop."""
 
-    def __init__(self, name: str, photograph, port: int):
-        self.name, self.photograph, self.port = name, photograph, port
+    def __init__(self, model: str, photograph=None):
+        self.name, self.photograph = model, photograph
         self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-        self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
         self.model, self.step, self.error = None, "Importing PyTorch …", None
         self.sockets: list[Socket] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         shown = (photograph or next(iter(samples().values()))).copy()
         shown.thumbnail((448, 448))
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
-        self.preview = preview.getvalue()
+        script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+        self.files = {"photograph": ("image/jpeg", preview.getvalue())} | {
+            name: (kind, (HERE / name).read_bytes())
+            for name, kind in {"app.js": script, "front.js": script, "front.css": style}.items()
+        }
 
-    async def run(self, listening: socket.socket, began: Callable[[str], None]) -> None:
-        """Serve on a listening socket until `end` is called or the model cannot be opened."""
+    async def run(self, port: int, began: Callable[[str], None]) -> None:
+        """Serve on a port, or a free one, until `end` is called. Raises what is wrong with the model or the port."""
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        arguments = {"app": self}
-        paths = [("/", Home), ("/photograph", Preview), (r"/(app\.js|front\.js|front\.css)", File), ("/socket", Socket)]
+        try:
+            listening = netutil.bind_sockets(port, "127.0.0.1")
+        except OSError as error:
+            raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port, or none.") from error
+        port = listening[0].getsockname()[1]
+        self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
+        paths = [("/", Home), ("/socket", Socket), ("/(.*)", File)]
         application = web.Application(
-            [(path, handler, arguments) for path, handler in paths], default_handler_class=Missing,
-            default_handler_args=arguments, websocket_max_message_size=MESSAGE, log_function=lambda handler: None,
+            [(path, handler, {"app": self}) for path, handler in paths], websocket_max_message_size=MESSAGE,
+            log_function=lambda handler: None,
         )  # fmt: skip
         server = httpserver.HTTPServer(application, max_body_size=MESSAGE)
-        server.add_socket(listening)
+        server.add_sockets(listening)
         began(f"http://{self.host}/?token={self.token}")
-        QUICK.submit(self._opened, lambda task, future: self.post(partial(self._ready, future)))
+        QUICK.submit(self._opened, lambda task: self.post(partial(self._ready, task)))
         await self.over.wait()
         server.stop()
         for page in [*self.sockets]:
@@ -136,27 +142,28 @@ class App:
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
-        self.post(partial(self._tell_step, f"Opening {self.name} …"))
+        self.post(partial(self._report, f"Opening {self.name} …"))
         model = load_model(self.name)
         attention_modules(unwrap(model))  # raises for models without maps
-        check()
-        self.post(partial(self._tell_step, "Drawing the first map …"))
+        self.post(partial(self._report, "Drawing the first map …"))
         import vitlens.widgets.explorer  # noqa: F401
 
+        gc.freeze()
+        gc.enable()
         return model
 
-    def _tell_step(self, step: str) -> None:
+    def _report(self, step: str) -> None:
         self.step = step
         for page in self.sockets:
             page.tell("step", step)
 
-    def _ready(self, future: Future) -> None:
-        if error := future.exception():
+    def _ready(self, task: Task) -> None:
+        if error := task.exception():
             self.error = error
-            self._tell_step(f"{error}")
+            self._report(str(error))
             self.loop.call_later(0.3, self.over.set)  # time to send the sentence
             return
-        self.model = future.result()
+        self.model = task.result()
         for page in self.sockets:
             page.begin()
 
@@ -179,7 +186,7 @@ class Guarded(web.RequestHandler):
             raise web.HTTPError(403)
 
     def invited(self) -> bool:
-        """Whether the request has the token in its address."""
+        """True if the request has the token in its address."""
         return False
 
     def write_error(self, status_code: int, **_) -> None:
@@ -203,28 +210,15 @@ class Home(Guarded):
         self.finish(CLEAN if "token" in self.request.query_arguments else PAGE)
 
 
-class Preview(Guarded):
-    """The photograph, shown until the first map is there."""
-
-    def get(self) -> None:
-        self.set_header("Content-Type", "image/jpeg")
-        self.finish(self.app.preview)
-
-
 class File(Guarded):
-    """The files of the front end."""
+    """The photograph, which is shown until the first map is there, and the files of the front end."""
 
     def get(self, name: str) -> None:
-        self.set_header("Content-Type", FILES[name])
-        self.finish((HERE / name).read_bytes())
-
-
-class Missing(Guarded):
-    """Any other address."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        raise web.HTTPError(404)
+        if name not in self.app.files:
+            raise web.HTTPError(404)
+        kind, content = self.app.files[name]
+        self.set_header("Content-Type", kind)
+        self.finish(content)
 
 
 class Socket(Guarded, websocket.WebSocketHandler):
@@ -232,6 +226,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
 
     connection: Connection | None = None
     task: Task | None = None
+    pictures: dict[str, bytes] | None = None
 
     def check_origin(self, origin: str) -> bool:
         return origin == f"http://{self.app.host}"
@@ -256,16 +251,15 @@ class Socket(Guarded, websocket.WebSocketHandler):
             page = Explorer(self.app.model, self.app.photograph)
             return page, page.first(check)
 
-        then = lambda task, future: self.app.post(partial(self._begun, future))  # noqa: E731
-        self.task, _ = QUICK.submit(made, then)
+        self.task = QUICK.submit(made, lambda task: self.app.post(partial(self._begun, task)))
 
-    def _begun(self, future: Future) -> None:
+    def _begun(self, task: Task) -> None:
         if self not in self.app.sockets:
             return
-        if error := future.exception():
+        if error := task.exception():
             self.tell("step", f"{error}" or type(error).__name__)
             return
-        page, answer = future.result()
+        page, answer = task.result()
         self.connection = Connection(page, self._show, self._custom, self.app.post)
         self.connection.start(answer)
 
@@ -278,7 +272,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
             content = json.loads(message)
         except (ValueError, struct.error):
             content = None
-        if not isinstance(content, dict) or {"job", "failed"} & content.keys():
+        if not isinstance(content, dict) or "job" in content:
             self.close(1003)
         elif self.connection is not None:
             self.connection.receive(content, buffers)
@@ -287,10 +281,10 @@ class Socket(Guarded, websocket.WebSocketHandler):
         if self in self.app.sockets:
             self.app.sockets.remove(self)
         if self.task:
-            self.task.cancel()
+            self.task.stop()
         if self.connection:
             self.connection.close()
-        self.connection = self.task = self._pictures = None
+        self.connection = self.task = self.pictures = None
 
     def tell(self, name: str, value: object) -> None:
         """Send a value, unless the page has gone."""
@@ -299,8 +293,8 @@ class Socket(Guarded, websocket.WebSocketHandler):
             future.add_done_callback(lambda future: future.exception())  # the page has gone meanwhile
 
     def _show(self, frame: dict, pictures: dict[str, bytes]) -> None:
-        if pictures != getattr(self, "_pictures", None):
-            self._pictures = pictures
+        if pictures != self.pictures:
+            self.pictures = pictures
             self.tell("pictures", pictures)
         self.tell("frame", frame)
 
@@ -329,45 +323,8 @@ def packed(name: str, value: object) -> bytes:
     return b"".join([struct.pack("<I", len(head)), head, *parts])
 
 
-def _listening(port: int) -> socket.socket:
-    """A socket that listens on a port of the loopback interface."""
-    listening = socket.socket()
-    if os.name == "posix":
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen(128)
-        listening.setblocking(False)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        if isinstance(error, OverflowError):
-            raise ValueError(f"Expected a port from 1 to 65535, or 0 for a free one, got {port}.") from error
-        if isinstance(error, PermissionError):
-            raise OSError(f"Port {port} may not be used here; give another --port, above 1023.") from error
-        raise OSError(f"Port {port} is taken; give another --port, or none to use a free one.") from error
-    return listening
-
-
 def _open(address: str) -> None:
     """Open an address in a browser, through a private file: others can see the arguments of a process."""
     file = Path(tempfile.mkdtemp(prefix="vitlens-"), "explorer.html")  # mkdtemp: for this user only
     file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
     webbrowser.open(file.as_uri())
-
-
-@contextlib.contextmanager
-def _interruptible(end: Callable[[], None]):
-    """Call `end` at the first Ctrl-C or SIGTERM in this block, and ignore later ones."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def once(*_):
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        end()
-
-    before = {each: signal.signal(each, once) for each in signals}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -44,12 +44,12 @@ class Comparison(Pictured):
 
     def take(self, content, buffers):
         if "pick" not in content:
-            return super().take(content, buffers)
-        place, side = (int(content["row"]), int(content["col"])), content["pick"]
+            super().take(content, buffers)
+            return
+        place, side = (content["row"], content["col"]), content["pick"]
         row, column = moved(place, self.forwards[side], self.forwards["left"])
         self.change(row=row, column=column)
         self._right = place if side == "right" else None
-        return ""
 
     @property
     def forwards(self) -> dict[str, Forward]:

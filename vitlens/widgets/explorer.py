@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import io
 import json
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from torch import nn
 
+from vitlens.attribution.target import classes
+from vitlens.models import require_classes
 from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.heads_off import AVERAGE, ZERO, listed, means, off_words, switches
 from vitlens.widgets.lanes import LARGEST, Job
 from vitlens.widgets.page import Control, Later, Panel
-from vitlens.widgets.photographs import EARLIER, PAINT, UPLOADED, Forward, Pictured, size_for
+from vitlens.widgets.photographs import PAINT, Forward, Pictured, size_for
 from vitlens.widgets.views import (
     EVERY,
     MEAN,
@@ -25,8 +26,10 @@ from vitlens.widgets.views import (
     Likeness,
     Map,
     View,
+    curves,
     head_control,
     map_panel,
+    mean_distance,
     possible,
     score,
     view_control,
@@ -54,33 +57,31 @@ class Explorer(Pictured):
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
         )  # fmt: skip
+        self._reads_text = embeds_texts(self.model)
 
     def take(self, content, buffers):
         if "pick" in content:
-            self.change(row=int(content["row"]), column=int(content["col"]))
+            self.change(row=content["row"], column=content["col"])
         elif "why" in content:
             explaining = [name for name, view in possible(self.forward).items() if view.explains and not view.layered]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
             try:
-                files = self._saved()
+                self.files.append((content.get("number", 0), self._saved()))
             except Later:
                 raise ValueError("This map is still being computed. Save it once it is shown.") from None
-            self._files.append((content.get("number", 0), files))
         else:
-            return super().take(content, buffers)
-        return ""
+            super().take(content, buffers)
 
     def draw(self, check):
-        whole = self._seen_by(False, check)
-        forward = self._seen_by(True, check)
+        whole, forward = self._forward_without((), check), self._forward_without(self.state["off"], check)
         self.fit(forward)
         shown = self.view(check)
         return {
             "pictures": {"picture": whole.png},
             "panels": [self._panel(shown)],
             "bars": self._bars(forward, whole),
-            "dots": None if self.row.explains else self._dots(),
+            "dots": self._dots(),
             "score": self._score(),
             "parts": None,
             "lens": None,
@@ -91,19 +92,15 @@ class Explorer(Pictured):
         }
 
     def job(self):
-        forward, choice = self.forward, self.choice
-        jobs = [Job(("distance", forward.key), forward.mean_distance)]
-        if self._scored and (shown := self.results.get(self._key)):
-            random = self.results.get(("random", forward.key, choice.goal(forward)))
-            jobs.append(Job(("score", *self._key), partial(score, forward, choice, shown.values, random)))
-        return next((job for job in jobs if not {job.key, ("failed", *job.key)} & self.results.keys()), None)
-
-    def keep(self, key, value):
-        random = value.pop("random", None) if key[0] == "score" else None
-        forward = self._forwards.get(key[1])  # that of the score, whose photograph may not be shown now
-        if random is not None and forward is not None:
-            super().keep(("random", key[1], key[3].goal(forward)), {"curves": random})
-        return super().keep(key, value)
+        forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
+        jobs = [Job(("distance", forward.key), partial(mean_distance, forward))]
+        if self._scored and shown:
+            maps = torch.from_numpy(shown.values)[None]
+            random, own = self._scores
+            jobs.append(Job(random, partial(curves, forward, choice, None)))
+            if not isinstance(self.results.get(random), str):
+                jobs.append(Job(own, partial(curves, forward, choice, maps)))
+        return next((job for job in jobs if job.key not in self.results), None)
 
     @property
     def row(self) -> View:
@@ -113,42 +110,47 @@ class Explorer(Pictured):
     @property
     def choice(self) -> Choice:
         """The layer, head, query and classes on which the view depends."""
-        state, target = self.state, self.state["target"]
-        if target == PREDICTED or (isinstance(target, tuple) and not self.row.likes):
-            target = None
-        elif isinstance(target, tuple):
-            photograph = self.photographs[target[1]] if target[0] == PICTURE else None
-            target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
-        against = None if state["against"] == NO_OTHER or isinstance(target, Likeness) else state["against"]
-        choice = Choice(state["layer"], self.row.fitted(state["head"]), self.query, target, against)
-        return self.row.matters(choice)
+        state, row, forward = self.state, self.row, self.forward
+        target = against = None
+        if row.explains:
+            target = state["target"]
+            if target == PREDICTED or (isinstance(target, tuple) and not row.likes):
+                target = forward.likeliest[0]
+            elif isinstance(target, tuple):
+                photograph = self.photographs[target[1]] if target[0] == PICTURE else None
+                target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
+            if row.contrasts and state["against"] != NO_OTHER and not isinstance(target, Likeness):
+                against = state["against"]
+        choice = Choice(head=row.fitted(state["head"]) if row.head else MEAN, target=target, against=against)
+        choice = replace(choice, layer=state["layer"]) if row.layered else choice
+        return replace(choice, query=self.query) if row.query else choice
 
     @property
     def forward(self) -> Forward:
         """The forward of the photograph, at the size that was chosen, with some heads off."""
-        return self._seen_by(True, lambda: None)
+        return self._forward_without(self.state["off"], lambda: None)
 
     def view(self, check=lambda: None) -> Map:
         """The map that is shown. Raises `Later` for a map of the long lane."""
-        make = partial(self.row.make, self.forward, self.choice)
-        if self.row.slow and self._key not in self.results:
-            raise Later(Job(self._key, make))
-        return self.once(self._key, lambda: make(check))
+        key, make = self._key, partial(self.row.make, self.forward, self.choice)
+        if self.row.slow and key not in self.results:
+            raise Later(Job(key, make))
+        return self.once(key, lambda: make(check))
 
     @property
     def _key(self) -> tuple:
         """Equal for equal maps."""
         return self.forward.key, self.state["view"], self.choice
 
-    def _seen_by(self, switched: bool, check) -> Forward:
-        """The forward with all heads on, or with those off that are switched off."""
-        whole, off, way = self.state["whole"], self.state["off"] if switched else (), self.state["way"]
+    def _forward_without(self, off: tuple, check) -> Forward:
+        """The forward with some heads off."""
+        whole, way = self.state["whole"], self.state["way"]
         size = size_for(self.model, self.photograph) if whole and not self.size else self.size
 
         def values() -> dict:
             if not off or way == ZERO:
                 return dict.fromkeys(off, ZERO)
-            batch = self._seen_by(False, check).batch
+            batch = self._forward_without((), check).batch
             key = ("means", self._weights[id(self.model)], tuple(batch.shape))
             given = self.once(key, lambda: means(self.model, batch, check))
             return {head: given[head] for head in off}
@@ -159,58 +161,41 @@ class Explorer(Pictured):
     def change(self, **values):
         """As in `Page`. `target`, `against` and `another` take any class of the model, by number or name; `another` a
         text, if the model reads texts."""
-        before = self.state
         if "off" in values:
             values["off"] = listed(self.model, values["off"])
         if isinstance(another := values.get("another"), str) and another.strip():
             values["target"] = (TEXT, another.strip()) if self._reads_text else another.strip()
-        elif "target" in values:
-            self.state = self.state | {"another": ""}
+        typed, cleared = [], {"another": ""} if "target" in values and "another" not in values else {}
+        for name, nothing in (("target", PREDICTED), ("against", NO_OTHER)):
+            if (value := values.get(name, nothing)) in (None, nothing):
+                values |= {name: nothing} if name in values else {}
+            elif isinstance(value, list | tuple):  # the browser sends lists
+                values[name] = tuple(value)
+                typed += [values[name]] if value[0] == TEXT else []
+            else:
+                require_classes(self.model)
+                values[name] = classes(self.model, self.forward.logits[None], value).item()
+                typed.append(values[name])
+        if any(isinstance(each, tuple) for each in typed) and not self._reads_text:
+            raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
+        before = self.state
+        known = (*self.forward.likeliest, *before["typed"])
+        typed = (*(each for each in typed if each not in known), *before["typed"])
+        self.state = before | cleared | {"typed": typed[:TYPED]}
         try:
-            for name, nothing in (("target", PREDICTED), ("against", NO_OTHER)):
-                value = values.get(name, nothing)
-                if isinstance(value, list | tuple) and len(value) == 2:
-                    values[name] = tuple(value)  # the browser sends lists
-                    if value[0] == TEXT:
-                        self._offer(values[name])
-                elif value not in (None, nothing):
-                    values[name] = class_number(self.forward, value)
-                    self._offer(values[name])
-                elif name in values:
-                    values[name] = nothing
             super().change(**values)
         except ValueError:
             self.state = before
             raise
-        if self.state["target"] == (PICTURE, self.state["photograph"]):  # the two change places
-            self.state = self.state | {"target": (PICTURE, before["photograph"])}
-
-    def _offer(self, target: object) -> None:
-        """Add a class or a text to the menus."""
-        if isinstance(target, tuple) and not self._reads_text:
-            raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
-        if target not in (*self.forward.likeliest, *self.state["typed"]):
-            self.state = self.state | {"typed": (target, *self.state["typed"])[:TYPED]}
-            self._renew_controls()
-
-    def upload(self, name, data):
-        note = super().upload(name, data)
-        if self.state["target"] == (PICTURE, UPLOADED):
-            self.state = self.state | {"target": (PICTURE, EARLIER)}
-        return note
-
-    @property
-    def _reads_text(self) -> bool:
-        return embeds_texts(self.model)
 
     def fit(self, forward):
         super().fit(forward)
         target, against = self.state["target"], self.state["against"]
-        if target == PREDICTED and not forward.likeliest:
-            target = next((PICTURE, name) for name in self.photographs if name != self.state["photograph"])
-        if isinstance(target, tuple) and target[0] == PICTURE and target[1] not in self.photographs:
-            target = PREDICTED if forward.likeliest else target
-        if against == (forward.likeliest[:1] or [None])[0] if target == PREDICTED else against == target:
+        others = [(PICTURE, name) for name in self.photographs if name != self.state["photograph"]]
+        gone = isinstance(target, tuple) and target[0] == PICTURE and target not in others
+        if gone or (target == PREDICTED and not forward.likeliest):
+            target = PREDICTED if forward.likeliest else others[0]
+        if against == (forward.likeliest[0] if target == PREDICTED else target):
             against = NO_OTHER
         self.state = self.state | {"target": target, "against": against}
 
@@ -231,18 +216,18 @@ class Explorer(Pictured):
             layer,
             head,
             *self.query_controls(forward, hidden=not row.query),
-            *(replace(control, hidden=control.hidden or not row.explains) for control in self._targets(forward)),
+            *self._targets(forward),
             *self.paint_controls(state["view"] == "components"),
             *switches(self.model, state["off"], state["way"]),
         ]
 
     def _targets(self, forward: Forward) -> list[Control]:
-        state, target = self.state, self.state["target"]
+        state, row, target = self.state, self.row, self.state["target"]
         typed = (*state["typed"], target, state["against"])
         known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
-        classes = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
-        offered = {"A class": [("the predicted class", PREDICTED), *classes] if forward.likeliest else []}
-        if self.row.likes or not self.row.explains:
+        named = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
+        offered = {"A class": [("the predicted class", PREDICTED), *named] if forward.likeliest else []}
+        if row.likes or not row.explains:
             texts = dict.fromkeys(each for each in typed if isinstance(each, tuple) and each[0] == TEXT)
             others = [name for name in self.photographs if name != state["photograph"]]
             offered["Likeness to a text"] = [(f"like “{each[1]}”", each) for each in texts]
@@ -251,19 +236,19 @@ class Explorer(Pictured):
             target = PREDICTED
         groups = tuple((name, len(options)) for name, options in offered.items() if options)
         explained = forward.likeliest[0] if target == PREDICTED and forward.likeliest else target
-        rather = [("–", NO_OTHER), *((name, k) for name, k in classes if k != explained)]
+        rather = [("–", NO_OTHER), *((name, k) for name, k in named if k != explained)]
         label, hint = ("Any text", "a photo of a cat") if self._reads_text else ("Any class", "name or number")
-        any_class = [Control("another", label, "text", state["another"], hint=hint)]
+        hidden, single = not row.explains, not row.contrasts or isinstance(target, tuple)
+        another = Control("another", label, "text", state["another"], hint=hint, hidden=hidden)
         return [
-            Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups),
-            *(any_class if self._reads_text or forward.likeliest else []),
-            Control("against", "Rather than", "select", state["against"], tuple(rather),
-                    hidden=not self.row.contrasts or isinstance(target, tuple)),
-        ]  # fmt: skip
+            Control("target", "Explain", "select", target, tuple(sum(offered.values(), [])), groups, hidden=hidden),
+            *([another] if self._reads_text or forward.likeliest else []),
+            Control("against", "Rather than", "select", state["against"], tuple(rather), hidden=hidden or single),
+        ]
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
         """The likeliest classes, and their probabilities with all heads on."""
-        target = self.choice.goal(forward)[0] if self.row.explains else None
+        target = self.choice.target
         bars = [
             {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target,
              "plain": forward.outputs == "value"}
@@ -277,24 +262,36 @@ class Explorer(Pictured):
         made = map_panel(forward, self.row, self.choice, shown, self.state)
         note = off_words(self.state["off"], self.state["way"]) if forward.off else ""
         if self.state["whole"]:
-            (across, down), (height, width) = self.photograph.size, forward.grid.image
+            (across, down), (height, width) = self.photograph.image.size, forward.grid.image
             squeezed = max(across * height / (down * width), down * width / (across * height))
             note += f" The image is squeezed {squeezed:.1f} times." if squeezed > 1.2 else ""
         return replace(made, words=made.words + note)
 
     @property
     def _scored(self) -> bool:
-        """Whether the map that is shown has a score."""
+        """True if the map that is shown has a score."""
         return self.row.explains and not self.row.layered
 
+    @property
+    def _scores(self) -> tuple[tuple, tuple]:
+        """Keys of the curves of random orders, and of those of the map."""
+        forward, choice = self.forward, self.choice
+        return ("random", forward.key, choice.target, choice.against), ("score", *self._key)
+
     def _score(self) -> dict | None:
-        failed = self.results.get(("failed", "score", *self._key)) if self._scored else None
-        waiting = {"title": "How far to trust it", "words": failed or "Covering and showing patches …"}
-        return self.results.get(("score", *self._key), waiting) if self._scored else None
+        if not self._scored:
+            return None
+        random, own = map(self.results.get, self._scores)
+        failed = next((each for each in (random, own) if isinstance(each, str)), None)
+        done = failed is None and own is not None and random is not None
+        waiting = {"words": failed or "Covering and showing patches …"}
+        scored = score(self.forward, self.choice, own, random) if done else waiting
+        return {"title": "How far to trust it", **scored}
 
     def _dots(self) -> dict | None:
         forward, head = self.forward, self.state["head"]
-        if (distances := self.results.get(("distance", forward.key))) is None:
+        distances = self.results.get(("distance", forward.key))
+        if self.row.explains or not isinstance(distances, np.ndarray):
             return None
         goes = self.row.head == "each"
         return {
@@ -317,30 +314,3 @@ class Explorer(Pictured):
         arrays = {"values": shown.values, "pixels": self.forward.pixels, "about": json.dumps(about), **shown.arrays}
         np.savez_compressed(file := io.BytesIO(), **arrays)
         return {f"{name}.png": captioned(self.forward, panel), f"{name}.npz": file.getvalue()}
-
-
-def class_number(forward: Forward, target: object) -> int:
-    """The number of a class given by number or name, a name first. Raises ValueError if it does not exist."""
-    if not forward.classes:
-        raise ValueError(f"{forward.name} has no classifier head, so no class can be its target.")
-    names = by_name(tuple(forward.names or ()))
-    text = str(target).strip()
-    if not isinstance(target, bool | float) and text.lower() in names:
-        return names[text.lower()]
-    if isinstance(target, int | str) and text.isdigit() and int(text) < forward.classes:
-        return int(text)
-    near = difflib.get_close_matches(text.lower(), names, 3)
-    hint = f" Did you mean {', '.join(near)}?" if near else ""
-    raise ValueError(
-        f"{forward.name} has no class {target!r}; its classes are numbered from 0 to {forward.classes - 1}.{hint}"
-    )
-
-
-@functools.lru_cache(8)
-def by_name(names: tuple[str, ...]) -> dict[str, int]:
-    """The number of each class by its name, and by each synonym that a single class has, in lower case."""
-    numbers: dict[str, set[int]] = {}
-    for number, name in enumerate(names):
-        for each in (name, *name.split(",")):
-            numbers.setdefault(each.strip().lower(), set()).add(number)
-    return {name: min(found) for name, found in numbers.items() if len(found) == 1}

@@ -1,8 +1,8 @@
 """Two threads that work for all pages, and the connection of a page with them.
 
 A click goes to the quick lane, a map or score that takes long to the long lane, so that a click never waits for either.
-Tasks get plain values and return plain values. Only the thread of the event loop (in a notebook, the kernel's main
-thread) touches traits and sockets: a lane hands its results over with `call_soon_threadsafe`.
+Tasks take and return plain values. Only the thread of the event loop (in a notebook, the kernel's main thread) touches
+traits and sockets: a lane hands its results over with `call_soon_threadsafe`.
 
 Both lanes may run the same model at the same time. Captures, autograd modes and switched-off heads belong to their own
 thread, `evaluating` counts its blocks over all threads.
@@ -10,10 +10,12 @@ thread, `evaluating` counts its blocks over all threads.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,57 +27,60 @@ class Cancelled(Exception):
     """Raised in a task whose result is no longer needed."""
 
 
-class Task:
-    """A function in a lane, called with `check`, which raises Cancelled once the task is cancelled."""
+class Task(Future):
+    """A function in a lane, called with `check`, which raises Cancelled once the task is stopped."""
 
-    def __init__(self, function: Callable[[Callable[[], None]], object]):
-        self.function, self._cancelled = function, threading.Event()
+    def __init__(self, function: Callable[[Callable[[], None]], object], lane: Lane):
+        super().__init__()
+        self._function, self._lane, self._stopped = function, lane, False
 
-    def cancel(self) -> None:
-        self._cancelled.set()
-        self.function = None  # a cancelled task that still waits in its lane keeps no capture alive
+    def stop(self) -> None:
+        self._stopped, self._function = True, None  # a task that still waits in its lane keeps no capture alive
 
     def check(self) -> None:
-        if self._cancelled.is_set():
+        if self._stopped or self._lane.closed:
             raise Cancelled
 
-    def __call__(self) -> object:
-        function = self.function
-        self.check()
-        return function(self.check)
+    def run(self) -> None:
+        function = self._function
+        try:
+            self.check()
+            self.set_result(function(self.check))
+        except BaseException as error:
+            self.set_exception(error)
 
 
 class Lane:
-    """A thread that runs tasks one after the other."""
+    """A thread that runs tasks one after the other, and ends with the process."""
 
     def __init__(self, name: str):
-        self._pool, self._tasks = ThreadPoolExecutor(1, thread_name_prefix=f"vitlens {name} lane"), set()
-        # An atexit function would come too late: the interpreter joins the threads of executors before it calls those.
-        getattr(threading, "_register_atexit", lambda close: None)(self.close)
+        self.closed, self._tasks = False, queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"vitlens {name} lane", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
 
-    def submit(self, function: Callable, then: Callable[[Task, Future], None] = lambda *_: None) -> tuple[Task, Future]:
-        """Run function(check), then call then(task, future) in the thread of the lane."""
-        task = Task(function)
-        self._tasks.add(task)
-        future = self._pool.submit(task)
+    def _work(self) -> None:
+        while task := self._tasks.get():
+            task.run()
+            del task
 
-        def done(future: Future) -> None:
-            self._tasks.discard(task)
-            if not future.cancelled():
-                then(task, future)
-
-        future.add_done_callback(done)
-        return task, future
+    def submit(self, function: Callable, then: Callable[[Task], None] = lambda task: None) -> Task:
+        """Run function(check), then call then(task) in the thread of the lane."""
+        task = Task(function, self)
+        task.add_done_callback(then)
+        self._tasks.put(task)
+        return task
 
     def run(self, function: Callable) -> object:
         """The result of function(check), for which the calling thread waits."""
-        return self.submit(function)[1].result()
+        return self.submit(function).result()
 
-    def close(self) -> None:
-        """Cancel all tasks, and wait for the one that is running."""
-        for task in [*self._tasks]:
-            task.cancel()
-        self._pool.shutdown(cancel_futures=True)
+    def close(self, seconds: float = 1.0) -> bool:
+        """Stop all tasks, and wait some seconds for the one that is running. True if the thread has ended."""
+        self.closed = True
+        self._tasks.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 QUICK, LONG = Lane("quick"), Lane("long")
@@ -103,7 +108,7 @@ class Answer:
 class Connection:
     """Messages for a page, handed to the lanes in order; lives in the thread of the event loop.
 
-    A new message cancels the drawing under way. That drawing is never shown, and its messages are taken again together
+    A new message stops the drawing under way. That drawing is never shown, and its messages are taken again together
     with the new one.
 
     page: its `answer(messages, check)` runs in the quick lane. show(frame, pictures) and send(content, buffers) reach
@@ -113,13 +118,12 @@ class Connection:
     def __init__(self, page, show: Callable, send: Callable, post: Callable, lanes: tuple[Lane, Lane] = (QUICK, LONG)):
         self.page, self._show, self._send, self._post = page, show, send, post
         self._quick, self._long = lanes
-        self.request, self.closed = 0, False
-        self.error = ""  # what was wrong with the last message
+        self.closed, self.error = False, ""  # error: what was wrong with the last message
         self._messages: list[tuple[dict, list]] = []
         self._drawing: Task | None = None
         self._job: tuple[tuple, Task] | None = None
         self._pending = False  # the map that was asked for waits for the job
-        self._upload: dict = {"file": 0}
+        self._file, self._data = 0, bytearray()  # number and bytes of the upload under way
 
     @property
     def busy(self) -> bool:
@@ -135,13 +139,13 @@ class Connection:
         """Take a message of the browser. An upload comes in parts {"upload": name, "file": number, "at": offset, "of":
         size}, each of which is confirmed."""
         if "at" in content:
-            if (data := self._part(content, bytes(buffers[0]))) is None:
+            if (data := self._whole(content, buffers[0])) is None:
                 return
             content, buffers = {"upload": content["upload"], "number": content.get("number", 0)}, [data]
-        self.request, self.error = self.request + 1, ""
+        self.error = ""
         self._messages.append((content, list(buffers)))
         if self._drawing:
-            self._drawing.cancel()
+            self._drawing.stop()
         self._begin()
 
     def start(self, answer: Answer) -> None:
@@ -150,56 +154,52 @@ class Connection:
         self._continue(answer.job)
 
     def close(self) -> None:
-        """Cancel whatever is computed for the page, and show nothing more."""
+        """Stop whatever is computed for the page, and show nothing more."""
         self.closed = True
         for task in (self._drawing, self._job and self._job[1]):
             if task:
-                task.cancel()
-        self.page, self._job, self._upload = None, None, {"file": 0}
+                task.stop()
+        self.page = self._job = None
         self._messages.clear()
+        self._data.clear()
 
-    def _part(self, content: dict, data: bytes) -> bytes | None:
+    def _whole(self, part: dict, data: bytes) -> bytes | None:
         """The whole file, once its last part has come; a later upload replaces an unfinished one."""
-        number, size = content["file"], content["of"]
-        if number > self._upload["file"]:
-            self._upload = {"file": number, "data": bytearray()}
-        if number < self._upload["file"]:
+        number, size = part["file"], part["of"]
+        if number < self._file:
             return None
-        held = self._upload["data"]
-        if max(size, len(held) + len(data)) > LARGEST:
-            self._upload["data"] = bytearray()
-            problem = f"{content['upload']} is larger than {LARGEST >> 20} MB, the most for an upload. Make it smaller."
+        if number > self._file:
+            self._file, self._data = number, bytearray()
+        self._data += data
+        if max(size, len(self._data)) > LARGEST:
+            self._data.clear()
+            problem = f"{part['upload']} is larger than {LARGEST >> 20} MB, the most for an upload. Make it smaller."
             self._send({"file": number, "problem": problem}, [])
             return None
-        held += data
-        self._send({"file": number, "received": len(held)}, [])
-        if len(held) < size:
+        self._send({"file": number, "received": len(self._data)}, [])
+        if len(self._data) < size:
             return None
-        self._upload["data"] = bytearray()
-        return bytes(held)
+        whole, self._data = bytes(self._data), bytearray()
+        return whole
 
     def _begin(self) -> None:
-        if self._drawing or not self._messages or self.closed:
-            return
-        messages, request = [*self._messages], self.request
-        self._drawing, _ = self._quick.submit(
-            partial(self.page.answer, messages),
-            lambda task, future: self._post(partial(self._answered, len(messages), request, future)),
-        )
+        if self._messages and not self._drawing and not self.closed:
+            messages = [*self._messages]
+            then = lambda task: self._post(partial(self._answered, len(messages), task))  # noqa: E731
+            self._drawing = self._quick.submit(partial(self.page.answer, messages), then)
 
-    def _answered(self, count: int, request: int, future: Future) -> None:
+    def _answered(self, count: int, task: Task) -> None:
         self._drawing = None
         if self.closed:
             return
-        error = future.exception()
-        if error is None:
-            answer = future.result()
+        if (error := task.exception()) is None:
+            answer = task.result()
             del self._messages[:count]
             self.error = " ".join(filter(None, [self.error, *answer.errors]))
             for asked, files in answer.files:
                 self._send({"download": list(files), "asked": asked}, list(files.values()))
             self._pending = answer.frame is None
-            if answer.frame is not None and request == self.request:
+            if answer.frame is not None and not self._messages:
                 self._show(answer.frame, answer.pictures)
             self._continue(answer.job)
         elif not isinstance(error, Cancelled):
@@ -208,23 +208,21 @@ class Connection:
         self._begin()
 
     def _continue(self, job: Job | None) -> None:
-        """Keep the job in the long lane if it is still wanted, or else cancel it and begin another."""
+        """Keep the job in the long lane if it is still wanted, or else stop it and begin another."""
         if self._job and job and self._job[0] == job.key:
             return
         if self._job:
-            self._job[1].cancel()
-        key = job and job.key  # the callback holds the key alone, not the function
-        self._job = job and (
-            key,
-            self._long.submit(job.function, lambda task, future: self._post(partial(self._done, task, key, future)))[0],
-        )
+            self._job[1].stop()
+        self._job = None
+        if job:
+            done = partial(self._done, job.key)  # holds the key alone, not the function
+            self._job = job.key, self._long.submit(job.function, lambda task: self._post(partial(done, task)))
 
-    def _done(self, task: Task, key: tuple, future: Future) -> None:
+    def _done(self, key: tuple, task: Task) -> None:
         if self.closed or not self._job or self._job[1] is not task:
             return
         self._job = None
-        error = future.exception()
+        error = task.exception()
         if not isinstance(error, Cancelled):
-            value = None if error else future.result()
-            self._messages.append(({"job": key, "failed": error is not None}, [error or value]))
+            self._messages.append(({"job": key}, [error or task.result()]))
             self._begin()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,18 +50,18 @@ class Control:
         """Raise ValueError unless the control can have this value."""
         choices = [choice for _, choice in self.options]
         if self.kind == "switches":
-            fits = isinstance(value, tuple) and all(head in choices for head in value)
-            expected = f"some of {choices[0]!r} … {choices[-1]!r}"
-        elif choices:
+            return
+        if choices:
             fits = any(value == choice and type(value) is type(choice) for choice in choices)
             expected = f"one of {', '.join(map(repr, choices))}"
         elif self.kind in ("check", "text"):
-            kind, expected = {"check": (bool, "True or False"), "text": (str, "a text")}[self.kind]
-            fits = isinstance(value, kind)
+            fits = isinstance(value, bool if self.kind == "check" else str)
+            expected = "True or False" if self.kind == "check" else "a text"
         else:
-            types = int if self.step == 1 else int | float
-            fits = isinstance(value, types) and not isinstance(value, bool) and 0 <= value <= self.high
-            expected = f"a {'whole ' * (self.step == 1)}number from 0 to {self.high:g}"
+            whole = self.step == 1
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            fits = number and 0 <= value <= self.high
+            expected = f"a {'whole ' * whole}number from 0 to {self.high:g}"
         if not fits:
             raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.")
 
@@ -102,24 +102,24 @@ class Panel:
             "low": self.scale.low, "high": self.scale.high,
             "colors": self.scale.table(self.strength, self.opacity).tobytes(),
         }  # fmt: skip
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"values": values, "scale": scale}
+        return vars(self) | {"values": values, "scale": scale}
 
 
 class Page:
-    """A state and the frame drawn from it. Subclasses define `draw`, `controls` and, for slow parts, `job`."""
+    """A state and the frame drawn from it. Subclasses define `draw`, `controls` and, for slow parts, `job`.
 
-    keeps: tuple[str, ...] = ("state",)
-    """Attributes to restore after an error. They are replaced, never changed in place."""
+    The state is replaced, never changed in place, so that the last good one can be restored after an error.
+    """
+
     plain: frozenset[str] = frozenset()
     """Parts of the state on which no other control depends."""
 
     def __init__(self, **state):
         self.state, self.frame, self.pictures = state, {}, {}
-        self.results: dict[tuple, object] = {}
+        self.results: dict[tuple, object] = {}  # of jobs and of `once`; a text where a job failed
         self.shown: dict[str, Control] = {}  # the controls of the last drawing
-        self._menus: object = None
-        self._good: dict = {}
-        self._seen, self._files, self._message = 0, [], ""
+        self.files: list[tuple[int, dict[str, bytes]]] = []  # to save: the number of the message, and the files
+        self._menus, self._good, self._seen, self._message = None, state, 0, ""
         self._awaited: tuple | None = None  # key of the job without which nothing can be drawn
 
     def draw(self, check: Check) -> dict:
@@ -138,27 +138,22 @@ class Page:
         """Equal as long as the controls differ in nothing but the values of `plain`."""
         return [(name, value) for name, value in self.state.items() if name not in self.plain]
 
-    def take(self, content: dict, buffers: list) -> str:
-        """Change the state as a message of the browser asks. Returns a note for the reader, or ""."""
-        if "set" in content:
-            self.change(**content["set"])
-        return ""
+    def take(self, content: dict, buffers: list) -> None:
+        """Change the state as a message of the browser requests."""
+        self.change(**content.get("set", {}))
 
     def change(self, **values) -> None:
         """Set parts of the state, one after the other. Raises ValueError, and changes nothing, if one is impossible."""
         before = self.state
-        if self.menus() != self._menus:
-            self._renew_controls()
         try:
             for name, value in values.items():
-                if any(self.state[other] != before[other] for other in self.state.keys() - self.plain):
-                    self._renew_controls()  # a view that was set here may have other heads
+                self._renew_controls()  # a view that was set here may have other heads
                 if name not in self.shown:
                     raise ValueError(f"There is no control {name!r} here; there are {', '.join(self.shown)}.")
                 self.shown[name].check(value)
                 self.state = self.state | {name: value}
         except ValueError:
-            self.state, self._menus = before, None
+            self.state = before
             raise
 
     def first(self, check: Check) -> Answer:
@@ -167,79 +162,70 @@ class Page:
 
     def answer(self, messages: list[tuple[dict, list]], check: Check) -> Answer:
         """Take all messages, then draw once. After an error, the last good page is shown with a sentence about it."""
-        before = {name: getattr(self, name) for name in self.keeps}
-        notes, errors, self._files = [], [], []
+        before, errors, self.files = self.state, [], []
         for content, buffers in messages:
             self._seen = max(self._seen, content.get("number", 0))
             try:
                 if "job" in content:
-                    self._finish(tuple(content["job"]), content["failed"], *buffers)
+                    self._finish(tuple(content["job"]), buffers[0])
                 else:
-                    notes.append(self.take(content, buffers))
+                    self.take(content, buffers)
             except Exception as error:  # shown to the reader
                 errors.append(sentence(error))
-        message = " ".join(filter(None, dict.fromkeys([*notes, *errors])))
-        if message or not all("job" in content for content, _ in messages):
-            self._message = message
+        if errors or not all("job" in content for content, _ in messages):
+            self._message = " ".join(dict.fromkeys(errors))
+        job = None
         try:
-            frame = self._drawn(check, self._message)
+            self._drawn(check, self._message)
             job = self.job()
         except Cancelled:
-            self._restore(before)
+            self.state = before
             raise
         except Later as later:
             self._awaited = later.job.key
-            return Answer(None, None, later.job, self._files, errors)
+            return Answer(None, None, later.job, self.files, errors)
         except Exception as error:
             errors.append(sentence(error))
-            self._restore(self._good)
-            self._message = errors[-1]
-            frame, job = {**self.frame, "answers": self._seen, "message": self._message}, None
-            self.frame = frame
+            self.state, self._message = self._good, errors[-1]
+            self.frame = self.frame | {"answers": self._seen, "message": self._message}
             with contextlib.suppress(Exception):  # the error that the message reports, once more
                 job = self.job()
-        return Answer(frame, self.pictures, job, self._files, errors)
-
-    def keep(self, key: tuple, value: object) -> object:
-        """Keep a result, and drop the oldest beyond `RESULTS`."""
-        self.results[key] = value
-        while len(self.results) > RESULTS:
-            self.results.pop(next(iter(self.results)))
-        return value
+        return Answer(self.frame, self.pictures, job, self.files, errors)
 
     def once(self, key: tuple, make: Callable[[], object]) -> object:
-        """A result, made now or kept from before."""
-        return self.results[key] if key in self.results else self.keep(key, make())
+        """A result, made now or kept from before. The oldest beyond `RESULTS` are dropped."""
+        if key not in self.results:
+            self.results[key] = make()
+            while len(self.results) > RESULTS:
+                del self.results[next(iter(self.results))]
+        return self.results[key]
 
-    def _finish(self, key: tuple, failed: bool, value: object) -> None:
-        if not failed:
-            self.keep(key, value)
+    def _finish(self, key: tuple, value: object) -> None:
+        """Keep the result of a job, or a sentence about its failure if the page can do without it."""
+        if not isinstance(value, Exception):
+            self.once(key, lambda: value)
             return
-        self.keep(("failed", *key), sentence(value))
         if key == self._awaited:
-            self._restore(self._good)
+            self.state = self._good
+        else:
+            self.once(key, lambda: sentence(value))
         raise value
 
-    def _restore(self, values: dict) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
-
     def _renew_controls(self) -> None:
-        self.shown, self._menus = {control.name: control for control in self.controls()}, self.menus()
+        """Make the controls anew if they depend on something that has changed."""
+        if (menus := self.menus()) != self._menus:
+            self.shown, self._menus = {control.name: control for control in self.controls()}, menus
 
     def _drawn(self, check: Check, message: str) -> dict:
         drawn = self.draw(check)
-        if self.menus() != self._menus:
-            self._renew_controls()
-        else:
-            for name in self.shown.keys() & self.plain:
-                if self.shown[name].value != self.state[name]:
-                    self.shown[name] = replace(self.shown[name], value=self.state[name])
-        drawn["panels"] = [panel.message() for panel in drawn["panels"]]
-        self.pictures = drawn.pop("pictures")
-        self._good = {name: getattr(self, name) for name in self.keeps}
-        controls = [asdict(control) for control in self.shown.values()]
-        self.frame = {**drawn, "controls": controls, "answers": self._seen, "message": message}
+        self._renew_controls()
+        for name in self.shown.keys() & self.plain:
+            if self.shown[name].value != self.state[name]:
+                self.shown[name] = replace(self.shown[name], value=self.state[name])
+        self.pictures, self._good = drawn.pop("pictures"), self.state
+        panels = [panel.message() for panel in drawn.pop("panels")]
+        controls = [vars(control) for control in self.shown.values()]
+        self.frame = drawn | {"panels": panels, "controls": controls, "answers": self._seen, "message": message}
         return self.frame
 
 

@@ -7,25 +7,25 @@ import functools
 import io
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from vitlens import attention, tokens
+from vitlens import tokens
 from vitlens.images import load_image, samples
 from vitlens.models import architecture, built_size, class_count, label_names, output_kind, preprocess, restore, scores
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.intervention import intervene
-from vitlens.recorder.layer import Layer
-from vitlens.recorder.record import Attention, capture
+from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, unwrap
 from vitlens.widgets.drawing import MAPS, enlarged
-from vitlens.widgets.page import Check, Control, Page
+from vitlens.widgets.page import Control, Page
 
-GIVEN, UPLOADED, EARLIER = "the image given", "your image", "your earlier image"
+GIVEN = "the image given"
 READOUT, PATCH = "readout", "patch"
 OPACITIES = ("by value", "value"), ("even", "even")
 PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "smooth": True, "lines": False}
@@ -36,46 +36,29 @@ KEPT = 256 * 2**20
 _ELONGATION = 16  # the most columns per row, or rows per column, for an image in its own shape
 
 
+@dataclass(frozen=True, eq=False)
 class Photograph:
     """An image with a note about what `load_image` did to it, or "". number: unique."""
 
-    numbers = itertools.count()
-
-    def __init__(self, image: Image.Image, note: str = ""):
-        self.image, self.size, self.note, self.number = image, image.size, note, next(self.numbers)
+    image: Image.Image
+    note: str = ""
+    uploaded: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
 
     @classmethod
-    def read(cls, source) -> Photograph:
+    def read(cls, source, uploaded: bool = False) -> Photograph:
         """Read an image with `load_image`. Raises ImageError if it is none."""
         notes: list[str] = []
-        return cls(load_image(source, on_note=notes.append), " ".join(notes))
-
-    @property
-    def bytes(self) -> int:
-        return 3 * self.size[0] * self.size[1]
-
-
-class Layers(Sequence):
-    """Some layers of a capture. `check` is called whenever one is read."""
-
-    def __init__(self, attn: Attention, layers: slice, check: Check):
-        self.layers, self.grid, self.model_name, self.check = attn[layers], attn.grid, attn.model_name, check
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __getitem__(self, index: int) -> Layer:
-        self.check()
-        return self.layers[index]
+        return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
 
 class Forward:
     """One forward of a model on a photograph.
 
     batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its capture. tokens: one
-    (1, T, D) per layer. logits: (classes,) on the CPU. classes: their number, 0 without a classifier. likeliest:
-    numbers of the likeliest ones. off: replacements of the heads that are switched off, as `intervene` takes them. key:
-    equal for equal weights, photographs, sizes and switches.
+    (1, T, D) per layer. classes: their number, 0 without a classifier. likeliest: numbers of the likeliest ones. off:
+    replacements of the heads that are switched off, as `intervene` takes them. key: equal for equal weights,
+    photographs, sizes and switches.
     """
 
     def __init__(
@@ -100,19 +83,11 @@ class Forward:
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
         self.prefix, self.name, self.outputs = family(model).prefix, architecture(model), output_kind(model)
-        self._results: dict[tuple, object] = {}
+        self.written: dict[tuple, tuple] = {}  # contributions by target and contrast, which take a forward
 
     def switched(self) -> contextlib.AbstractContextManager[None]:
         """A block in which the model runs as it ran here, in this thread."""
         return intervene(self.model, heads=self.off) if self.off else contextlib.nullcontext()
-
-    def once(self, key: tuple, make: Callable[[], object]) -> object:
-        """A small result for the quick lane, made now or kept from before."""
-        if key not in self._results:
-            if len(self._results) >= 100:
-                self._results.pop(next(iter(self._results)))
-            self._results[key] = make()
-        return self._results[key]
 
     def label(self, number: int) -> str:
         """The name of a class, or its number."""
@@ -124,9 +99,7 @@ class Forward:
 
     def score_words(self, score: float) -> str:
         """A probability in percent, as in "12 %" or "< 0.5 %"; any other value with three significant digits."""
-        if self.outputs == "value":
-            return f"{score:.3g}".replace("-", "−")
-        return "< 0.5 %" if 0 < score < 0.005 else f"{100 * score:.0f} %"
+        return number(score) if self.outputs == "value" else percent(score)
 
     @property
     def bytes(self) -> int:
@@ -152,20 +125,15 @@ class Forward:
             return " and ".join(self.prefix[i] for i in read)
         return "the mean of the patches" if read[0] >= grid.prefix else "the mean of all tokens"
 
-    def received(self, layer: int, check: Check) -> Tensor:
-        """(H, P) attention that each patch receives in a layer, the mean over all queries."""
-        layers = Layers(self.attn, slice(layer, layer + 1), check)
-        return self.once(("received", layer), lambda: attention.received(layers)[0, 0].float().cpu())
 
-    def rollout(self, layer: int, query: int | None, fusion: str, check: Check) -> Tensor:
-        """(rows, cols) rollout from a token, or from the read-out, through layers 0 to `layer`."""
-        layers, key = Layers(self.attn, slice(0, layer + 1), check), ("rollout", layer, query, fusion)
-        return self.once(key, lambda: attention.rollout(layers, query=query, head_fusion=fusion)[0].float().cpu())
+def number(value: float) -> str:
+    """Three significant digits, with a proper minus sign."""
+    return f"{value:.3g}".replace("-", "−")
 
-    @torch.inference_mode()
-    def mean_distance(self, check: Check = lambda: None) -> Tensor:
-        """(L, H) mean attention distance in input pixels."""
-        return attention.mean_distance(Layers(self.attn, slice(None), check))[0].float().cpu()
+
+def percent(share: float) -> str:
+    """As in "12 %", or "< 0.5 %" for less than that."""
+    return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
@@ -178,7 +146,8 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
         about.grid((height + patch[0], width))
     except ValueError:
         return None
-    shape = float(np.clip((photograph.size[1] / photograph.size[0]) ** 0.5, _ELONGATION**-0.5, _ELONGATION**0.5))
+    across, down = photograph.image.size
+    shape = float(np.clip(down / across, 1 / _ELONGATION, _ELONGATION)) ** 0.5
     area = (height * width) ** 0.5
     return tuple(max(1, round(side / p)) * p for side, p in zip((area * shape, area / shape), patch, strict=True))
 
@@ -191,13 +160,13 @@ def weights(model: nn.Module) -> tuple:
 
 
 class Pictured(Page):
-    """A page with photographs and a query. Its state has `photograph`, `query`, `row` and `column`.
+    """A page with photographs and a query. Its state has `photographs` by name, `photograph`, `query`, `row` and
+    `column`.
 
     others: models to show beside the first. size: (height, width) in pixels to show photographs at. more: photographs
     besides the samples, by name.
     """
 
-    keeps = ("state", "photographs")
     plain = frozenset(("query", "row", "column", *PAINT))
 
     def __init__(
@@ -206,15 +175,23 @@ class Pictured(Page):
     ):  # fmt: skip
         self.model, self.size = unwrap(model), size
         self.models = [self.model, *map(unwrap, others)]
-        self.photographs = {name: Photograph(each) for name, each in samples().items()} | (more or {})
+        given = {} if image is None else {GIVEN: Photograph.read(image)}
+        photographs = given | {name: Photograph(each) for name, each in samples().items()} | (more or {})
+        super().__init__(photographs=photographs, photograph=next(iter(photographs)), **state)
         self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
         self._weights = {id(model): weights(model) for model in self.models}
-        if image is not None:
-            self.photographs = {GIVEN: Photograph.read(image), **self.photographs}
-        name = next(iter(self.photographs))
-        grids = [self.forward_of(each, self.photographs[name], size=size).grid for each in self.models]
-        grid, query = grids[0], PATCH if any(each.readout is None for each in grids) else READOUT
-        super().__init__(photograph=name, query=query, row=grid.rows // 2, column=grid.cols // 2, **state)
+        grids = [self.forward_of(each, self.photograph, size=size).grid for each in self.models]
+        query = PATCH if any(each.readout is None for each in grids) else READOUT
+        self.state = self.state | {"query": query, "row": grids[0].rows // 2, "column": grids[0].cols // 2}
+
+    @property
+    def photographs(self) -> dict[str, Photograph]:
+        return self.state["photographs"]
+
+    @property
+    def photograph(self) -> Photograph:
+        """The photograph that is shown."""
+        return self.photographs[self.state["photograph"]]
 
     @property
     def forward(self) -> Forward:
@@ -235,48 +212,40 @@ class Pictured(Page):
         return self._forwards[key]
 
     def _forget(self) -> None:
-        """Drop the oldest captures, and then the earlier upload, while they hold more than `KEPT` bytes."""
+        """Drop the oldest captures, and then the oldest uploads, while they hold more than `KEPT` bytes."""
+        shown = (self.state["photograph"], self.state.get("other"))
+        uploads = {name: np.prod((3, *each.image.size)) for name, each in self.photographs.items() if each.uploaded}
+        hidden = [name for name in uploads if name not in shown]  # the newest first
 
-        def held() -> int:
-            uploads = [self.photographs[name].bytes for name in (UPLOADED, EARLIER) if name in self.photographs]
-            return sum(uploads) + sum(forward.bytes for forward in self._forwards.values())
+        def full() -> bool:
+            return sum(uploads.values()) + sum(forward.bytes for forward in self._forwards.values()) > KEPT
 
-        while len(self._forwards) > 2 and held() > KEPT:
+        while full() and len(self._forwards) > 2:
             self._forwards.popitem(last=False)
-        if held() > KEPT and EARLIER in self.photographs:
-            self.photographs = {name: each for name, each in self.photographs.items() if name != EARLIER}
-
-    @property
-    def photograph(self) -> Photograph:
-        """The photograph that is shown."""
-        return self.photographs[self.state["photograph"]]
+        while full() and hidden:
+            del uploads[name := hidden.pop()]
+            self.state = self.state | {"photographs": {k: v for k, v in self.photographs.items() if k != name}}
 
     def answer(self, messages, check):
         self._weights = {id(model): weights(model) for model in self.models}
         return super().answer(messages, check)
 
     def menus(self):
-        return super().menus(), self.forward.key, tuple(self.photographs)
+        return super().menus(), self.forward.key
 
     def take(self, content, buffers):
         if "upload" in content:
-            return self.upload(str(content["upload"]), bytes(buffers[0]))
-        return super().take(content, buffers)
+            (file := io.BytesIO(buffers[0])).name = name = str(content["upload"])
+            uploaded = {name: Photograph.read(file, uploaded=True)}
+            others = {each: photograph for each, photograph in self.photographs.items() if each != name}
+            self.state = self.state | {"photographs": uploaded | others, "photograph": name}
+        else:
+            super().take(content, buffers)
 
     def change(self, **values):
         if {"row", "column"} & values.keys() and "query" not in values:
             values["query"] = PATCH
         super().change(**values)
-
-    def upload(self, name: str, data: bytes) -> str:
-        """Show the image in a file, and keep the one before it. Returns a note about it, or "". Raises ImageError if
-        it is none."""
-        (file := io.BytesIO(data)).name = name
-        uploaded, before = Photograph.read(file), self.photographs
-        mine = {UPLOADED: uploaded} | ({EARLIER: before[UPLOADED]} if UPLOADED in before else {})
-        self.photographs = mine | {name: each for name, each in before.items() if name not in (UPLOADED, EARLIER)}
-        self.state = self.state | {"photograph": UPLOADED}
-        return ""
 
     def fit(self, forward: Forward) -> None:
         """Move row and column into a grid that may have become smaller."""

@@ -27,10 +27,10 @@ class PositionMaps(Page):
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
     def take(self, content, buffers):
-        if "pick" not in content:
-            return super().take(content, buffers)
-        self.change(row=int(content["row"]), column=int(content["col"]))
-        return ""
+        if "pick" in content:
+            self.change(row=content["row"], column=content["col"])
+        else:
+            super().take(content, buffers)
 
     def draw(self, check):
         rows, cols = self.similarity.shape[:2]

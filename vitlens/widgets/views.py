@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,15 +17,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitlens import attribution, faithfulness, stream, tokens
+from vitlens import attention, attribution, faithfulness, stream, tokens
 from vitlens.attribution import METHODS, Method
 from vitlens.attribution.target import Target
 from vitlens.models import preprocess, scores
 from vitlens.recorder.forward import evaluating, run
+from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
 from vitlens.widgets.drawing import scale_of
 from vitlens.widgets.page import Check, Control, Panel
-from vitlens.widgets.photographs import READOUT, Forward
+from vitlens.widgets.photographs import READOUT, Forward, number, percent
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
 HEADS = {
@@ -54,7 +55,7 @@ class Likeness:
     image: Image.Image | None = field(default=None, compare=False, repr=False)
 
     def question(self, forward: Forward) -> object:
-        """The same as `vitlens.attribution` takes it."""
+        """The target as `vitlens.attribution` takes it."""
         if self.image is None:
             return attribution.text(self.name)
         batch = preprocess(forward.model, self.image, size=tuple(forward.batch.shape[-2:]))
@@ -66,8 +67,7 @@ class Choice:
     """The choices of a view.
 
     layer: from 0. head: a number, or a combination of `HEADS`. query: READOUT, the position of a prefix token, or
-    (row, column) of a patch. target: the class to explain, None for the predicted one, or a `Likeness`. against: the
-    class to contrast it with, or None.
+    (row, column) of a patch. target: the class to explain, or a `Likeness`. against: the class to contrast it with.
     """
 
     layer: int = 0
@@ -76,9 +76,9 @@ class Choice:
     target: int | Likeness | None = None
     against: int | None = None
 
-    def goal(self, forward: Forward) -> tuple[int | Likeness, int | None]:
-        """target and against, with the predicted class by its number."""
-        return forward.likeliest[0] if self.target is None else self.target, self.against
+    def question(self, forward: Forward) -> object:
+        """The target as `vitlens.attribution` takes it."""
+        return self.target.question(forward) if isinstance(self.target, Likeness) else self.target
 
 
 @dataclass(frozen=True)
@@ -126,26 +126,22 @@ class View:
     def fitted(self, head: str | int) -> str | int:
         """The head if it can be chosen in this view, else the first choice."""
         choices = [value for _, value in HEADS[self.head or "each"]]
-        single = self.head != "mixed" and isinstance(head, int)
-        return head if single or head in choices else choices[0]
-
-    def matters(self, choice: Choice) -> Choice:
-        """The part of a choice on which the map depends."""
-        return Choice(
-            choice.layer if self.layered else 0, choice.head if self.head else MEAN,
-            choice.query if self.query else READOUT, choice.target if self.explains else None,
-            choice.against if self.contrasts else None,
-        )  # fmt: skip
+        return head if head in choices or (isinstance(head, int) and self.head != "mixed") else choices[0]
 
 
-def number(value: float) -> str:
-    """Three significant digits, with a proper minus sign."""
-    return f"{value:.3g}".replace("-", "−")
+class Layers(Sequence):
+    """Some layers of a capture. `check` is called whenever one is read."""
 
+    def __init__(self, forward: Forward, layers: slice, check: Check):
+        attn = forward.attn
+        self.layers, self.grid, self.model_name, self.check = attn[layers], attn.grid, attn.model_name, check
 
-def percent(share: float) -> str:
-    """As in "12 %", or "< 0.5 %" for less than that."""
-    return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> Layer:
+        self.check()
+        return self.layers[index]
 
 
 @contextlib.contextmanager
@@ -188,9 +184,7 @@ def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
 
 def _fused(values: Tensor, head: int | str) -> Tensor:
     """The values of one head out of (H, …), or the mean or maximum over the heads."""
-    if head == MEAN:
-        return values.mean(0)
-    return values.amax(0) if head == MAX else values[head]
+    return values.mean(0) if head == MEAN else values.amax(0) if head == MAX else values[head]
 
 
 def _head_words(head: int | str) -> str:
@@ -204,10 +198,6 @@ def _prefix_words(forward: Forward) -> str:
 def _gate_words(forward: Forward) -> str:
     """A note about gated attention, whose gate is in no map."""
     return ". A learned gate on the output of attention is not part of it" if forward.attn.gated else ""
-
-
-def _shape(forward: Forward) -> tuple[int, int]:
-    return forward.grid.rows, forward.grid.cols
 
 
 def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -226,16 +216,18 @@ def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
 
 
 def _received(forward: Forward, choice: Choice, check: Check) -> Map:
-    values = _fused(forward.received(choice.layer, check), choice.head).unflatten(0, _shape(forward))
+    layer = Layers(forward, slice(choice.layer, choice.layer + 1), check)
+    values = _fused(attention.received(layer, prefix=True)[0, 0].float().cpu(), choice.head)
     words = f"Attention received, the mean over all queries, layer {choice.layer}, {_head_words(choice.head)}"
     words += "; not renormalized" * bool(forward.grid.prefix) + _gate_words(forward)
-    return Map(values.numpy(), words, unit="of the attention")
+    return Map(forward.grid.image_map(values).numpy(), words, unit="of the attention")
 
 
 def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     row = query_row(forward, choice.query)  # refuses a read-out that does not exist
     query = None if choice.query == READOUT else int(row.argmax())
-    values = forward.rollout(choice.layer, query, choice.head, check)
+    layers = Layers(forward, slice(choice.layer + 1), check)
+    values = attention.rollout(layers, query=query, head_fusion=choice.head)[0].float().cpu()
     through = "all layers" if choice.layer == len(forward.attn) - 1 else f"layers 0 to {choice.layer}"
     words = f"Rollout from {query_words(forward, choice.query)} through {through}, {_head_words(choice.head)}"
     if forward.grid.prefix:
@@ -257,7 +249,7 @@ def _components(forward: Forward, choice: Choice, check: Check) -> Map:
         f"First three principal components of the patch tokens after layer {choice.layer} as red, green and blue, each "
         f"from its least to its largest value. They hold {shares} of the variance of these patches"
     )
-    return Map(tokens.colors(scores).unflatten(0, _shape(forward)).numpy(), words)
+    return Map(tokens.colors(scores).unflatten(0, (forward.grid.rows, forward.grid.cols)).numpy(), words)
 
 
 def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -274,34 +266,32 @@ def _share(forward: Forward, layer: int, target: int, check: Check) -> Tensor:
     shares = []
     for part in forward.tokens[layer].split(max(1, AT_ONCE // forward.classes), 1):
         check()
-        with evaluating(forward.model):
-            shares.append(scores(forward.model, stream.read_each(forward.model, part)[0])[:, target].float().cpu())
+        shares.append(scores(forward.model, stream.read_each(forward.model, part)[0])[:, target].float().cpu())
     return torch.cat(shares)
 
 
-def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> tuple[list[int], list[float]]:
-    """The likeliest class after each layer by the raw lens at the query, and its probability."""
+def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
+    """The probability of the likeliest class after each layer by the raw lens at the query, and its number."""
     best = []
     for each in forward.tokens:
         check()
-        with evaluating(forward.model):
-            if query == READOUT:
-                logits = family(forward.model).head(each)
-            else:
-                logits = stream.read_each(forward.model, each[:, [forward.grid.position(query)]])[:, 0]
+        if query == READOUT:
+            logits = family(forward.model).head(each)
+        else:
+            logits = stream.read_each(forward.model, each[:, [forward.grid.position(query)]])[:, 0]
         share, target = scores(forward.model, logits[0]).float().max(0)
-        best.append((target.item(), share.item()))
-    classes, shares = zip(*best, strict=True)
-    return list(classes), list(shares)
+        best.append((share.item(), target.item()))
+    return best
 
 
 @torch.inference_mode()
 def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     if any(layer == "pool" for layer, _ in forward.off):
         raise ValueError("The raw lens needs all heads of the attention pool. Switch them on to see it.")
-    (target, _), layer, query = choice.goal(forward), choice.layer, choice.query
-    shares = forward.once(("lens", layer, target), lambda: _share(forward, layer, target, check))
-    classes, top = forward.once(("lens", query), lambda: _by_layer(forward, query, check))
+    target, layer, query = choice.target, choice.layer, choice.query
+    with evaluating(forward.model):
+        shares = _share(forward, layer, target, check)
+        top, classes = zip(*_by_layer(forward, query, check), strict=True)
     quantity = "value" if forward.outputs == "value" else "probability"
     who = f"What the head reads ({forward.readout})" if query == READOUT else query_words(forward, query)
     who = who[0].upper() + who[1:]
@@ -324,16 +314,16 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
 
 
 def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
-    target, against = choice.goal(forward)
+    target, against = choice.target, choice.against
     if any(not isinstance(value, str) for value in forward.off.values()):
         raise ValueError(
             "Contributions add up only where heads are on or give zero, because no part of this image writes a mean. "
             "Let heads that are off give zero, or switch them on."
         )
-    with until(forward.model, check), forward.switched():
-        parts, written = forward.once(
-            ("written", target, against), lambda: stream.apart(forward.model, forward.batch, target, against)
-        )
+    if (target, against) not in forward.written:
+        with until(forward.model, check), forward.switched():
+            forward.written[target, against] = stream.apart(forward.model, forward.batch, target, against)
+    parts, written = forward.written[target, against]
     logit, written, layer, head = parts.logits[0].item(), written[0].float().cpu(), choice.layer, choice.head
     chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
     each = chosen.reshape(-1, forward.grid.tokens).sum(0)
@@ -380,19 +370,17 @@ def explaining(method: Method) -> View:
     slow = method.needs in ("pixels", "patches")
 
     def make(forward: Forward, choice: Choice, check: Check) -> Map:
-        target, against = choice.goal(forward)
         if method.forwards_per_patch:
             _refuse_long(forward, method, begin)
-        alike = isinstance(target, Likeness)
         with until(forward.model, check), forward.switched():
-            question = target.question(forward) if alike else target
-            values = method(forward.model, forward.batch, question, against=against)[0].detach().float().cpu().numpy()
+            values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
+        values = values.detach().float().cpu().numpy()
         if not method.knows_class:
             return Map(values, begin)
-        words = f"{begin} for {_called(forward, target)}"
-        if against is not None:
-            words += f" rather than {_called(forward, against)}"
-        return Map(values, words, title=f"Why alike: {method.title}" if alike else "")
+        words = f"{begin} for {_called(forward, choice.target)}"
+        if choice.against is not None:
+            words += f" rather than {_called(forward, choice.against)}"
+        return Map(values, words, title=f"Why alike: {method.title}" if isinstance(choice.target, Likeness) else "")
 
     return View(
         f"Why this class: {method.title}" if method.knows_class else begin, make, group=SLOWER if slow else WHY,
@@ -491,49 +479,46 @@ def map_panel(
     )  # fmt: skip
 
 
-def score(forward: Forward, choice: Choice, values: np.ndarray, random: dict | None, check: Check) -> dict:
-    """The score of a map as `curves` of front.js takes it: deletion and insertion beside random orders of the patches.
+@torch.inference_mode()
+def mean_distance(forward: Forward, check: Check) -> np.ndarray:
+    """(L, H) mean attention distance in input pixels."""
+    return attention.mean_distance(Layers(forward, slice(None), check))[0].float().cpu().numpy()
 
-    random: "curves" (2, orders, S) of the random orders, if known from another map of the same target. Beyond `LONGEST`
-    seconds only the estimate.
-    """
-    title, (target, against), grid = "How far to trust it", choice.goal(forward), forward.grid
-    estimate = 2 * POINTS * (1 if random else 1 + ORDERS) * seconds(forward)
-    if estimate > LONGEST:
-        words = f"Not scored here: it would take about {estimate / 60:.0f} minutes. `vitlens explain` does it."
-        return {"title": title, "words": words}
-    step = -(-grid.patches // POINTS)
-    counts = torch.tensor([*range(0, grid.patches, step), grid.patches])
-    question = target.question(forward) if isinstance(target, Likeness) else target
 
-    def curves(maps: Tensor) -> Tensor:
-        """(2, maps, S) deletion and insertion."""
-        both = faithfulness.curves(
-            forward.model, forward.batch, maps[:, None].to(forward.batch.device), question, against=against,
-            baseline=BASELINE, step=step, grid=grid,
-        )  # fmt: skip
-        return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu()
-
+def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) -> np.ndarray | str:
+    """(2, maps, S) deletion and insertion of maps (maps, rows, cols), by default of random orders of the patches, for
+    which it may be that a sentence comes instead: that they would take longer than `LONGEST`."""
+    grid, step = forward.grid, -(-forward.grid.patches // POINTS)
+    if maps is None:
+        maps, minutes = faithfulness.random_maps(grid, ORDERS), 2 * POINTS * (1 + ORDERS) * seconds(forward) / 60
+        if minutes > LONGEST / 60:
+            return f"Not scored here: it would take about {minutes:.0f} minutes. `vitlens explain` does it."
     with until(forward.model, check), forward.switched():
-        chance = random["curves"] if random else curves(faithfulness.random_maps(grid, ORDERS))
-        own = curves(torch.from_numpy(values)[None])[:, 0]
-    mine, others = (faithfulness.Curves(counts, *each) for each in (own, chance))
+        both = faithfulness.curves(
+            forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
+            against=choice.against, baseline=BASELINE, step=step, grid=grid,
+        )  # fmt: skip
+    return torch.stack([both.deletion[:, 0], both.insertion[:, 0]]).float().cpu().numpy()
+
+
+def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray) -> dict:
+    """The score of a map as `curves` of front.js takes it. own, random: `curves` of the map and of random orders."""
+    counts = torch.tensor([*range(0, patches := forward.grid.patches, -(-patches // POINTS)), patches])
+    mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, each)) for each in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
     above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
-    measures = Target(against=against, outputs=forward.outputs).measures
-    scale = next(iter(measures.values())).removeprefix("the ")
+    measures = Target(against=choice.against, outputs=forward.outputs).measures
+    alike = isinstance(choice.target, Likeness)
     return {
-        "title": title,
-        "scale": "cosine" if isinstance(target, Likeness) else scale,
-        "shares": (counts / counts[-1]).tolist(),
+        "scale": "cosine" if alike else next(iter(measures.values())).removeprefix("the "),
+        "shares": (counts / patches).tolist(),
         "curves": {
-            "deletion": own[0].tolist(), "insertion": own[1].tolist(),
-            "random deletion": chance[0].mean(0).tolist(), "random insertion": chance[1].mean(0).tolist(),
+            "deletion": own[0, 0].tolist(), "insertion": own[1, 0].tolist(),
+            "random deletion": random[0].mean(0).tolist(), "random insertion": random[1].mean(0).tolist(),
         },
         "words": f"Patches are covered {faithfulness.BASELINES[BASELINE]}. Areas: "
         f"deletion {number(mine.deletion_area.item())} (low is good), "
         f"insertion {number(mine.insertion_area.item())} (high is good). "
         f"Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
-        "random": chance,
     }  # fmt: skip
