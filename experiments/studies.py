@@ -372,7 +372,7 @@ def variants(
                     ax.set_xlabel("")
                 elif key == "positions":
                     plot.position_similarity(values.clip(-1, 1), ax=ax)
-                    ax.images[0].colorbar.remove()
+                    ax.child_axes[0].remove()
                     ax.set(xlabel="", ylabel="", xticks=[], yticks=[])
                 elif key == "distances":
                     plot.attention_distance(values, ax=ax)

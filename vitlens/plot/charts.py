@@ -148,7 +148,7 @@ def attention_distance(
     same of a model with random weights, gray crosses. image_size: (height, width) of the input, or one number for both;
     the axis names it. Layers and heads count from 0.
     """
-    values, chance = (None if given is None else _by_head(given) for given in (mean_distance, control))
+    values, chance = _by_head(mean_distance), None if control is None else _by_head(control)
     top = max(np.nanmax(values, initial=0), 0 if chance is None else np.nanmax(chance), uniform or 0) or 1.0
     of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
     with styled(ax):
@@ -182,8 +182,7 @@ def attention_distances(
     """
     uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
     with styled():
-        figure = page(900, 350, "constrained")
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        figure, axes = charts(panels, 900, 350, sharey=True)
         for ax, (title, values) in zip(axes, panels.items(), strict=True):
             control = (controls or {}).get(title)
             attention_distance(values, uniform=uniform[title], control=control, ax=ax, title=title)
@@ -212,12 +211,11 @@ def contributions(parts: Mapping[str, object]) -> plt.Figure:
     side = 70 + 26 * columns
     cols = min(len(values), max(1, 860 // side))
     rows = -(-len(values) // cols)
-    limit = max(abs(each).max() for each in values.values()) or 1.0
+    look = colors(np.concatenate([*values.values()]), signed=True)
     with styled():
-        figure = page(max(420, 90 + cols * side), 60 + rows * (70 + 20 * layers), "constrained")
-        axes = list(figure.subplots(rows, cols, squeeze=False).flat)
+        figure = page(max(420, 90 + cols * side), 60 + rows * (70 + 20 * layers))
+        axes = figure.subplots(rows, cols, squeeze=False).flat
         for ax, (name, each) in zip(axes, values.items(), strict=False):
-            look = colors(each, signed=True) | {"vmin": -limit, "vmax": limit}
             shown = ax.imshow(each, **look, interpolation="nearest", aspect="auto")
             ax.set_title(name, size=9.5, pad=5, parse_math=False)
             step = 1 if columns < 14 else 4
@@ -228,7 +226,7 @@ def contributions(parts: Mapping[str, object]) -> plt.Figure:
             ax.set(xlabel="Head", ylabel="Layer")
         for ax in axes[len(values) :]:
             ax.axis("off")
-        scale_bar(shown, ax=axes, shrink=0.8, label="Added to the logit")
+        scale_bar(shown, ax=list(axes), shrink=0.8, label="Added to the logit")
     return figure
 
 
@@ -257,34 +255,36 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     return figure
 
 
-def randomized(
-    found: Mapping[str, object], *, threshold: float | None = None, ax: plt.Axes | None = None
-) -> plt.Figure | plt.Axes:
+def randomized(found: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """How similar each map stays while the model's weights are replaced by random ones, from the head down.
 
     found: by name of the method, a `vitlens.faithfulness.Randomization` of one model. Drawn is the mean over images of
-    |rank correlation| with the map of the trained model, after each part. threshold: a dashed line; by default that of
-    the first. The legend lists the methods by their last correlation. Raises ValueError for several models.
+    |rank correlation| with the map of the trained model, after each part, and dashed the threshold of the first. The
+    legend lists the methods by their last correlation. Raises ValueError for several models.
     """
     first = next(iter(found.values()))
     if any(tuple(each.parts) != tuple(first.parts) for each in found.values()):
         raise ValueError("All methods must have been tried on one model, but its parts differ.")
     names = ["none", *first.parts]
     with canvas(ax, 900, 350) as (ax, result):
-        several = any(each.rank_correlation.shape[1] > 1 for each in found.values())
+        several = first.rank_correlation.shape[1] > 1
         title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
         ax.set_title(title, size=10)
-        ax.axhline(first.threshold if threshold is None else threshold, **CHANCE)
-        curves = []
+        ax.axhline(first.threshold, **CHANCE)
         for color, (name, each) in zip(style.palette(len(found)), found.items(), strict=True):
             values = np.array([1.0, *each.rank_correlation.abs().mean(1).tolist()])
-            curves += ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
+            ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
         ax.set(xlim=(-0.2, len(names) - 0.8), ylim=(0, 1.03), xlabel="Random from the head down to and with …")
         ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
         rule(ax)
-        curves.sort(key=lambda curve: -curve.get_ydata()[-1])
-        ax.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        legend_by_end(ax, ax.lines[1:])
     return result
+
+
+def legend_by_end(ax: plt.Axes, curves: Iterable) -> None:
+    """A legend beside the axes that lists the curves by their last value."""
+    curves = sorted(curves, key=lambda curve: -curve.get_ydata()[-1])
+    ax.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
 
 def _by_head(mean_distance) -> np.ndarray:

@@ -10,19 +10,21 @@ tile, as in `filters`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
 from vitlens.plot.charts import strip
-from vitlens.plot.heatmaps import bare
-from vitlens.plot.mosaics import about_gray, mosaic, shown_positions
-from vitlens.plot.style import REFERENCE, WIDTH, array, colors, page, scale_bar, styled
+from vitlens.plot.heatmaps import name_above
+from vitlens.plot.mosaics import about_gray, colored, mosaic, shown_positions
+from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, frames, page, scale_bar, styled
 from vitlens.recorder.grid import TokenGrid
 
 GAP = 0.08
 """Room between two pictures, as a share of their size."""
+AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
+"""Number of axes of each array of snapshots."""
 NAMES = "Embedding filters", "Position embedding similarity", "Mean attention distance (pixels)", "Attention rollout"
 SHORT = "Embedding\nfilters", "Position\nsimilarity", "Attention\ndistance (px)", "Attention\nrollout"
 HIDDEN = (0.5, 0.5, 0.5)
@@ -33,20 +35,17 @@ SHARP = 8
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
     """The four figures at snapshot number `index`: 28 filters, all heads, the rollouts of eight images, and as many of
     the positions as stay readable. snapshots: see the module."""
-    run = _Run(snapshots)
+    run = _checked(snapshots)
     with styled():
-        figure = page(WIDTH, 698, "constrained")
+        figure = page(WIDTH, 698)
         figure.suptitle(f"Step {run.steps[index]:,}", x=0.01, ha="left", size=12, weight="bold")
-        (first, second), (third, fourth) = figure.subplots(2, 2, width_ratios=[1.2, 1], height_ratios=[1.6, 1])
-        run.draw_filters(first, index, cols=7, most=28)
-        similarity = run.draw_positions(second, index)
-        run.draw_distances(third, index)
-        rollout = run.draw_rollouts(fourth, index, cols=4, most=8)
-        for ax, name in zip((first, second, third, fourth), NAMES, strict=True):
+        axes = figure.subplots(2, 2, width_ratios=[1.2, 1], height_ratios=[1.6, 1]).ravel()
+        for ax, name in zip(axes, NAMES, strict=True):
             ax.set_title(name, loc="left", size=10.5)
-        third.set_xlabel("Network depth (layer); dashed: uniform attention")
-        scale_bar(similarity, size=8, ax=second, fraction=0.04, pad=0.02)
-        scale_bar(rollout, size=8, ax=fourth, fraction=0.04, pad=0.02)
+        scales = _draw(run, index, axes, filters=(7, 28), rollouts=(4, 8), size=5)
+        axes[2].set_xlabel("Network depth (layer); dashed: uniform attention")
+        for ax, scale in zip(axes[1::2], scales, strict=True):
+            scale_bar(scale, size=8, cax=beside(ax, 320))
     return figure
 
 
@@ -59,69 +58,59 @@ def film_strip(
     labels: a heading for each column, by default its step. Shown are the first nine filters, as many of the positions
     as stay readable, all heads, and the rollouts of the first four images.
     """
-    run = _Run(snapshots)
+    run = _checked(snapshots)
     if indices is None:
         indices = np.linspace(0, len(run.steps) - 1, min(7, len(run.steps))).round().astype(int)
     labels = [f"step {run.steps[index]:,}" for index in indices] if labels is None else labels
     side = min(174, (WIDTH - 110) / len(indices))
     with styled():
-        figure = page(side * len(indices) + 110, 4 * (side + 12) + 70, "constrained", margin=0.03)
-        grid = figure.subplots(4, len(indices) + 1, width_ratios=[*[side] * len(indices), 10], squeeze=False)
-        for axes, index, label in zip(grid.T, indices, labels, strict=False):
-            first, second, third, fourth = axes
-            first.set_title(label, size=10)
-            run.draw_filters(first, index, cols=3, most=9)
-            similarity = run.draw_positions(second, index)
-            run.draw_distances(third, index, size=3.5)
-            third.tick_params(labelleft=third is grid[2, 0], labelsize=7.5)
-            rollout = run.draw_rollouts(fourth, index, cols=2, most=4)
+        figure = page(side * len(indices) + 110, 4 * (side + 6) + 60, "compressed", margin=0.03)
+        grid = figure.subplots(4, len(indices), squeeze=False)
+        for axes, index, label in zip(grid.T, indices, labels, strict=True):
+            axes[0].set_title(label, size=10)
+            scales = _draw(run, index, axes, filters=(3, 9), rollouts=(2, 4), size=3.5)
+            axes[2].set_box_aspect(1)
+            axes[2].tick_params(labelleft=axes[2] is grid[2, 0], labelsize=7.5)
+            axes[2].set_xticks(range(0, run.distances.shape[1], -(-run.distances.shape[1] // 4)))
         for ax, name in zip(grid[:, 0], SHORT, strict=True):
             ax.set_ylabel(name, size=8.5, color="0.35")
-        for ax in grid[::2, -1]:
-            ax.axis("off")
-        scale_bar(similarity, size=8, cax=grid[1, -1])
-        scale_bar(rollout, size=8, cax=grid[3, -1])
+        for ax, scale in zip(grid[1::2, -1], scales, strict=True):
+            scale_bar(scale, size=8, cax=beside(ax, side))
         figure.supxlabel("Dots: heads, by layer. Dashed: uniform attention.", size=8.5, color="0.35")
     return figure
 
 
-class _Run:
-    """The arrays of a run, and how each of the four figures of a snapshot is drawn into its axes."""
-
-    def __init__(self, snapshots: Mapping):
-        self.steps = np.asarray(snapshots["steps"])
-        self.filters, self.positions, self.distances, self.rollout = (
-            array(snapshots[name], ndim, f"An array {name} of {ndim} axes")
-            for name, ndim in (("filters", 5), ("positions", 5), ("distances", 3), ("rollout", 4))
-        )
-        prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
-        self.uniform = TokenGrid(*self.positions.shape[1:3], self.filters.shape[2:4], prefix).uniform_distance()
-
-    def draw_filters(self, ax: plt.Axes, index: int, cols: int, most: int) -> None:
-        real = np.abs(self.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
-        _tiles(ax, about_gray(self.filters[index, real][:most]), cols)
-
-    def draw_positions(self, ax: plt.Axes, index: int):
-        rows, cols = self.positions.shape[1:3]
-        down, across = shown_positions(rows, cols)
-        tiles = self.positions[index][down][:, across].reshape(-1, rows, cols)
-        return _tiles(ax, tiles, len(across), **colors(tiles, signed=True) | {"vmin": -1, "vmax": 1})
-
-    def draw_rollouts(self, ax: plt.Axes, index: int, cols: int, most: int):
-        return _tiles(ax, self.rollout[index, :most], cols, **colors(self.rollout[:, :most]))
-
-    def draw_distances(self, ax: plt.Axes, index: int, size: float = 5) -> None:
-        strip(ax, self.distances[index], size)
-        ax.axhline(self.uniform, **REFERENCE)
-        ax.set_ylim(0, 1.08 * max(self.distances.max(), self.uniform))
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.yaxis.set_major_locator(MaxNLocator(4))
+def _checked(snapshots: Mapping) -> SimpleNamespace:
+    """The arrays of a run, its steps, and the distance of uniform attention."""
+    run = {name: array(snapshots[name], axes, f"An array {name} of {axes} axes") for name, axes in AXES.items()}
+    prefix = int(snapshots["prefix"][0]) if "prefix" in snapshots else 1
+    grid = TokenGrid(*run["positions"].shape[1:3], run["filters"].shape[2:4], prefix)
+    return SimpleNamespace(**run, steps=np.asarray(snapshots["steps"]), uniform=grid.uniform_distance())
 
 
-def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int, **scale):
-    """Draw a mosaic in the upper left of its axes and return one of its images."""
+def _draw(run: SimpleNamespace, index: int, axes, filters: tuple[int, int], rollouts: tuple[int, int], size: float):
+    """Draw the four figures of a snapshot, and return the color scales of the positions and of the rollouts.
+
+    filters, rollouts: how many in a line, and in all. size: of a dot.
+    """
+    first, second, third, fourth = axes
+    real = np.abs(run.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
+    _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
+    _, across, tiles, cosines = shown_positions(run.positions[index])
+    _tiles(second, tiles, len(across))
+    strip(third, run.distances[index], size)
+    third.axhline(run.uniform, **REFERENCE)
+    third.set_ylim(0, 1.08 * max(run.distances.max(), run.uniform))
+    third.locator_params(axis="y", nbins=4)
+    tiles, shares = colored(run.rollout[index, : rollouts[1]], **colors(run.rollout[:, : rollouts[1]]))
+    _tiles(fourth, tiles, rollouts[0])
+    return cosines, shares
+
+
+def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
+    """Draw a mosaic in the upper left of its axes."""
     ax.set_anchor("NW")
-    return mosaic(ax, tiles, min(cols, len(tiles)), (GAP * tiles.shape[1], GAP * tiles.shape[2]), **scale)[-1]
+    mosaic(ax, tiles, min(cols, len(tiles)), (GAP * tiles.shape[1], GAP * tiles.shape[2]))
 
 
 def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None) -> plt.Figure:
@@ -148,14 +137,12 @@ def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None
     columns += [("target", target)]
     side = min(150, WIDTH // len(columns))
     with styled():
-        size = side * len(columns), 30 + count * side * pictures.shape[1] / pictures.shape[2]
-        figure = page(*size, "compressed", margin=0.03)
-        axes = figure.subplots(count, len(columns), squeeze=False)
+        height = 30 + count * side * pictures.shape[1] / pictures.shape[2]
+        figure, axes = frames(count, len(columns), side * len(columns), height)
         for (title, images), line in zip(columns, axes.T, strict=True):
-            line[0].set_title(title, size=9, pad=4)
+            name_above(line[0], title)
             for ax, image in zip(line, images, strict=True):
                 ax.imshow(image, interpolation="nearest")
-                bare(ax)
     return figure
 
 

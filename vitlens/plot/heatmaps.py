@@ -11,19 +11,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot.style import (
-    INK,
-    MARGIN,
-    WIDTH,
-    array,
-    color_bar,
-    colors,
-    one_of,
-    page,
-    scale_bar,
-    styled,
-    translucent,
-)
+from vitlens.plot.style import INK, MARGIN, WIDTH, array, color_bar, colors, frames, scale_bar, styled, translucent
 from vitlens.recorder.grid import TokenGrid
 
 GRAY = "0.35"
@@ -47,19 +35,19 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
     The map is enlarged to the pixels that its patches cover (Lanczos), blurred with a Gaussian whose standard deviation
     is one patch, and stretched so that the least is 0 and the largest 1. `smooth=False` stretches the patches as they
-    are. All is done in floating point, where the authors go through 8 bits. A constant map has nothing to
-    stretch: it becomes 1 everywhere if it is positive, and 0 otherwise. Pixels that were cut off before the model
-    looked are 0; padding beyond the picture is left out.
+    are. All is done in floating point, where the authors go through 8 bits. A constant map has nothing to stretch: it
+    becomes 1 everywhere if it is positive, and 0 otherwise. Pixels that were cut off before the model looked are 0;
+    padding beyond the picture is left out.
     """
     values = array(map, 2, "A map of shape (rows, cols)")
-    check_grid(values.shape, grid)
+    checked_grid(values.shape, None, grid)
     _check_finite(values)
     height, width = grid.image
-    seen = np.zeros((height, width))
-    if np.ptp(values) <= 1e-6 * np.abs(values).max():
+    seen, largest = np.zeros((height, width)), np.abs(values).max()
+    if np.ptp(values) <= 1e-6 * largest:
         seen[: covered(grid)[0], : covered(grid)[1]] = values.max() > 0
         return seen
-    large = upsample(values / np.abs(values).max(), covered(grid), method="lanczos" if smooth else "nearest")
+    large = upsample(values / largest, covered(grid), method="lanczos" if smooth else "nearest")
     if smooth:
         from scipy.ndimage import gaussian_filter
 
@@ -95,10 +83,9 @@ def overlay(
     everywhere. NaN is a flat gray. A map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from
     0 to 1, of even opacity. smooth: False shows exact patches.
     """
-    one_of("mode", mode, ("paper", "heat"))
-    one_of("opacity", opacity, ("value", "even"))
-    ndim = 2 if mode == "paper" else (2, 3)
-    values = array(map, ndim, f"A map of shape (rows, cols){' or (rows, cols, 3)' * (mode == 'heat')}")
+    if mode not in ("paper", "heat") or opacity not in ("value", "even"):
+        raise ValueError(f"mode must be paper or heat, opacity value or even, got {mode!r} and {opacity!r}.")
+    values = array(map, 2 if mode == "paper" else (2, 3), "A map of shape (rows, cols), in heat also (rows, cols, 3),")
     painted = values.ndim == 3
     if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
@@ -106,31 +93,33 @@ def overlay(
             f"{values.max():.3g}. `vitlens.tokens.colors` makes them from components."
         )
     picture = load_image(image)
-    grid = grid_of(values.shape[:2], picture, grid)
-    if mode == "heat" and smooth:
-        _check_finite(values)
+    grid = checked_grid(values.shape[:2], picture, grid)
     height, width = grid.image
-    scale = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
     with styled(ax):
         if ax is None:
-            bar = 1.15 if mode == "heat" and colorbar else 1.0
             across = 4.5 * min(1.5, width / height)
+            bar = 1.15 if mode == "heat" and colorbar else 1.0
             ax = plt.subplots(figsize=(across * bar, across * height / width), layout="constrained")[1]
         if mode == "paper":
             lit = np.asarray(picture) * mask(values, grid, smooth=smooth)[..., None]
             ax.imshow(lit.round().astype(np.uint8), extent=(0, width, height, 0))
         else:
+            if smooth:
+                _check_finite(values)
             ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
-            channels = [
-                upsample(each, covered(grid), method="bilinear" if smooth else "nearest")[:height, :width]
-                for each in np.atleast_3d(values).transpose(2, 0, 1)
-            ]
-            large = np.stack(channels, -1).clip(0, 1) if painted else channels[0]  # rounding may leave 0…1
-            box = (0, large.shape[1], large.shape[0], 0)
-            scale |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
-            scale["cmap"] = translucent(scale["cmap"].name, scale["vmin"], scale["vmax"], alpha, opacity)
-            look = {"alpha": alpha} if painted else scale
-            heat = ax.imshow(large, extent=box, interpolation="nearest", **look)
+            channels = np.atleast_3d(values).transpose(2, 0, 1)
+            how = "bilinear" if smooth else "nearest"
+            large = np.stack([upsample(each, covered(grid), method=how) for each in channels], -1)[:height, :width]
+            if painted:
+                look = {"alpha": alpha}
+                large = large.clip(0, 1)  # rounding may leave 0…1
+            else:
+                look = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
+                look |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
+                look["cmap"] = translucent(look["cmap"].name, look["vmin"], look["vmax"], alpha, opacity)
+                large = large[..., 0]
+            extent = (0, large.shape[1], large.shape[0], 0)
+            heat = ax.imshow(large, extent=extent, interpolation="nearest", **look)
             if colorbar and not painted:
                 color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
         ax.set(xlim=(0, width), ylim=(height, 0))
@@ -138,12 +127,10 @@ def overlay(
     return ax
 
 
-def mark(
-    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], origin: tuple[float, float] = (0, 0)
-) -> None:
-    """A white frame with a dark rim, which shows on any color, around the patch that asks. origin: of the map."""
+def mark(ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float]) -> None:
+    """A white frame with a dark rim, which shows on any color, around the patch that asks."""
     if query is not None:
-        corner = (origin[0] + query[1] * patch[1], origin[1] + query[0] * patch[0])
+        corner = query[1] * patch[1], query[0] * patch[0]
         frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)
         frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
         ax.add_patch(frame)
@@ -159,32 +146,22 @@ def _check_finite(values: np.ndarray) -> None:
         raise ValueError('Some values of the map are not finite. Draw it with `mode="heat", smooth=False`.')
 
 
-def check_grid(shape: tuple[int, int], grid: TokenGrid) -> None:
+def checked_grid(shape: tuple[int, int], picture: Image.Image | None, grid: TokenGrid | None) -> TokenGrid:
+    """The grid given, checked; or one whose patches cover the picture exactly, if need be with fractions of pixels."""
+    height, width = shape if picture is None else (picture.height, picture.width)
+    if grid is None:
+        return TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
     if shape != (grid.rows, grid.cols):
         raise ValueError(
             f"The grid has {grid.rows} × {grid.cols} patches, the map {shape[0]} × {shape[1]}. Give the grid of the "
             "capture that the map comes from."
         )
-
-
-def grid_of(shape: tuple[int, int], picture: Image.Image | None, grid: TokenGrid | None) -> TokenGrid:
-    """The grid given, checked; or one whose patches cover the picture exactly, if need be with fractions of pixels."""
-    if grid is None:
-        height, width = shape if picture is None else (picture.height, picture.width)
-        return TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
-    check_grid(shape, grid)
-    if picture is not None:
-        check_size(picture, grid)
-    return grid
-
-
-def check_size(picture: Image.Image, grid: TokenGrid) -> None:
-    """Raise ValueError for a picture that is not as large as the one that the model saw."""
-    if (picture.height, picture.width) != tuple(grid.image):
+    if picture is not None and (height, width) != tuple(grid.image):
         raise ValueError(
-            f"The model saw {grid.image[0]} × {grid.image[1]} pixels, the picture has {picture.height} × "
-            f"{picture.width}. `vitlens.models.restore` makes the picture from the model's input."
+            f"The model saw {grid.image[0]} × {grid.image[1]} pixels, the picture has {height} × {width}. "
+            "`vitlens.models.restore` makes the picture from the model's input."
         )
+    return grid
 
 
 def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
@@ -194,9 +171,8 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
     max where a map holds negative ones; with `signed` they do so in all of them. NaN is gray.
     """
     values = {n: array(m, 2, "A map of shape (rows, cols)") for n, m in maps.items()}
-    aspect = max(each.shape[0] / each.shape[1] for each in values.values())
     with styled():
-        figure, axes = _line(len(values), 240, aspect, below=50)
+        figure, axes = _line(len(values), 240, max(each.shape[0] / each.shape[1] for each in values.values()), below=50)
         for ax, (name, each) in zip(axes, values.items(), strict=True):
             shown = ax.imshow(each, **colors(each, signed=signed or None), interpolation="nearest")
             name_above(ax, name)
@@ -212,31 +188,29 @@ def overlays(
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
     smooth: bool = True,
-    opacity: str = "value",
 ) -> plt.Figure:
     """A picture, and beside it the same picture under each map, as `overlay` draws it in mode "heat".
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
     most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
     between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them and in the
-    picture; or one for each map, by the same names. opacity: as for `overlay`. Raises ValueError for a map of another
-    shape than the grid, IndexError for a patch outside it.
+    picture; or one for each map, by the same names. Raises ValueError for a map of another shape than the grid,
+    IndexError for a patch outside it.
     """
-    picture, (height, width) = load_image(image), grid.image
+    picture = load_image(image)
     patches = query if isinstance(query, Mapping) else dict.fromkeys((None, *maps), query)
     for patch in patches.values():
         if patch is not None:
             grid.index(*patch)
     bars = any(np.ndim(each) == 2 for each in maps.values())
     with styled():
-        figure, (first, *axes) = _line(len(maps) + 1, 200, height / width, below=46 if bars else 8)
-        draw_input(first, picture, grid)
-        for ax, (name, each) in zip(axes, maps.items(), strict=True):
+        figure, axes = _line(len(maps) + 1, 200, grid.image[0] / grid.image[1], below=46 if bars else 8)
+        draw_input(axes[0], picture, grid)
+        for ax, (name, each) in zip(axes[1:], maps.items(), strict=True):
             ends = (limits or {}).get(name)
-            how = {"smooth": smooth, "limits": ends, "opacity": opacity}
-            overlay(picture, each, grid=grid, ax=ax, mode="heat", colorbar=False, **how)
+            overlay(picture, each, grid=grid, ax=ax, mode="heat", colorbar=False, smooth=smooth, limits=ends)
             name_above(ax, name)
-        for name, ax in zip((None, *maps), (first, *axes), strict=True):
+        for name, ax in zip((None, *maps), axes, strict=True):
             mark(ax, patches.get(name), grid.patch)
             if ax.images[-1].get_array().ndim == 2:
                 scale_bar(ax.images[-1], ax=ax, **BELOW)
@@ -247,32 +221,36 @@ def overlays(
 
 def attributions(
     image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
-    note: str = "", smooth: bool = True, opacity: str = "value", cols: int = 4,
+    note: str = "", cols: int = 4,
 ) -> plt.Figure:  # fmt: skip
     """A picture, and the same picture under the map of each method, `cols` to a line.
 
     Each map has its own colors from 0 to its largest value, or from −max to max if some are negative. That value stands
     below the map, and what it means at the foot. image: what `load_image` takes, as the model saw it. maps: (rows,
     cols) by the name of their method. title: what is explained. captions: a line or two below each map, by the same
-    names. note: what the captions mean, at the foot. opacity: as for `overlay`.
+    names. note: what the captions mean, at the foot.
     """
-    picture, captions = load_image(image), captions or {}
+    picture, below, signed = load_image(image), {}, False
     maps = {name: array(values, 2, "A map of shape (rows, cols)") for name, values in maps.items()}
-    below = {name: f"{_end(values)}\n{captions.get(name, '')}".strip() for name, values in maps.items()}
-    note = "\n".join([*note.splitlines(), _scale(maps, opacity)])
+    for name, values in maps.items():
+        scale = colors(values)
+        signed |= scale["vmin"] < 0
+        largest = np.abs(values[np.isfinite(values)]).max(initial=0)
+        end = f"{'±' if scale['vmin'] < 0 else 'max '}{largest:.3g}".replace("-", "−")
+        below[name] = f"{end}\n{(captions or {}).get(name, '')}".strip()
+    signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
+    note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
     lines, text = -(-(len(maps) + 1) // cols), max(len(each.splitlines()) for each in below.values())
     height = lines * (WIDTH / cols * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines()) + 40
     with styled():
-        figure = page(WIDTH, height, "constrained")
-        figure.get_layout_engine().set(hspace=0.04)
-        axes = figure.subplots(lines, cols, squeeze=False).ravel()
+        figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)
-        draw_input(axes[0], picture, grid, loc="left")
-        for ax, (name, values) in zip(axes[1:], maps.items(), strict=False):
-            overlay(picture, values, grid=grid, ax=ax, mode="heat", smooth=smooth, opacity=opacity, colorbar=False)
+        draw_input(axes.flat[0], picture, grid, loc="left")
+        for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
+            overlay(picture, values, grid=grid, ax=ax, mode="heat", colorbar=False)
             name_above(ax, name, loc="left")
             write_below(ax, below[name])
-        for ax in axes[len(maps) + 1 :]:
+        for ax in axes.flat[len(maps) + 1 :]:
             ax.remove()
         write_note(figure, note)
     return figure
@@ -290,35 +268,29 @@ def gallery(
     """
     images = {name: [np.asarray(each) for each in row] for name, row in rows.items()}
     columns, captions = len(next(iter(images.values()))), captions or {}
-    maps = {name: row for name, row in images.items() if shared and row[0].ndim == 2}
-    signed = {name: any((each < 0).any() for each in row) for name, row in maps.items()}
-    together = {kind: [name for name in maps if signed[name] == kind] for kind in sorted(set(signed.values()))}
-    scales = {
-        name: colors(np.concatenate([each.ravel() for n in names for each in maps[n]]))
-        for names in together.values()
-        for name in names
-    }
-    across = min(200, (WIDTH - 90 * bool(scales)) / columns)
+    alike = {True: [], False: []}  # the rows of maps with negative values, and without
+    for name, row in images.items():
+        if shared and row[0].ndim == 2:
+            alike[any((each < 0).any() for each in row)].append(name)
+    bars = 90 if any(alike.values()) else 0
+    across = min(200, (WIDTH - bars) / columns)
     tall = sum(across * max(each.shape[0] / each.shape[1] for each in row) for row in images.values())
     with styled():
-        size = across * columns + 90 * bool(scales), tall + 30 * bool(titles) + 18 * len(captions)
-        figure = page(*size, "compressed")
-        axes = figure.subplots(len(images), columns, squeeze=False)
-        figure.get_layout_engine().set(w_pad=MARGIN / 2, h_pad=MARGIN / 2)
+        height = tall + 30 * bool(titles) + 18 * len(captions)
+        figure, axes = frames(len(images), columns, across * columns + bars, height)
         lines = dict(zip(images, axes, strict=True))
         for name, row in images.items():
             lines[name][0].set_ylabel(name)
-            for ax, each in zip(lines[name], row, strict=True):
-                own = scales.get(name) or (colors(each) if each.ndim == 2 else {})
-                ax.imshow(each, interpolation="nearest", **own)
-                bare(ax)
-            if name in captions:
-                for ax, caption in zip(lines[name], captions[name], strict=True):
-                    write_below(ax, caption)
-        for ax, title in zip(axes[0], titles or [""] * columns, strict=True):
+            for ax, each, caption in zip(lines[name], row, captions.get(name, [""] * columns), strict=True):
+                ax.imshow(each, interpolation="nearest", **colors(each) if each.ndim == 2 else {})
+                write_below(ax, caption)
+        for ax, title in zip(axes[0], titles, strict=bool(titles)):
             name_above(ax, title)
-        for names in together.values():
+        for names in filter(None, alike.values()):
+            scale = colors(np.concatenate([each.ravel() for name in names for each in images[name]]))
             beside = np.concatenate([lines[name] for name in names])
+            for ax in beside:
+                ax.images[0].set(cmap=scale["cmap"], clim=(scale["vmin"], scale["vmax"]))
             scale_bar(beside[0].images[0], ax=beside, fraction=0.05, pad=0.01)
     return figure
 
@@ -326,17 +298,10 @@ def gallery(
 def _line(count: int, most: int, aspect: float, below: float) -> tuple[plt.Figure, Sequence[plt.Axes]]:
     """A page with so many pictures in a line, each at most `most` pixels wide and `aspect` times as high."""
     side = min(most, (WIDTH - 12) / count - 16)
-    figure = page(max(12 + count * (side + 16), 240), 34 + side * aspect + below, "constrained")
-    axes = figure.subplots(1, count, squeeze=False)[0]
-    for ax in axes:
-        bare(ax)
+    figure, axes = frames(1, count, max(12 + count * (side + 16), 240), 34 + side * aspect + below)
+    for ax in axes[0]:
         ax.set_anchor("N")
-    return figure, axes
-
-
-def bare(ax: plt.Axes) -> None:
-    ax.set(xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    return figure, axes[0]
 
 
 def name_above(ax: plt.Axes, text: str, loc: str = "center") -> None:
@@ -346,16 +311,14 @@ def name_above(ax: plt.Axes, text: str, loc: str = "center") -> None:
 def draw_input(ax: plt.Axes, picture, grid: TokenGrid, loc: str = "center") -> None:
     """The picture as the model saw it."""
     ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
-    bare(ax)
     name_above(ax, "Input", loc)
 
 
 def write_below(ax: plt.Axes, text: str) -> None:
     """Lines of text below a picture."""
-    ax.annotate(
-        text, (0, 0), (0, -4), xycoords="axes fraction", textcoords="offset points", va="top", size=8.5, color=GRAY,
-        annotation_clip=False, parse_math=False,
-    )  # fmt: skip
+    if text:
+        look = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "size": 8.5, "color": GRAY}
+        ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
 
 
 def heading(figure: plt.Figure, text: str) -> None:
@@ -363,22 +326,5 @@ def heading(figure: plt.Figure, text: str) -> None:
 
 
 def write_note(figure: plt.Figure, text: str) -> None:
-    """What the colors mean, at the foot of a page."""
+    """Lines of text at the foot of a page."""
     figure.supxlabel(text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False)
-
-
-def _end(values: np.ndarray) -> str:
-    """Where the colors of a map end, with a sign if they begin below 0."""
-    largest = np.abs(values[np.isfinite(values)]).max(initial=0)
-    return f"{'±' if _signed(values) else 'max '}{largest:.3g}".replace("-", "−")
-
-
-def _scale(maps: Mapping[str, np.ndarray], opacity: str) -> str:
-    """What the colors mean."""
-    zero = "clear" if opacity == "value" else "violet"
-    signed = ", or from −max (blue) to max (red) where some values are negative" * any(map(_signed, maps.values()))
-    return f"Colors: each map has its own scale, from 0 ({zero}) to its max (yellow){signed}."
-
-
-def _signed(values: np.ndarray) -> bool:
-    return colors(values)["vmin"] < 0

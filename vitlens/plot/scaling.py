@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import offset_copy
 
 from vitlens import paper
+from vitlens.plot.charts import legend_by_end
 from vitlens.plot.style import array, canvas, charts, palette, rule, styled
 
 KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45", "^")}
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
 LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
 """Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
+COUNT = EngFormatter()
+"""Text of a number of images, such as 1.3 M."""
 OWN = "#d55e00"
 STARS = "*PX"
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
@@ -34,7 +37,7 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
     if no point of your own lies a factor of ten outside its range.
     """
     points = points or {}
-    array([point[0] for point in points.values()] or [1], 1, "exaFLOPs", positive=True)
+    _sorted([point[:1] for point in points.values()] or [[1]])
     computes = [row.exaflops for row in paper.TABLE_6]
     room = all(min(computes) / 10 < point[0] < 10 * max(computes) for point in points.values())
     with styled():
@@ -58,7 +61,8 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
             ax.margins(0.1, 0.08)
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if room else (1,), numticks=9))
             ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(_exaflops))
+            if room:
+                ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes[0].set_ylabel("Top-1 after fine-tuning (%)")
         kinds = {NAMES[kind]: KINDS[kind] for kind in KINDS} | {"small: 7 epochs of JFT-300M, large: 14": ("none", "")}
         kinds |= {name: (OWN, marker) for name, marker in zip(points, STARS * len(points), strict=False)}
@@ -125,7 +129,7 @@ def pretraining_size(
         for (name, rows), marker in zip(own.items(), STARS * len(own), strict=False):
             ax.plot(*rows.T, f"{marker}-", color=OWN, ms=10, lw=1, label=name)
         ax.margins(0.12, 0.07)
-        _ticks(ax, own.values(), {images: f"{name}\n{_count(images)}" for name, images in paper.IMAGES.items()})
+        _ticks(ax, own.values(), {images: f"{name}\n{COUNT(images)}" for name, images in paper.IMAGES.items()})
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
     return result
@@ -148,23 +152,23 @@ def few_shot(
     with canvas(ax, 900, 400) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
-        lines = []
         for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
-            lines += ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6, label=name)
+            ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6, label=name)
             if rows.shape[1] == 4 and len(series) <= 3:
                 ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
             elif rows.shape[1] == 4:
                 ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
         ax.margins(0.05, 0.08)
         _ticks(ax, series.values())
-        lines.sort(key=lambda line: -line.get_ydata()[-1])
-        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        legend_by_end(ax, ax.lines)
     return result
 
 
 def _sorted(rows) -> np.ndarray:
-    """(n, 2 or 4) rows of (images, accuracy, …) in the order of their images."""
-    rows = array(rows, 2, "Rows (images, accuracy)", positive=True)
+    """(n, 2 or 4) rows of (images, accuracy, …) in the order of their images, of which a logarithm exists."""
+    rows = array(rows, 2, "Rows (images, accuracy)")
+    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
+        raise ValueError(f"Images, or exaFLOPs, and accuracies must be finite, the first above 0, got {rows.tolist()}.")
     return rows[rows[:, 0].argsort()]
 
 
@@ -180,18 +184,7 @@ def _ticks(ax: plt.Axes, series: Iterable[np.ndarray], named: Mapping[float, str
     every = np.log([*sizes, *named])
     apart = [n for n in sizes if (abs(np.log(n) - every) < 0.08 * (high - low)).sum() == 1]
     if named or apart == sizes:
-        ax.set_xticks([*named, *apart], [*named.values(), *map(_count, apart)])
+        ax.set_xticks([*named, *apart], [*named.values(), *map(COUNT, apart)])
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
-
-
-def _count(images: float) -> str:
-    for size, letter in ((1e6, " M"), (1e3, " k")):
-        if images >= size:
-            return f"{images / size:.3g}{letter}"
-    return f"{images:.3g}"
-
-
-def _exaflops(value: float, _) -> str:
-    return f"{value:,.10g}" if value > 1e-4 else f"$10^{{{np.log10(value):.0f}}}$"
+        ax.xaxis.set_major_formatter(COUNT)

@@ -13,9 +13,9 @@ from matplotlib.patheffects import withStroke
 
 from vitlens.images import load_image
 from vitlens.plot.charts import attention_distance
-from vitlens.plot.heatmaps import GRAY, bare, check_size, overlay
+from vitlens.plot.heatmaps import GRAY, checked_grid, overlay, write_note
 from vitlens.plot.mosaics import filters, position_similarity
-from vitlens.plot.style import WIDTH, array, page, styled
+from vitlens.plot.style import WIDTH, array, bare, page, styled
 
 TITLES = {
     "filters": "Embedding filters", "positions": "Position similarity (cosine)",
@@ -25,38 +25,36 @@ LETTER = 7.5
 """Pixels of a letter, on average."""
 
 
-def rollouts(images, maps, *, grid=None, titles=None, captions=None, smooth: bool = True) -> plt.Figure:
+def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
     """Pictures beside what attention lets through of them, "Input" and "Attention" (paper, Fig. 6 and 14).
 
-    images and maps: as many of each as `overlay` takes one of. grid: one for all, or one for each. titles, captions: a
-    text above, or below, each pair. Up to three pairs are in a line.
+    images and maps: as many of each as `overlay` takes one of. grid: one for all, or one for each. captions: a text
+    below each pair. Up to three pairs are in a line, all of one height.
     """
     pictures = [load_image(image) for image in images]
     count = len(pictures)
-    grids = list(grid) if isinstance(grid, list | tuple) else [grid] * count
+    grids = grid if isinstance(grid, list | tuple) else [grid] * count
     cols = min(count, 2 if count == 4 else 3)
-    lines, room = -(-count // cols), WIDTH / max(cols, 2)
-    above, below = (
-        [textwrap.fill(str(text), int(room / LETTER)) for text in texts or [""] * count] for texts in (titles, captions)
-    )
-    text = max(len(f"{a}\n{b}".splitlines()) for a, b in zip(above, below, strict=True))
-    height = min(280, max(room / 2 * picture.height / picture.width for picture in pictures))
+    room = WIDTH / max(cols, 2)
+    shapes = [picture.width / picture.height for picture in pictures]
+    lines, heights, texts = [range(first, min(first + cols, count)) for first in range(0, count, cols)], [], []
+    for line in lines:
+        height = min(280, cols * room / 2 / sum(shapes[k] for k in line))
+        for k in line:
+            texts.append(textwrap.fill(str(captions[k]), int(2 * height * shapes[k] / LETTER)) if captions else "")
+        heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
     with styled():
-        figure = page(cols * room, lines * (height + 28 + 18 * text), "constrained")
-        parts = figure.subfigures(lines, cols, squeeze=False).ravel()
-        for part, picture, each, patches, title, caption in zip(
-            parts[:count], pictures, maps, grids, above, below, strict=True
-        ):
-            left, right = part.subplots(1, 2)
-            left.imshow(picture)
-            bare(left)
-            overlay(picture, each, grid=patches, ax=right, smooth=smooth)
-            for ax, name in ((left, "Input"), (right, "Attention")):
-                ax.set_title(name, size=9, pad=4, color=GRAY)
-            if title:
-                part.suptitle(title, size=9.5, parse_math=False)
-            if caption:
-                part.supxlabel(caption, size=9, color=GRAY, parse_math=False)
+        figure = page(cols * room, sum(heights))
+        for part, line in zip(np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True):
+            ratios = [shapes[k] for k in line for _ in range(2)]
+            axes = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
+            for k, left, right in zip(line, axes[::2], axes[1::2], strict=True):
+                left.imshow(pictures[k])
+                overlay(pictures[k], maps[k], grid=grids[k], ax=right)
+                for ax, name in ((left, "Input"), (right, "Attention")):
+                    bare(ax)
+                    ax.set_title(name, size=9, pad=4, color=GRAY)
+                left.set_xlabel(texts[k], size=9, color=GRAY, x=1, parse_math=False)
     return figure
 
 
@@ -77,7 +75,7 @@ def correspondences(images, pairs, *, grids, titles=("A", "B"), note: str = "") 
         axes = figure.subplots(1, 2, width_ratios=shapes)
         for ax, image, grid, title in zip(axes, images, grids, titles, strict=True):
             picture = load_image(image)
-            check_size(picture, grid)
+            checked_grid((grid.rows, grid.cols), picture, grid)
             ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
             ax.set_title(title, loc="left", size=9.5, pad=5, parse_math=False)
             bare(ax)
@@ -91,8 +89,7 @@ def correspondences(images, pairs, *, grids, titles=("A", "B"), note: str = "") 
             figure.add_artist(ConnectionPatch(*ends, "data", "data", **look))
             for ax, end in zip(axes, ends, strict=True):
                 ax.plot(*end, "o", color=color, markersize=5, path_effects=rim)
-        if note:
-            figure.supxlabel(note, x=0.01, ha="left", size=8.5, color=GRAY, parse_math=False)
+        write_note(figure, note)
     return figure
 
 
@@ -108,7 +105,7 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
     columns, room = 6 if alone else 4, WIDTH / len(found)
     top = max(1.0, *(float(each.mean_distance.max() / (each.grid.uniform_distance() or 1)) for each in found.values()))
     shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())
-    heights = [60, *([350] if alone else [285, 395, 300]), 2 * room / columns * shape + 100]
+    heights = [60, *([350] if alone else [285, 395, 300]), 2 * room / columns * shape + 94]
     with styled():
         figure = page(WIDTH, sum(heights), "constrained")
         rows = figure.subfigures(len(heights), len(found), height_ratios=heights, squeeze=False)
@@ -119,11 +116,11 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
             head.text(0.01, 0.1, words, color=GRAY)
             parts = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1]) if alone else middle
             if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
-                filters(each.filters, cols=4 if alone else 7, ax=ax).set_title("")
+                filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="N")
             if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
-                position_similarity(each.similarity, ax=ax).set_title("")
+                position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
                 ax.tick_params(labelsize=7)
-                ax.images[0].colorbar.set_label("")
+                ax.child_axes[0].set_ylabel("")
             uniform = each.grid.uniform_distance()
             ax = attention_distance(each.mean_distance, uniform=uniform, ax=_panel(parts[2], "distance", each, room))
             ax.set(ylim=(0, 1.08 * top * (uniform or 1)), xticks=range(0, layers, -(-layers // 8)))

@@ -66,7 +66,7 @@ def styled(ax: plt.Axes | None = None):
     return plt.style.context(["default", STYLE])
 
 
-def page(width: float, height: float, layout: str, margin: float = MARGIN) -> plt.Figure:
+def page(width: float, height: float, layout: str = "constrained", margin: float = MARGIN) -> plt.Figure:
     """An empty figure of `width` × `height` pixels. pyplot creates it, so notebooks show it, but does not keep it."""
     import matplotlib.pyplot as plt
 
@@ -83,18 +83,33 @@ def canvas(ax: plt.Axes | None, width: float, height: float) -> Iterator[tuple[p
         if ax is not None:
             yield ax, ax
         else:
-            figure = page(width, height, "constrained")
+            figure = page(width, height)
             yield figure.subplots(), figure
 
 
 def charts(titles: Sequence[str], width: float, height: float, **options) -> tuple[plt.Figure, Sequence[plt.Axes]]:
     """A page with a line of charts, each under its title. options: those of `Figure.subplots`."""
-    figure = page(width, height, "constrained")
+    figure = page(width, height)
     axes = figure.subplots(1, len(titles), squeeze=False, **options)[0]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title, size=10)
         rule(ax)
     return figure, axes
+
+
+def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figure, np.ndarray]:
+    """A page of `width` × `height` pixels with lines of `cols` axes for pictures, without frames and ticks."""
+    figure = page(width, height, "compressed", MARGIN / 2)
+    axes = figure.subplots(lines, cols, squeeze=False)
+    for ax in axes.flat:
+        bare(ax)
+    return figure, axes
+
+
+def bare(ax: plt.Axes) -> None:
+    """Remove the frame and the ticks."""
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
 
 
 def rule(ax: plt.Axes, axis: str = "y") -> None:
@@ -103,21 +118,24 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
     ax.set_axisbelow(True)
 
 
+def beside(ax: plt.Axes, width: float) -> plt.Axes:
+    """Axes for a color bar, right of axes of about `width` pixels, and as high."""
+    return ax.inset_axes((1 + 10 / width, 0, 12 / width, 1))
+
+
 def color_bar(shown, **where):
     """The color bar of a picture, on a checker where its colors are not opaque. where: as for `colorbar`."""
-    key = shown.axes.figure.colorbar(shown, **where)
+    key = where.get("cax", getattr(shown, "axes", None)).figure.colorbar(shown, **where)
     key.outline.set_visible(False)
     if shown.cmap(range(shown.cmap.N))[:, 3].min() < 1:
-        box = key.ax.get_window_extent()
-        shape = key.ax.get_box_aspect() or box.height / box.width
-        squares = np.indices((max(2, round(2 * shape)), max(2, round(2 / shape)))).sum(0) % 2
+        squares = np.indices((30, 2) if key.orientation == "vertical" else (2, 30)).sum(0) % 2
         sides = (np.linspace(0, 1, count + 1) for count in squares.shape[::-1])
         look = {"cmap": "gray", "vmin": -2.2, "vmax": 1.4, "zorder": 0}
         key.ax.pcolormesh(*sides, squares, transform=key.ax.transAxes, **look)
     return key
 
 
-def scale_bar(shown, size: float = 8.5, **where) -> None:
+def scale_bar(shown, size: float = 8.5, **where):
     """The color bar of a picture, with its two ends, and zero where it lies between them. where: as for `colorbar`."""
     low, high = shown.get_clim()
     ends = [low, 0, high] if low < 0 < high else [low, high]
@@ -159,23 +177,11 @@ def palette(count: int) -> Sequence:
     return SERIES[:count] if count <= len(SERIES) else sns.color_palette("husl", count)
 
 
-def array(values, ndim: int | tuple[int, ...], wanted: str, *, positive: bool = False) -> np.ndarray:
-    """`values`, an array or a tensor on any device, as floats.
-
-    positive: the first column must be finite and above 0, as on a logarithmic axis. Raises ValueError for other numbers
-    of axes, for empty arrays and for other values.
-    """
+def array(values, ndim: int | tuple[int, ...], wanted: str) -> np.ndarray:
+    """`values`, an array or a tensor on any device, as floats. Raises ValueError for another number of axes."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
     result = np.asarray(values, dtype=float)
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
         raise ValueError(f"{wanted} expected, got shape {result.shape}.")
-    if positive and not (np.isfinite(result).all() and (result.reshape(len(result), -1)[:, 0] > 0).all()):
-        raise ValueError(f"{wanted} must be finite, the first above 0, got {result.tolist()}.")
     return result
-
-
-def one_of(name: str, given: str, choices: Sequence[str]) -> None:
-    """Raise ValueError unless `given` is one of the choices."""
-    if given not in choices:
-        raise ValueError(f"{name} must be {' or '.join(choices)}, got {given!r}.")
