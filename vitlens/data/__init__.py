@@ -1,8 +1,8 @@
 """Labeled images for training and evaluation: held in memory as bytes, or read by worker processes.
 
 `load` opens one split of a source as an `ImageSet` or an `ImageStream`. Both have `len`, `labels`, `class_names`,
-`damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`. `register(DataSource(…))`
-gives a data set of your own a name; it is opened as `Samples`.
+`damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`. `register(name, opens)`
+adds a data set of your own, opened as `Samples`.
 
 Names are imported when they are first used, so that help texts list `SOURCES` without PyTorch.
 """
@@ -10,8 +10,8 @@ Names are imported when they are first used, so that help texts list `SOURCES` w
 from vitlens import lazily
 
 NAMES = {
-    "SOURCES": "sources", "DataSource": "sources", "register": "sources", "ImageSet": "imageset",
-    "ImageStream": "imageset", "Samples": "imageset", "load": "imageset", "UNLABELED": "imagenet",
+    "SOURCES": "sources", "register": "sources", "ImageSet": "imageset", "ImageStream": "imageset",
+    "Samples": "imageset", "load": "imageset", "UNLABELED": "imagenet",
 }  # fmt: skip
 
 __all__ = list(NAMES)

@@ -1,14 +1,12 @@
-"""Atomic writes, folder locks, and downloads from the Hugging Face hub."""
+"""Atomic writes and folder locks."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -59,29 +57,6 @@ def writable(folder: Path, option: str) -> None:
         ) from problem
 
 
-def reach() -> None:
-    """Raise OSError at once if the hub cannot be reached. Its own libraries retry for half a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        raise OSError("HF_HUB_OFFLINE is set")
-    with suppress(urllib.error.HTTPError):  # whatever it answers, it is there
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
-
-
 def announce(what: str, where: object) -> None:
     """Print what was stored where: "Fetched torch/cifar10 into …"."""
     print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the hub's warnings about its retries in this block; a final failure is still raised."""
-    from huggingface_hub.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

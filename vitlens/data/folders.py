@@ -9,12 +9,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from torchvision.datasets import ImageFolder
 
 from vitlens.data import imagenet, tables
-from vitlens.data.imageset import Files, Samples
-from vitlens.data.sources import EVERY_SPLIT, SPLITS, VALIDATION, first_of
+from vitlens.data.imageset import Samples, of_files
+from vitlens.data.sources import EVERY_SPLIT, VALIDATION, first_of
 from vitlens.images import hidden, is_image
 
 VALID_SHARE = 0.1
@@ -28,7 +27,16 @@ class Classes(ImageFolder):
 
     def __init__(self, root: Path, classes: Sequence[str] | None = None):
         self._given = classes
-        super().__init__(root, is_valid_file=self._counts, allow_empty=classes is not None)
+        try:
+            super().__init__(root, is_valid_file=self._counts, allow_empty=classes is not None)
+        except FileNotFoundError as problem:
+            raise ValueError(
+                f"A class of {root} has no image: {problem}. Add images that Pillow opens, or remove the folder."
+            ) from problem
+        for label in {*range(len(self.classes))} - {*self.targets}:
+            name = self.classes[label]
+            if lost := next(_below(root / name), None):
+                raise ValueError(f"The class {name!r} of {root} has no image. Its files are not read, such as {lost}.")
 
     def _counts(self, path: str) -> bool:
         return not hidden(os.path.relpath(path, self.root)) and is_image(path)
@@ -52,7 +60,7 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     if not divided and not others:
         if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
             return tables.shards(path, part)
-        if not any(_any_image(path / name) for name in subfolders(path)) or named:
+        if named or not any(_any_image(path / name) for name in subfolders(path)):
             raise ValueError(
                 f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
                 f"{f' of {named[0]}' if named else ''}."
@@ -64,22 +72,17 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
 
 
 def _of_split(path: Path, split: str, present: list[str]) -> Samples:
-    chosen = first_of(split, present)
-    if chosen is None:
-        raise ValueError(
-            f"{path} is divided into {' and '.join(present)}, but the {split} split is read from a folder named "
-            f"{' or '.join(SPLITS[split])}."
-        )
+    chosen = first_of(split, present, str(path))
     train = first_of("train", present) or chosen  # labels number the training classes, so validation may lack one
     class_names = subfolders(path / train)
     if unknown := sorted({*subfolders(path / chosen)} - {*class_names}):
         raise ValueError(
             f"{path / chosen} holds a class {unknown[0]!r} that {path / train} lacks{alike(unknown[0], class_names)}."
         )
-    found = _read(path / chosen, class_names if chosen != train else None)
+    found = Classes(path / chosen, class_names if chosen != train else None)
     names = [os.path.relpath(file, path) for file, _ in found.samples]
     note = unread(path, names, [name for name in present if name != chosen])
-    return Files.samples(path, names, found.targets, class_names, note)
+    return of_files(path, names, found.targets, class_names, note)
 
 
 def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
@@ -88,7 +91,7 @@ def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
     A file's split depends on its own name alone, so it stays when other files come or go. Only where that would leave
     a split of a class empty does the file with the nearest number stand in.
     """
-    found = _read(path)
+    found = Classes(path)
     by_class: list[list[str]] = [[] for _ in found.classes]
     for file, label in found.samples:
         by_class[label].append(Path(os.path.relpath(file, path)).as_posix())
@@ -104,7 +107,7 @@ def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
         )
     names = [name for files in by_class for name in files]
     labels = [label for label, files in enumerate(by_class) for _ in files]
-    return Files.samples(path, names, labels, found.classes, " ".join(filter(None, notes)))
+    return of_files(path, names, labels, found.classes, " ".join(filter(None, notes)))
 
 
 def _side(class_name: str, files: list[str], split: str, where: Path) -> list[str]:
@@ -124,24 +127,9 @@ def place(name: str) -> float:
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=6).digest(), "big") / 2**48
 
 
-def _read(path: Path, classes: Sequence[str] | None = None) -> Classes:
-    try:
-        found = Classes(path, classes)
-    except FileNotFoundError as problem:
-        raise ValueError(
-            f"A class of {path} has no image: {problem}. Add images that Pillow opens, or remove the folder."
-        ) from problem
-    counts = np.bincount(found.targets, minlength=len(found.classes))
-    for name, count in zip(found.classes, counts, strict=True):
-        if not count and (lost := next(_below(path / name), None)):
-            raise ValueError(f"The class {name!r} of {path} has no image: of its files, such as {lost}, none is read.")
-    return found
-
-
 def unread(path: Path, read: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
     """A note that counts and names the files below a folder that are not read, or "". elsewhere: folders apart."""
-    read = {os.path.normpath(name) for name in read}
-    left = sorted(name for name in _below(path, elsewhere) if name not in read)
+    left = sorted({*_below(path, elsewhere)} - {os.path.normpath(name) for name in read})
     if not left:
         return ""
     more = f" and {len(left) - 5:,} more" if len(left) > 5 else ""

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitlens.data.imageset import Files, Samples
+from vitlens.data.imageset import Samples, of_files
 
 UNLABELED = ("without a label",)
 """The one class of images without labels. ReaL can still score them, because its labels go by file name."""
@@ -33,35 +33,37 @@ def validation(folder: Path, names: list[str], split: str) -> Samples:
     from timm.data import ImageNetInfo
 
     wnids = tuple(ImageNetInfo().label_names())
-    numbers = {wnid: number for number, wnid in enumerate(wnids)} | {number: number for number in range(len(wnids))}
+    numbers = {wnid: number for number, wnid in enumerate(wnids)} | {str(i): i for i in range(len(wnids))}
     file = next((path for path in _places(folder) if path.is_file()), None)
     if file is None:
         missing = (
-            f"{folder} holds ImageNet's validation images, but no file of their labels lies there or in the folder "
-            f"around it: put {KIT}.tar.gz, val.txt (a file and the number of its class from 0 on each line) or "
-            f"{LISTS[0]} (a WordNet id on each line) there"
+            f"{folder} holds ImageNet's validation images, but neither it nor the folder around it has their labels: "
+            f"put {KIT}.tar.gz, val.txt (a file and the number of its class from 0 on each line) or {LISTS[0]} (a "
+            "WordNet id on each line) there"
         )
         if split != "whole":
             raise ValueError(f"{missing}.")
         note = f"{missing} for top-1; without, they are scored by ReaL's labels alone."
-        return Files.samples(folder, names, [0] * len(names), UNLABELED, note)
+        return of_files(folder, names, [0] * len(names), UNLABELED, note)
     try:
         by_number = _list(file.read_text(encoding="utf-8")) if file.name in LISTS else _kit(file)
-        labels = [numbers[by_number[int(FILE.fullmatch(name)[1])]] for name in names]
-    except (OSError, EOFError, tarfile.TarError, AttributeError, LookupError, TypeError, ValueError,
-            NotImplementedError) as problem:  # fmt: skip
+        labels = [by_number.get(int(FILE.fullmatch(name)[1])) for name in names]
+        for name, label in zip(names, labels, strict=True):
+            if label not in numbers:
+                raise ValueError(f"{name} has {f'the label {label}' if label else 'no label'}")
+    except Exception as problem:  # a file from outside: an archive, MATLAB's or text
         raise ValueError(
-            f"{file} does not hold ImageNet's {COUNT:,} validation labels, WordNet ids or numbers from 0 to 999 "
-            f"({type(problem).__name__}: {problem}). Fetch it again, or put another list in its place."
+            f"{file} should hold ImageNet's {COUNT:,} validation labels, WordNet ids or numbers from 0 to 999, but "
+            f"does not ({type(problem).__name__}: {problem}). Fetch it again, or put another list in its place."
         ) from problem
-    return Files.samples(folder, names, labels, wnids, f"The labels of {folder} are those in {file}.")
+    note = f"The labels of {folder} are those in {file}."
+    return of_files(folder, names, [numbers[label] for label in labels], wnids, note)
 
 
 def _places(folder: Path) -> Iterator[Path]:
     for around in (folder, folder.parent):
         yield from (data / TRUTH for data in (around, around / "data", around / KIT / "data"))
-        yield around / f"{KIT}.tar.gz"
-        yield from (around / name for name in LISTS)
+        yield from (around / name for name in (f"{KIT}.tar.gz", *LISTS))
 
 
 def _kit(file: Path) -> dict[int, str]:
@@ -81,13 +83,11 @@ def _kit(file: Path) -> dict[int, str]:
     return {number: wnids[int(line)] for number, line in enumerate(truth.decode().split(), 1)}
 
 
-def _list(text: str) -> dict[int, str | int]:
+def _list(text: str) -> dict[int, str]:
     """Labels from lines of a file name and a label (separated by space or comma), or from one WordNet id per line."""
     rows = [re.split(r"[\s,]+", line.strip()) for line in text.splitlines() if line.strip()]
-    rows = rows[1:] if rows and rows[0][0] == "ImageId" else rows  # the heading of Kaggle's
-    named = [(re.search(r"ILSVRC2012_val_(\d{8})", row[0]), row) for row in rows]
-    if rows and all(match for match, _ in named):
-        return {int(match[1]): int(row[1]) if row[1].isdecimal() else row[1] for match, row in named}
+    if named := [(match[1], row[1]) for row in rows if (match := re.search(r"ILSVRC2012_val_(\d{8})", row[0]))]:
+        return {int(number): label for number, label in named}
     if len(rows) != COUNT or any(row[0].isdecimal() for row in rows):
         raise ValueError(f"{len(rows)} lines that are neither files with labels nor {COUNT} WordNet ids")
     return {number: row[0] for number, row in enumerate(rows, 1)}

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
 from vitlens.data.augment import Augment, seed_of
-from vitlens.data.sources import opened
+from vitlens.data.sources import SPLITS, opened
 from vitlens.images import MAX_ELONGATION, rgb
 
 CHUNK = 32  # images that a worker reads at a time, so that little waits in shared memory
@@ -47,9 +46,8 @@ WORKERS_ENDED = (
 class Samples:
     """One split before any image is read.
 
-    `contents` is a sequence of images, each a path, encoded bytes, a Pillow image, uint8 (3, H, W), a row
-    `{"bytes", "path"}` of `datasets`, or a tuple that begins with one of these. `title` and `names`, which may be
-    numbers, are for messages.
+    contents: a sequence of images, each a path, encoded bytes, a Pillow image, uint8 (3, H, W), or a tuple that begins
+    with one of these; with `root`, names of files below it. title and names, which may be numbers, are for messages.
     """
 
     contents: Sequence
@@ -58,6 +56,7 @@ class Samples:
     names: Sequence
     note: str = ""
     title: str = ""
+    root: Path | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,12 +65,24 @@ class Samples:
         name = self.names[i]
         return self.title + (os.fsdecode(name) if isinstance(name, bytes) else str(name))
 
+    def content(self, i: int) -> bytes | Image.Image | Tensor:
+        """Image `i` as it is stored: encoded bytes, a Pillow image or uint8 (3, H, W)."""
+        content = self.contents[i]
+        if isinstance(content, tuple):
+            content = content[0]
+        if self.root is not None:
+            content = self.root / os.fsdecode(content)
+        if content is None:
+            raise ValueError("no image")
+        return Path(content).read_bytes() if isinstance(content, str | Path) else content
+
     def chosen(self, rows: Tensor) -> Samples:
         """The samples at the places `rows`, int64 (n,)."""
         rows = rows.tolist()
         contents = self.contents.chosen(rows) if hasattr(self.contents, "chosen") else Subset(self.contents, rows)
-        labels, names = torch.as_tensor(self.labels)[rows], np.asarray(self.names)[rows]
-        return replace(self, contents=contents, labels=labels, names=names)
+        return replace(
+            self, contents=contents, labels=torch.as_tensor(self.labels)[rows], names=np.asarray(self.names)[rows]
+        )
 
     def fingerprint(self) -> str:
         """Checksum of 16 of the images, to detect that images were replaced under the same names and labels.
@@ -81,50 +92,29 @@ class Samples:
         digest = hashlib.sha256()
         for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)).tolist():
             try:
-                found = _plain(self.contents[i])
+                content = self.content(i)
             except Exception:  # reported when it is decoded
                 continue
-            if isinstance(found, Image.Image):
-                found = f"{found.mode} {found.size}".encode()
-            digest.update(found if isinstance(found, bytes) else found.numpy().tobytes())
+            if isinstance(content, Image.Image):
+                content = f"{content.mode} {content.size}".encode()
+            digest.update(content if isinstance(content, bytes) else content.numpy().tobytes())
         return digest.hexdigest()[:12]
 
 
-@dataclass(frozen=True)
-class Files(Sequence):
-    """Paths of files: below `root`, by the bytes of their names in one array. A million Python strings would be copied
-    into each worker by their reference counts."""
+def of_files(root: Path, names: Sequence[str], labels: Sequence[int], class_names, note: str = "") -> Samples:
+    """Samples of the files `names` below `root`.
 
-    root: Path
-    names: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, i: int) -> Path:
-        return self.root / os.fsdecode(self.names[i])
-
-    @classmethod
-    def samples(cls, root: Path, names: Sequence[str], labels, class_names, note: str = "") -> Samples:
-        packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
-        return Samples(cls(root, packed), labels, tuple(class_names), packed, note)
-
-
-def _plain(content: object) -> bytes | Image.Image | Tensor:
-    """An image of `Samples.contents` as encoded bytes, a Pillow image or uint8 (3, H, W)."""
-    if isinstance(content, tuple):
-        return _plain(content[0])
-    if isinstance(content, dict):
-        content = content["bytes"] or content["path"]
-    if content is None:
-        raise ValueError("no image")
-    return Path(content).read_bytes() if isinstance(content, str | Path) else content
+    The names are kept as bytes in one array. A million Python strings would be copied into each worker by their
+    reference counts.
+    """
+    packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+    return Samples(packed, labels, tuple(class_names), packed, note, root=root)
 
 
 def decoded(samples: Samples, i: int) -> Image.Image | str:
     """Sample `i` as an RGB image, upright and opaque, or a string with its name and the reason why it is damaged."""
     try:
-        content = _plain(samples.contents[i])
+        content = samples.content(i)
         if isinstance(content, Tensor):
             image = Image.fromarray(content.permute(1, 2, 0).numpy())
         elif isinstance(content, bytes):
@@ -184,8 +174,6 @@ def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Se
 
 def drawn(size: int, n: int, seed: int) -> Tensor:
     """`n` different numbers below `size`, int64 (n,), that depend on `seed` alone."""
-    if not 0 < n <= size:
-        raise ValueError(f"A subset of {size} images has between 1 and {size} of them, got {n}.")
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:n]
 
 
@@ -193,9 +181,7 @@ def drawn(size: int, n: int, seed: int) -> Tensor:
 
 
 class _Split:
-    """What both kinds of splits share."""
-
-    labels: Tensor
+    """Methods that both kinds of splits share."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -230,13 +216,9 @@ class ImageSet(_Split):
     pictures: str = ""
 
     def __post_init__(self):
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise ValueError(
-                f"Expected uint8 images of shape (N, 3, H, W), got {self.images.dtype} of shape "
-                f"{tuple(self.images.shape)}. Convert them to RGB and stack them first."
-            )
-        if self.labels.dtype != torch.int64 or self.labels.shape != (len(self.images),):
-            raise ValueError(f"Expected {len(self.images)} int64 labels, got {self.labels.dtype} {self.labels.shape}.")
+        shape, kind = tuple(self.images.shape), self.images.dtype
+        if kind != torch.uint8 or shape[1:2] != (3,) or shape[:1] != self.labels.shape:
+            raise ValueError(f"Expected uint8 images (N, 3, H, W), one for each label, got {kind} of shape {shape}.")
         self._check()
 
     @property
@@ -269,12 +251,12 @@ class ImageSet(_Split):
             yield self.images[row], self.labels[row]
 
     def remaining(self, augment: Augment) -> Augment:
-        """What is still to be done to the batches: all of `augment`."""
+        """The part of an augmentation still to be done to the batches: all of it."""
         return augment
 
 
-def held(samples: Samples, what: str, fit: Callable, size: int | None, on_damaged: str, workers: int) -> ImageSet:
-    """The samples decoded, all at once and in order; `what` they are goes into messages."""
+def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: bool, workers: int) -> ImageSet:
+    """The samples decoded, all at once and in order. what: their description in messages."""
     n, labels = len(samples), torch.as_tensor(samples.labels, dtype=torch.int64)
     # Filled in place where the size is known: a list of images, stacked, would take the memory twice.
     images = [None] * n if size is None else torch.empty(n, 3, size, size, dtype=torch.uint8)
@@ -288,17 +270,15 @@ def held(samples: Samples, what: str, fit: Callable, size: int | None, on_damage
             else:
                 images[i] = fit(image)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders leave Python's lock
+    with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release Python's lock
         list(pool.map(decode, [range(i, min(i + 256, n)) for i in range(0, n, 256)]))
     reasons = tuple(damaged[i] for i in sorted(damaged))
-    if damaged and on_damaged == "raise":
-        raise ValueError(
-            f"{len(damaged)} of {n} samples cannot be decoded, the first being {reasons[0]}. Repair them, or leave "
-            "them out (--skip-damaged, in Python on_damaged='skip')."
-        )
     kept = [i for i in range(n) if i not in damaged]
-    if not kept:
-        raise ValueError(f"No image of {what} can be decoded.")
+    if damaged and not (skip and kept):
+        raise ValueError(
+            f"{len(damaged)} of {n} samples of {what} cannot be decoded, the first being {reasons[0]}. Repair them, or "
+            "leave them out (--skip-damaged, in Python on_damaged='skip')."
+        )
     if size is None:
         images = [images[i] for i in kept]
         if len(shapes := {image.shape for image in images}) > 1:
@@ -315,7 +295,7 @@ def held(samples: Samples, what: str, fit: Callable, size: int | None, on_damage
 # Streams
 
 
-def loader(dataset: Dataset, batches: Iterable[list], workers: int, device: torch.device) -> DataLoader:
+def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.device) -> DataLoader:
     """The `DataLoader` of everything that is read by worker processes: samples in, batches collated by PyTorch."""
     several = {"timeout": TIMEOUT, "persistent_workers": True, "worker_init_fn": _apart}
     return DataLoader(
@@ -329,6 +309,11 @@ def workers_ended(problem: BaseException) -> bool:
     return any(word in str(problem) for word in ("DataLoader", "in pin memory thread"))
 
 
+def ended(problem: BaseException) -> ChildProcessError:
+    """PyTorch's error about its workers as one sentence."""
+    return ChildProcessError(WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip(".")))
+
+
 def _apart(_: int) -> None:
     """Leave the group of processes: Ctrl-C is meant for the one that trains, which saves and then ends its workers."""
     if hasattr(os, "setpgrp"):
@@ -337,39 +322,30 @@ def _apart(_: int) -> None:
 
 @dataclass(frozen=True)
 class Reader(Dataset):
-    """What a worker holds. An item is (row, crop, key); it becomes an image, its label and the damaged samples met.
+    """The part of a stream that a worker holds, which makes samples of chunks (rows, crop, key).
 
-    The label is −1 where the stream must end.
+    A sample is an image, its label, −1 where the stream must end, and the damaged samples met, as JSON.
     """
 
     samples: Samples
-    labels: Tensor
-    rows: Tensor
     fit: Callable[[Image.Image], Tensor]
     skip: bool
     side: int
 
-    def __getitem__(self, item: tuple[int, tuple | None, tuple[int, ...]]) -> tuple[Tensor, Tensor, str]:
-        row, crop, key = item
+    def __getitems__(self, chunk: tuple[np.ndarray, tuple | None, tuple[int, ...]]) -> list[tuple[Tensor, int, str]]:
+        rows, crop, key = chunk
+        return [self.sample(int(row), crop, key) for row in rows]
+
+    def sample(self, row: int, crop: tuple | None, key: tuple[int, ...]) -> tuple[Tensor, int, str]:
         damaged = {}
-        for step in range(min(IN_A_ROW, len(self.rows)) if self.skip else 1):
-            place = (row + step) % len(self.rows)
-            sample = int(self.rows[place])
-            image = decoded(self.samples, sample)
+        for step in range(min(IN_A_ROW, len(self.samples)) if self.skip else 1):
+            i = (row + step) % len(self.samples)
+            image = decoded(self.samples, i)
             if not isinstance(image, str):
-                cut = random_crop(image, self.side, *crop, seed_of(*key, sample)) if crop else self.fit(image)
-                return cut, self.labels[place], json.dumps(damaged)
-            damaged[sample] = image
-        return torch.zeros(3, self.side, self.side, dtype=torch.uint8), torch.tensor(-1), json.dumps(damaged)
-
-
-class _Chunks:
-    """The batch sampler of a stream: workers outlive a call of `batches` and go on with the chunks of the next."""
-
-    now: Iterator[list] = iter(())
-
-    def __iter__(self) -> Iterator[list]:
-        return self.now
+                cut = random_crop(image, self.side, *crop, seed_of(*key, i)) if crop else self.fit(image)
+                return cut, int(self.samples.labels[i]), json.dumps(damaged)
+            damaged[i] = image
+        return torch.zeros(3, self.side, self.side, dtype=torch.uint8), -1, json.dumps(damaged)
 
 
 @dataclass(eq=False)
@@ -390,8 +366,6 @@ class ImageStream(_Split):
     on_damaged: str = "raise"
     workers: int = 1
     device: torch.device = torch.device("cpu")
-    rows: Tensor | None = None
-    """Numbers of the samples that belong to the stream, int64 (N,); all by default."""
     note: str = ""
     pictures: str = ""
     """`Samples.fingerprint` of what was opened."""
@@ -399,9 +373,7 @@ class ImageStream(_Split):
 
     def __post_init__(self):
         self._check()
-        if self.rows is None:
-            self.rows = torch.arange(len(self.samples))
-        self._chunks = _Chunks()
+        self._current, self._chunks = None, []  # of the last call of `batches`; workers outlive it
         self._loader: DataLoader | None = None
 
     @property
@@ -421,14 +393,14 @@ class ImageStream(_Split):
 
     def chosen(self, rows: Tensor) -> ImageStream:
         """The images at the places `rows`, int64 (n,)."""
-        return replace(self, rows=self.rows[rows], labels=self.labels[rows], found={})
+        return replace(self, samples=self.samples.chosen(rows), labels=self.labels[rows], found={})
 
     def stand_ins(self) -> Tensor:
         """Mask of the images known to be damaged, for which others stand in: bool (N,)."""
-        return torch.isin(self.rows, torch.tensor(list(self.found), dtype=torch.int64))
+        return torch.isin(torch.arange(len(self)), torch.tensor(list(self.found), dtype=torch.int64))
 
     def remaining(self, augment: Augment) -> Augment:
-        """What is still to be done to the batches: all of `augment` but the random crop.
+        """The part of an augmentation still to be done to the batches: all of it but the random crop.
 
         Raises `ValueError` for crops that reach beyond the image.
         """
@@ -444,65 +416,49 @@ class ImageStream(_Split):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each index tensor (b,) in `rows`: images uint8 (b, 3, S, S) and labels int64 (b,), on the device.
 
-        `augment.scale` and `augment.ratio` ask for a random crop, cut from the image at full resolution. It depends on
-        `key` and the sample alone. A later call of `batches` ends an earlier one.
+        A random crop by `augment.scale` and `augment.ratio` is cut from the image at full resolution. It depends on
+        `key` and the image's place alone. A later call of `batches` ends an earlier one.
 
         Raises `ValueError` for damaged samples, `ChildProcessError` if workers end and `RuntimeError` if a later call
         has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
-        sizes: deque[int] = deque()
+        rows = list(rows)
+        parts = self._read([(some.numpy(), crop, tuple(key)) for row in rows for some in row.split(CHUNK)])
+        for row in rows:
+            images, labels = zip(*(next(parts) for _ in row.split(CHUNK)), strict=True)
+            yield torch.cat(images), torch.cat(labels)
 
-        def chunks() -> Iterator[list]:
-            for row in rows:
-                sizes.append(len(row))
-                for some in row.split(CHUNK):
-                    yield [(i, crop, tuple(key)) for i in some.tolist()]
-
-        parts: list[tuple[Tensor, Tensor]] = []
-        for images, labels, damaged in self._read(chunks()):
-            for label, found in zip(labels.tolist(), map(json.loads, damaged), strict=True):
-                self.found.update({int(i): reason for i, reason in found.items()})
-                if label < 0:
-                    raise ValueError(self._refusal(list(found.values())[-1]))
-            parts.append((images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)))
-            if sum(len(part) for _, part in parts) == sizes[0]:
-                sizes.popleft()
-                images, labels = (torch.cat(each) for each in zip(*parts, strict=True))
-                parts = []
-                yield images, labels
-
-    def _read(self, chunks: Iterator[list]) -> Iterator[tuple[Tensor, Tensor, Sequence[str]]]:
-        self._chunks.now = chunks
+    def _read(self, chunks: list) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels of each chunk, on the device."""
+        skip = self.on_damaged == "skip"
+        if self._loader is None:
+            reader = Reader(replace(self.samples, labels=self.labels), self.fit, skip, self.side)
+            self._loader = loader(reader, self._chunks, self.workers, self.device)
+        self._current, self._chunks[:] = chunks, chunks
         try:
-            if self._loader is None:
-                reader = Reader(self.samples, self.labels, self.rows, self.fit, self.on_damaged == "skip", self.side)
-                self._loader = loader(reader, self._chunks, self.workers, self.device)
             parts = iter(self._loader)
-            while True:
-                if self._chunks.now is not chunks:
+            for _ in chunks:
+                if self._current is not chunks:
                     raise RuntimeError(
                         "A stream yields one sequence of batches at a time, but another was begun. Finish one first."
                     )
-                if (part := next(parts, None)) is None:
-                    return
-                yield part
+                images, labels, damaged = next(parts)
+                for label, found in zip(labels.tolist(), map(json.loads, damaged), strict=True):
+                    self.found.update({int(i): reason for i, reason in found.items()})
+                    if label < 0:
+                        last = [*found.values()][-1]
+                        raise ValueError(
+                            f"Many samples in a row cannot be decoded, the last being {last}. Is the data still there?"
+                            if skip else f"{last} cannot be decoded. Repair it, or use the next one instead "
+                            "(--skip-damaged, in Python on_damaged='skip')."
+                        )  # fmt: skip
+                yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
         except (RuntimeError, OSError) as problem:
             if not workers_ended(problem):
                 raise
             self._loader = None
             raise ended(problem) from problem
-
-    def _refusal(self, reason: str) -> str:
-        if self.on_damaged != "skip":
-            advice = "Repair it, or use the next one instead (--skip-damaged, in Python on_damaged='skip')"
-            return f"{reason} cannot be decoded. {advice}."
-        return f"Many samples in a row cannot be decoded, the last being {reason}. Check that the data is still there."
-
-
-def ended(problem: BaseException) -> ChildProcessError:
-    """PyTorch's error about its workers as one sentence."""
-    return ChildProcessError(WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip(".")))
 
 
 # Opening
@@ -549,18 +505,12 @@ def load(
 
     Raises `ValueError` with what was expected, what came and what to do.
     """
-    if split not in ("train", "valid", "test", "whole"):
-        raise ValueError(f"split must be 'train', 'valid', 'test' or 'whole', got {split!r}.")
-    if on_damaged not in ("raise", "skip"):
-        raise ValueError(f"on_damaged must be 'raise' or 'skip', got {on_damaged!r}.")
-    if size is not None and size < 1:
-        raise ValueError(f"size must be a positive number of pixels, got {size}.")
-    if size is None and (squash or stream or fit):
+    if split not in SPLITS or on_damaged not in ("raise", "skip"):
         raise ValueError(
-            f"{'Streaming' if stream else 'Squashing'} needs the side of the images in pixels. Pass size=…."
+            f"split must be one of {', '.join(SPLITS)} and on_damaged raise or skip, got {split!r} and {on_damaged!r}."
         )
-    if workers is not None and workers < 0:
-        raise ValueError(f"workers is a number of processes from 0 up, got {workers}.")
+    if size is None and (squash or stream or fit):
+        raise ValueError(f"{'Streaming' if stream else 'Resizing'} needs the side of the images in pixels: size=….")
     device, source = torch.device(device or "cpu"), str(source)
     samples = opened(source, split, root, fold)
     if split in ("test", "whole") and not _labeled(samples):
@@ -577,7 +527,7 @@ def load(
     workers = workers if workers is not None else max(1, min(16, (os.cpu_count() or 1) // _processes()))
     fit = fit or (pixels if size is None else Fitting(size, squash))
     if not stream:
-        return held(samples, f"the {split} split of {source}", fit, size, on_damaged, workers).to(device)
+        return held(samples, f"the {split} split of {source}", fit, size, on_damaged == "skip", workers).to(device)
     labels = torch.as_tensor(samples.labels, dtype=torch.int64)
     return ImageStream(
         samples, labels, samples.class_names, size, fit, on_damaged, workers, device, note=samples.note,
@@ -603,7 +553,7 @@ def _without_images(samples: Samples, source: str, split: str) -> str:
 def free_memory(device: torch.device) -> int:
     """Bytes free on `device` and, for this process, on the machine that reads for it, whichever is less.
 
-    From /proc and cgroups: psutil would be one more dependency and does not know a container's limit.
+    From /proc and cgroups: psutil would be one more dependency and does not read a container's limit.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -14,7 +14,7 @@ from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples, drawn
 from vitlens.data.sources import EVERY_SPLIT, data_root, opened
-from vitlens.data.tables import numbered
+from vitlens.data.tables import numbered, reason
 from vitlens.data.tasks import TASKS, VTAB
 
 # timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
@@ -66,18 +66,17 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     kind, word, train, valid, *test = TORCH[name.lower()]
     options = {word: {"train": train, "valid": valid}.get(split, test[0] if test else valid)}
     try:
-        data = _opened(getattr(torchvision.datasets, kind), str(root), options)
+        data = _opened(getattr(torchvision.datasets, kind), root, options)
     except Exception as problem:  # whatever the network, the disk and a dozen readers may raise
-        remedy = f"Run torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True) where there "
-        remedy += "is a network, and copy the result there."
+        call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
+        remedy = f"Run {call} where there is a network, and copy the result there."
         if kind == "ImageNet":
             flat = split != "train" and any(root.glob("ILSVRC2012_val_*"))
             if flat or any((root / name).is_dir() for name in EVERY_SPLIT):
                 return folder(root, split)  # torchvision wants the archive of the development kit, too
             remedy = "Download its archives by hand, with that of its development kit, and put them there."
-        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
         raise ValueError(
-            f"torch/{name} is not in {root} and cannot be fetched from here ({reason}). {remedy}"
+            f"torch/{name} is not in {root} and cannot be fetched from here ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
     classes = getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
@@ -88,14 +87,14 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
     return Samples(data, labels, classes, names, title=f"torch/{name} {split} image ")
 
 
-def _opened(kind: type, root: str, options: dict):
+def _opened(kind: type, root: Path, options: dict):
     try:
-        return kind(root, **options)
-    except (RuntimeError, FileNotFoundError):  # torchvision's words for "not there"
+        return kind(str(root), **options)
+    except (RuntimeError, FileNotFoundError):  # torchvision's errors for missing files
         if kind is torchvision.datasets.ImageNet:  # which no program may fetch
             raise
-        Path(root).mkdir(parents=True, exist_ok=True)
-        data = kind(root, **options, download=True)
+        root.mkdir(parents=True, exist_ok=True)
+        data = kind(str(root), **options, download=True)
         announce(f"Fetched torchvision's {kind.__name__}", root)
         return data
 

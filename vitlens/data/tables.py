@@ -6,15 +6,15 @@ import glob
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitlens.data.files import announce, quiet, reach
+from vitlens.data.files import announce
 from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, first_of
 
+IMAGES = ("image",)
 LABELS = ("label", "fine_label", "labels")  # CIFAR-100's is fine_label
 
 
@@ -32,7 +32,7 @@ def library():
 
 @dataclass(frozen=True)
 class Column:
-    """The encoded images of a table of `datasets`, mapped into memory: each a row `{"bytes", "path"}`.
+    """The encoded images of a table of `datasets`, mapped into memory.
 
     Arrow's column is read itself: rows of `datasets` take a third as long as decoding 64 × 64 pixels.
     """
@@ -43,8 +43,8 @@ class Column:
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, i: int) -> dict:
-        return self.table.data.column(self.name)[i].as_py()
+    def __getitem__(self, i: int) -> bytes | None:
+        return self.table.data.column(self.name)[i]["bytes"].as_py()
 
 
 # Parquet and the hub
@@ -52,134 +52,89 @@ class Column:
 
 def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples:
     """The files `train-*.parquet`, or `valid…-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
-    by_split: dict[str, list[Path]] = {}
+    by_split: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.parquet")):
-        by_split.setdefault(re.split(r"[-.]", file.name)[0], []).append(file)
-    chosen = first_of(split, by_split)
-    if chosen is None:
-        raise ValueError(
-            f"{folder} holds Parquet files, but none of its {split} split, whose names begin with "
-            f"{' or '.join(name + '-' for name in SPLITS[split])}."
-        )
+        by_split.setdefault(re.split(r"[-.]", file.name)[0], []).append(str(file))
+    chosen, train = first_of(split, by_split, str(folder)), first_of("train", by_split)
     files = by_split[chosen]
     # train-00002-of-00005.parquet announces five.
-    announced = {file.stem.rpartition("-of-")[2] for file in files if "-of-" in file.stem}
-    expected = max((int(n) for n in announced if n.isdigit()), default=len(files))
+    expected = max((int(n) for file in files for n in re.findall(r"-of-(\d+)\.parquet$", file)), default=0)
     if len(files) < expected:
-        raise ValueError(
-            f"{folder} holds {len(files)} of the {expected} {split} shards that their names announce. Add the missing "
-            "ones."
+        raise ValueError(f"{folder} holds {len(files)} of the {expected} {split} shards that their names announce.")
+    datasets, paths = library(), [glob.escape(file) for file in files]
+    try:
+        table = datasets.load_dataset("parquet", data_files={chosen: paths}, cache_dir=root and str(root))[chosen]
+    except Exception as problem:
+        raise ValueError(f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again.") from (
+            problem
         )
-    found = _table(_load(folder, root, "parquet", {chosen: files})[chosen], chosen, str(folder), names_beside(folder))
-    if found.class_names or split == "train":
-        return _named(found)
-    return _named(found, parquet(folder, "train", root).labels if first_of("train", by_split) else ())
+    found = _samples(table, str(folder), chosen, names_beside(folder))
+    if found.class_names or train in (None, chosen):
+        return _numbered(found)
+    return _numbered(found, parquet(folder, "train", root))
 
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
     """`hfds/OWNER/SET`: a data set of the Hugging Face hub; a folder of that name stands in for it."""
-    if Path(name).is_dir():
-        data = Path(name) / "data"
-        return parquet(data if data.is_dir() else Path(name), split, root)
-    tables = _load(name, root, name, None)
-    chosen = first_of(split, tables)
-    if chosen is None:
-        raise ValueError(
-            f"hfds/{name} has the splits {', '.join(tables)}, but the {split} split must be named "
-            f"{' or '.join(SPLITS[split])}."
-        )
-    if tables[chosen].info.builder_name == "imagefolder":  # which may take a class for a split
-        raise ValueError(f"hfds/{name} is a folder of images, not a table. Download it and give the folder.")
-    found, train = _table(tables[chosen], chosen, f"hfds/{name}"), first_of("train", tables)
-    if found.class_names or train in (None, chosen):
-        return _named(found)
-    return _named(found, _table(tables[train], train, f"hfds/{name}").labels)
-
-
-def _load(where: str | Path, root: str | Path | None, builder: str, splits: dict[str, list[Path]] | None):
-    """The splits as tables of `datasets`, kept in its cache: the folder `root`, else its own."""
     datasets = library()
-    files = splits and {name: [glob.escape(str(file)) for file in paths] for name, paths in splits.items()}
-    cache = Path(root or datasets.config.HF_DATASETS_CACHE)
-    before = {*cache.glob("*/*/*/*")}
     try:
-        with quiet(), _reaching(datasets.config, needed=splits is None):
-            tables = datasets.load_dataset(builder, data_files=files, cache_dir=str(cache))
-    except Exception as problem:  # the network, the hub, a damaged file
-        reason = f"{type(problem).__name__}: {' '.join(str(problem.__cause__ or problem).split())}"
-        if splits:
-            raise ValueError(f"The Parquet files of {where} cannot be read ({reason}). Fetch them again.") from problem
+        tables = datasets.load_dataset(name, cache_dir=root and str(root))
+    except Exception as problem:
         raise ValueError(
-            f"hfds/{where} is not in {cache} and cannot be fetched from here ({reason}). Check the name, or run "
-            f"datasets.load_dataset({where!r}) where there is a network and copy its cache."
+            f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be fetched from here "
+            f"({reason(problem)}). Check the name, or run datasets.load_dataset({name!r}) where there is a network and "
+            "copy its cache."
         ) from problem
-    if {*cache.glob("*/*/*/*")} - before:
-        announce(f"Put {where}, as the package datasets reads it,", cache)
-    return tables
+    title = f"hfds/{name}"
+    chosen, train = first_of(split, tables, title), first_of("train", tables)
+    if tables[chosen].info.builder_name == "imagefolder":  # which may take a class for a split
+        raise ValueError(f"{title} is a folder of images, not a table. Download it and give the folder.")
+    found = _samples(tables[chosen], title, chosen)
+    if found.class_names or train in (None, chosen):
+        return _numbered(found)
+    return _numbered(found, _samples(tables[train], title, train))
 
 
-def _named(found: Samples, training: Sequence[int] = ()) -> Samples:
-    """Samples with the numbers of the classes as their names if there are none."""
-    return found if found.class_names else replace(found, class_names=numbered(found.labels, training))
+def reason(problem: BaseException) -> str:
+    """The error of another library in one line."""
+    text = " ".join(str(problem.__cause__ or problem).split())
+    return f"{type(problem).__name__}: {text[:200].rstrip('.')}"
 
 
-def _table(table: Any, split: str, title: str, names: Sequence[str] | None = None) -> Samples:
-    image, label = _columns(table.features, title)
-    labels = table.data.column(label).to_pylist()
-    if None in labels:
-        raise ValueError(f"{labels.count(None)} images of {title} have no {label}. Give each image a label.")
-    names = names or getattr(table.features[label], "names", ())
-    rows = Column(table.select_columns([image]), image)
-    first = rows[0] if len(rows) else None
-    if first and first["path"] and not first["bytes"]:
-        raise ValueError(
-            f"The column {image} of {title} holds paths, such as {first['path']!r}, and not the images. Write "
-            "it with the bytes of the files."
-        )
-    note = f"Of the columns of {title}, {image} is taken for the images and {label} for the labels."
-    note = "" if (image, label) == ("image", "label") else note
-    return Samples(rows, labels, tuple(names), range(len(rows)), note, f"{title} {split} row ")
-
-
-def _columns(features: Mapping[str, Any], title: str) -> tuple[str, str]:
-    """The columns of images and of labels: by name, else the only ones of a fitting type."""
-    datasets = library()
-    images = [
+def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = None) -> Samples:
+    datasets, features = library(), table.features
+    encoded = [
         name for name, kind in features.items()
-        if isinstance(kind, datasets.Image) or isinstance(kind, dict) and "bytes" in kind
+        if isinstance(kind, datasets.Image) or isinstance(kind, Mapping) and "bytes" in kind
     ]  # fmt: skip
-    labels = [
+    integers = [
         name for name, kind in features.items()
         if isinstance(kind, datasets.ClassLabel) or isinstance(kind, datasets.Value) and "int" in kind.dtype
     ]  # fmt: skip
-    pair = []
-    for known, fitting, what in ((("image",), images, "of images"), (LABELS, labels, "of whole numbers as labels")):
-        named = [name for name in known if name in features]  # a name counts more than a fitting type
-        names = [name for name in named if name in fitting] if named else fitting
-        if not names or len(names) > 1 and names is fitting:
-            which = f"several could be it ({', '.join(fitting)})" if fitting else "none of them is one"
-            raise ValueError(
-                f"{title} has the columns {', '.join(features)}, but needs one {what}, and {which}. Give it the name "
-                f"{known[0]}; columns of paths are not read."
-            )
-        pair.append(names[0])
-    return pair[0], pair[1]
+    image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
+    labels, images = table.data.column(label).to_pylist(), table.data.column(image)
+    if None in labels:
+        raise ValueError(f"{labels.count(None)} images of {title} have no {label}. Give each image a label.")
+    if len(images) and not images[0]["bytes"].is_valid and (path := images[0].as_py()["path"]):
+        raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
+    names = names or getattr(features[label], "names", ())
+    note = f"Of the columns of {title}, {image} is taken for the images and {label} for the labels."
+    note = "" if (image, label) == ("image", "label") else note
+    rows = Column(table.select_columns([image]), image)
+    return Samples(rows, labels, tuple(names), range(len(rows)), note, f"{title} {split} row ")
 
 
-@contextmanager
-def _reaching(config, needed: bool) -> Iterator[None]:
-    """If the hub cannot be reached, make `datasets` use only its cache in this block, instead of retrying for half a
-    minute."""
-    before = config.HF_HUB_OFFLINE
-    if needed:
-        try:
-            reach()
-        except OSError:
-            config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
+def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: Mapping) -> str:
+    """The first of `names` if the table has one of them, else the only column of a fitting type."""
+    named = [name for name in names if name in features]
+    found = [name for name in named if name in fitting][:1] if named else fitting
+    if len(found) != 1:
+        what = "encoded images" if names == IMAGES else "whole numbers as labels"
+        raise ValueError(
+            f"{title} has the columns {', '.join(features)}, but needs one of {what}, called {names[0]}, and "
+            f"{', '.join(found) or 'none'} could be it. Columns of paths are not read."
+        )
+    return found[0]
 
 
 # WebDataset
@@ -193,7 +148,7 @@ class MissingShards(ValueError):
 class Streamed:
     """Encoded images of WebDataset shards by their keys; `in_memory` reads them."""
 
-    shards: tuple[Path, ...]
+    shards: Sequence[Path]
     keys: Sequence[tuple[str, str]]
 
     def chosen(self, rows: Sequence[int]) -> Streamed:
@@ -203,9 +158,9 @@ class Streamed:
         """The encoded images in the order of `keys`. Raises ValueError for more than `most` bytes."""
         numbers = {key: i for i, key in enumerate(self.keys)}
         images, size = [b""] * len(self.keys), 0
-        for key, row in _examples(self.shards):
+        for key, image, _ in _examples(self.shards):
             if key in numbers:
-                images[numbers[key]] = image = _image(row) or b""
+                images[numbers[key]] = image
                 if (size := size + len(image)) > most:
                     raise ValueError(
                         f"The images in {self.shards[0].parent} take more than half of the free memory ({most:,} "
@@ -233,27 +188,27 @@ def shards(folder: Path, split: str) -> Samples:
     The split is in their names, or they lie in a folder of its name, where `nshards.txt` may hold their number. Samples
     with a label below 0 are left out. Class names: `classes.json` or, one a line, `classnames.txt`, else numbers.
     """
-    files = _files(folder, split)
-    keys, labels = [], []
-    for key, row in _examples(files):
-        if _image(row) is None:
-            if any(row.get(name) is not None for name in ("cls", "json", "jsn")):
-                raise ValueError(f"{': '.join(key)} has a label and no image. A shard must hold one kind of image.")
-        elif (label := _label(row, key)) >= 0:
+    files, keys, labels = _files(folder, split), [], []
+    for key, image, label in _examples(files):
+        if type(label) is not int or image is None:
+            raise ValueError(
+                f"{': '.join(key)} has no {'image of the kind of the first ones' if image is None else 'label'}. "
+                "Expected images of one kind, each with a number in a .cls file or under 'label' in a .json file."
+            )
+        if label >= 0:
             keys.append(key)
             labels.append(label)
-    names = names_beside(folder)
-    if not names:
-        try:
-            names = numbered(labels, shards(folder, "train").labels if split != "train" else ())
-        except MissingShards:
-            names = numbered(labels)
-    places = [f"{shard}: {key}" for shard, key in keys]
-    return Samples(Streamed(tuple(files), keys), labels, names, places)
+    found = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
+    if found.class_names or split == "train":
+        return _numbered(found)
+    try:
+        return _numbered(found, shards(folder, "train"))
+    except MissingShards:
+        return _numbered(found)
 
 
-def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], dict]]:
-    """((shard, key), example) of each sample of WebDataset shards, read in order and never copied."""
+def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
+    """((shard, key), encoded image, label) of each sample of WebDataset shards, read in order and never copied."""
     datasets = library()
     for file in files:
         try:
@@ -263,27 +218,16 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], dict]]:
                 if isinstance(kind, datasets.Image):
                     rows = rows.cast_column(name, datasets.Image(decode=False))
             for row in rows:
-                yield (file.name, row["__key__"]), row
+                image = next((v["bytes"] for v in row.values() if isinstance(v, dict) and "bytes" in v), None)
+                sidecar = row.get("json") or row.get("jsn") or {}
+                label = sidecar.get("label") if row.get("cls") is None else row["cls"]
+                if image is not None or label is not None:
+                    yield (file.name, row["__key__"]), image, label
         except Exception as problem:
             raise ValueError(
-                f"{file} is not a whole WebDataset shard ({type(problem).__name__}: {problem}). Fetch it again; tar "
-                "files of class folders are to be unpacked."
+                f"{file} is not a whole WebDataset shard ({reason(problem)}). Fetch it again; tar files of class "
+                "folders are to be unpacked."
             ) from problem
-
-
-def _image(row: dict) -> bytes | None:
-    return next((value["bytes"] for value in row.values() if isinstance(value, dict) and "bytes" in value), None)
-
-
-def _label(row: dict, key: tuple[str, str]) -> int:
-    value = row.get("cls")
-    for name in ("json", "jsn"):
-        value = row[name].get("label") if value is None and row.get(name) else value
-    if type(value) is not int:
-        raise ValueError(
-            f"{': '.join(key)} has no label: expected a number in a .cls file, or under 'label' in a .json file."
-        )
-    return value
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -298,12 +242,11 @@ def _files(folder: Path, split: str) -> list[Path]:
         if inside and not (count.is_file() and count.read_text().strip() != str(len(inside))):
             by_split.setdefault(word, []).extend(inside)
     chosen = first_of(split, by_split)
-    for file in (folder / "_info.json", folder / "info.json"):
-        listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else {}
-        names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise MissingShards(f"{folder} lacks {missing[0]}, which {file.name} lists.")
-    if chosen is None:
+    listed: dict[str, Any] = {}
+    for file in (folder / "info.json", folder / "_info.json"):
+        listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else listed
+    names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
+    if chosen is None or not all((folder / name).is_file() for name in names):
         raise MissingShards(
             f"{folder} lacks shards of its {split} split, some or all of them: tar files with "
             f"{' or '.join(SPLITS[split])} in their names, or in a folder so named."
@@ -316,13 +259,11 @@ def _fetch(name: str, folder: Path, split: str) -> None:
 
     patterns = ["*.txt", "*.json"] + [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
     try:
-        with quiet():
-            snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
+        snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
         _files(folder, split)  # where there is no network, half a download is returned as if it were whole
     except Exception as problem:  # the network, the hub, the disk
-        reason = " ".join(str(problem).split())[:160].rstrip(".")
         raise ValueError(
-            f"wds/{name} is not in {folder} and cannot be fetched from here ({type(problem).__name__}: {reason}). Run "
+            f"wds/{name} is not in {folder} and cannot be fetched from here ({reason(problem)}). Run "
             f"`hf download {name} --repo-type dataset --local-dir {folder}` where there is a network, and copy the "
             "result there."
         ) from problem
@@ -332,13 +273,19 @@ def _fetch(name: str, folder: Path, split: str) -> None:
 # Class names
 
 
-def numbered(*splits: Sequence[int]) -> tuple[str, ...]:
-    """Class names for data that has none: the numbers from 0 to the highest label of the given splits."""
-    highest, count = max((int(label) for labels in splits for label in labels), default=-1), sum(map(len, splits))
-    if highest > max(100_000, count):
+def _numbered(found: Samples, training: Samples | None = None) -> Samples:
+    """Samples with the numbers of the classes as their names if there are none: all that occur, in training too."""
+    names = found.class_names or numbered([*found.labels, *(training.labels if training else ())])
+    return replace(found, class_names=tuple(names))
+
+
+def numbered(labels: Sequence[int]) -> tuple[str, ...]:
+    """Class names for data that has none: the numbers from 0 to the highest label."""
+    highest = max(map(int, labels), default=-1)
+    if highest > max(100_000, len(labels)):
         raise ValueError(
-            f"A label of {highest:,} among {count:,} images is no number of a class; it looks like an id. Number the "
-            "classes from 0 up."
+            f"A label of {highest:,} among {len(labels):,} images is no number of a class; it looks like an id. Number "
+            "the classes from 0 up."
         )
     return tuple(str(i) for i in range(highest + 1))
 

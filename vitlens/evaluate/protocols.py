@@ -222,7 +222,7 @@ def top1(e: Evaluation) -> Iterator[Record]:
         notes = [how, order, e.check_classes(images, reading)]
         for k in (1, 5) if count > 5 else (1,):
             yield e.record(f"top{k}", top_k(reading.values, labels, k), len(labels), reading.damaged, notes)
-    files = validation_numbers([images.samples.name(int(i)) for i in images.rows[reading.rows]])
+    files = validation_numbers([images.samples.name(i) for i in reading.rows.tolist()])
     if real_alone or known is not None and (files >= 0).all():
         score, scored = real(known[reading.values], files)
         yield e.record("real", score, scored, reading.damaged, notes)

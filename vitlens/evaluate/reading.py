@@ -159,7 +159,7 @@ def read(
     sound = found.values.isfinite() if found.values.is_floating_point() else found.values >= 0
     if len(wrong := kept[~sound.flatten(1).all(1)]):
         first = int(wrong[0])
-        name = data.samples.name(int(data.rows[first])) if isinstance(data, ImageStream) else f"number {first}"
+        name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(
             f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite, the first being {name}. "
             "Its weights are damaged, or its precision is too low."
