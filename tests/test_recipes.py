@@ -336,7 +336,7 @@ def test_models_whose_layers_are_parallel_are_started_from(name, published):
 
 @pytest.mark.parametrize("name, changes, named", [
     ("beit_base_patch16_224", {}, "another shape at this resolution"),
-    ("deit_tiny_patch16_224", {"in_chans": 1}, "images of 3 channels, and .* takes 1"),
+    ("deit_tiny_patch16_224", {"in_chans": 1}, "takes 1 channels"),
 ])  # fmt: skip
 def test_models_that_cannot_be_started_from_are_refused(name, changes, named, published):
     folder, _ = published(name, **SMALL | changes)

@@ -199,11 +199,11 @@ def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatc
 def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Board(tmp_path / "board") as board:
+    with closing(Board(tmp_path / "board")) as board:
         board.show(Step(1, 9, 0, 0.25, 0.5))
         board.show(Step(2, 9, 0, 0.25, 0.5, 1.25, 100.0, {"top1": 50.0}))
         board.show(Step(3, 9, 0, 0.25, 0.5, 1.5, 100.0))
-    with Board(tmp_path / "board") as board:  # resumed from a checkpoint of step 2
+    with closing(Board(tmp_path / "board")) as board:  # resumed from a checkpoint of step 2
         board.show(Step(3, 9, 0, 0.125, 0.5, 1.0, 100.0))
     read = EventAccumulator(str(tmp_path / "board")).Reload()
     found = {name: [(e.step, e.value) for e in read.Scalars(name)] for name in read.Tags()["scalars"]}

@@ -64,14 +64,15 @@ def check_moved(settings: Mapping) -> None:
 def check(settings: Mapping) -> None:
     """Raise ValueError for keywords of `vitlens_vit` that would compute something else than their names say."""
     check_moved(settings)
-    for name, values in SETTINGS.items():
-        if settings.get(name, values[0]) not in values:
-            raise ValueError(f"{name} must be one of {', '.join(values)}, got {settings[name]!r}.")
     variants, table = chosen(settings), settings.get("pos_embed", "learn")
     positions = variants.get("positions", "learned-1d")
     prefix = settings.get("class_token", True) or settings.get("reg_tokens", 0)
-    partial = settings.get("patch_drop_rate") and set(variants) & {"attention", "positions_at"}
+    partial = settings.get("patch_drop_rate") and (set(variants) & {"attention", "positions_at"} or
+                                                   positions == "relative-1d")  # fmt: skip
     for wrong, sentence in (
+        *((settings.get(name, values[0]) not in values,
+           f"{name} must be one of {', '.join(values)}, got {settings.get(name)!r}")
+          for name, values in SETTINGS.items()),
         ("positions_at" in variants and (positions not in ("learned-1d", "learned-2d") or
          positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d"),
         (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
@@ -79,8 +80,7 @@ def check(settings: Mapping) -> None:
         (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width"),
         ("attention" in variants and prefix,
          "attention=axial has no place for prefix tokens; set readout=mean and no registers"),
-        (partial or settings.get("patch_drop_rate") and positions == "relative-1d",
-         f"{NAME} needs all patches in every layer; set patch_drop=0 and patch_drop_until=0"),
+        (partial, f"{NAME} needs all patches in every layer; set patch_drop=0 and patch_drop_until=0"),
         (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
          f"{NAME} takes images of one size, with positions for all tokens: no dynamic_img_size, no no_embed_class"),
     ):  # fmt: skip
@@ -89,27 +89,24 @@ def check(settings: Mapping) -> None:
 
 
 class Table(nn.Module):
-    """Learned positions, a vector for each token. () → (1, T, D)."""
+    """Learned positions. () → (1, T, D).
 
-    def __init__(self, grid: tuple[int, int], prefix: int, width: int):
+    A vector for each token; `factored`, half a vector for each column, half for each row, and zeros for prefix tokens.
+    """
+
+    def __init__(self, grid: tuple[int, int], prefix: int, width: int, factored: bool = False):
         super().__init__()
-        self.pos_embed = nn.Parameter(trunc_normal_(torch.empty(1, prefix + grid[0] * grid[1], width), std=0.02))
-
-    def forward(self) -> Tensor:
-        return self.pos_embed
-
-
-class FactoredTable(nn.Module):
-    """Learned positions: half a vector for each column, half for each row, zeros for prefix tokens. () → (1, T, D)."""
-
-    def __init__(self, grid: tuple[int, int], prefix: int, width: int):
-        super().__init__()
+        rows, cols = grid
         self.prefix = prefix
-        self.row_pos_embed, self.col_pos_embed = (
-            nn.Parameter(trunc_normal_(torch.empty(count, width // 2), std=0.02)) for count in grid
-        )
+        sizes = {"pos_embed": (1, prefix + rows * cols, width)}
+        if factored:
+            sizes = {"row_pos_embed": (rows, width // 2), "col_pos_embed": (cols, width // 2)}
+        for name, size in sizes.items():
+            setattr(self, name, nn.Parameter(trunc_normal_(torch.empty(size), std=0.02)))
 
     def forward(self) -> Tensor:
+        if "pos_embed" in self._parameters:
+            return self.pos_embed
         rows, cols = len(self.row_pos_embed), len(self.col_pos_embed)
         halves = self.col_pos_embed.expand(rows, -1, -1), self.row_pos_embed[:, None].expand(-1, cols, -1)
         return F.pad(torch.cat(halves, -1).flatten(0, 1), (0, 0, self.prefix, 0))[None]
@@ -191,7 +188,7 @@ class PaperTransformer(VisionTransformer):
         super().__init__(**kwargs)
         grid, prefix, width = self.patch_embed.grid_size, self.num_prefix_tokens, self.embed_dim
         factored = positions == "learned-2d"
-        table = functools.partial(FactoredTable if factored else Table, grid, prefix, width)
+        table = functools.partial(Table, grid, prefix, width, factored)
         if factored:
             self.positions = table()
         for index, block in enumerate(self.blocks):

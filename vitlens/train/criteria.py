@@ -19,8 +19,6 @@ from vitlens.recorder.forward import evaluating
 from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
-COMPILED = ("cuda", "xpu")
-"""Devices for which `torch.compile` is worth its time; a CPU only when the recipe asks for it."""
 UNFUSED = 256
 """Patches up to which attention, kept for the backward pass, takes less memory than what the MLP keeps."""
 
@@ -43,7 +41,7 @@ def settled(recipe: Recipe, world: World) -> Recipe:
     """The recipe with "auto" replaced: by bf16 if all processes compute that in hardware, else by fp32."""
     if recipe.precision != "auto":
         return recipe
-    everywhere = world.total(trains_in_bf16(recipe, world.device)) == world.size
+    everywhere = world.total(computes_bf16(world.device)) == world.size
     return replace(recipe, precision="bf16" if everywhere else "fp32")
 
 
@@ -60,9 +58,6 @@ def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) ->
     labels = labels.scatter_add_(1, y.b[:, None], 1 - y.lam[:, None])
     labels = (1 - smoothing) * labels + smoothing / logits.shape[1]
     return BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, labels)
-
-
-LOSSES = {"softmax": soft_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
 @contextmanager
@@ -84,10 +79,11 @@ def unfused_attention() -> Iterator[None]:
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
     """Forward pass and loss as one function of a batch, compiled if the recipe says so. The model stays as it is.
 
-    Where compiling fails (no compiler, no Triton, an old GPU), a RuntimeWarning says why, and it runs uncompiled.
+    Where compiling fails (no compiler, no Triton, an old GPU), it runs uncompiled with a RuntimeWarning of the reason.
     """
     device = torch.device(device)
-    bf16, loss = trains_in_bf16(recipe, device), LOSSES[recipe.loss]
+    bf16 = trains_in_bf16(recipe, device)
+    loss = soft_cross_entropy if recipe.loss == "softmax" else sigmoid_cross_entropy
     few = (recipe.image_size // recipe.patch_size) ** 2 <= UNFUSED
     attention = unfused_attention if bf16 and few and device.type == "cpu" else nullcontext
 
@@ -99,7 +95,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
         return loss(logits, y, recipe.label_smoothing)
 
     run = plain
-    if recipe.compile != "off" and (recipe.compile_cpu if device.type == "cpu" else device.type in COMPILED):
+    if recipe.compile != "off" and (recipe.compile_cpu if device.type == "cpu" else device.type in ("cuda", "xpu")):
         # Shapes are few and known (one, or two with patch_drop): specialize instead of guessing which are dynamic.
         run = torch.compile(plain, mode=recipe.compile, dynamic=False)
 
@@ -118,23 +114,6 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
     return criterion
 
 
-def accuracy(
-    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
-    world: World | None = None,
-) -> float:  # fmt: skip
-    """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
-
-    Images that stand in for damaged ones do not count. The model is evaluated as it is, uncompiled; the training flag
-    of each module is left as found.
-    """
-
-    def right(x: Tensor, labels: Tensor) -> Tensor:
-        logits = torch.func.functional_call(model, weights, (x,)) if weights else model(x)
-        return (logits.argmax(-1) == labels).sum()
-
-    return 100 * _mean(right, model, data, recipe, world)
-
-
 class ObjectiveLoss(nn.Module):
     """A model as a function from images to the loss of its objective."""
 
@@ -146,19 +125,36 @@ class ObjectiveLoss(nn.Module):
         return self.model.objective(self.model, x)
 
 
+def accuracy(
+    model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
+    world: World | None = None,
+) -> float:  # fmt: skip
+    """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
+
+    Images that stand in for damaged ones do not count. The model is evaluated as it is, uncompiled; the training flag
+    of each module is left as found.
+    """
+
+    def right(x: Tensor, labels: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, weights or {}, (x,))
+        return (logits.argmax(-1) == labels).sum()
+
+    return 100 * _mean(right, model, data, recipe, world)
+
+
 def objective_loss(
     model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
     world: World | None = None,
 ) -> float:  # fmt: skip
     """The loss on `data` of the objective that the model carries, of the model or with other `weights`.
 
-    As `accuracy`. Which patches are hidden is the same at every call with a recipe of the same batch size and parts;
-    others move the loss in the third digit.
+    Which patches are hidden is the same at every call with a recipe of the same batch size and parts; others move the
+    loss in the third digit.
     """
     whole, swapped = ObjectiveLoss(model), {f"model.{name}": t for name, t in (weights or {}).items()}
 
     def loss(x: Tensor, _labels: Tensor) -> Tensor:
-        return len(x) * (torch.func.functional_call(whole, swapped, (x,)) if swapped else whole(x))
+        return len(x) * torch.func.functional_call(whole, swapped, (x,))
 
     return _mean(loss, model, data, recipe, world)
 
@@ -175,7 +171,7 @@ def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, w
             torch.manual_seed(seed_of(0, int(rows[0])))
             sound = ~data.stand_ins()[rows]
             if not sound.all():
-                images, labels = images[sound.to(images.device)], labels[sound.to(images.device)]
+                images, labels = images[sound.to(images.device)], labels[sound.to(labels.device)]
             if sound.any():
                 x = normalized(images, recipe.mean, recipe.std)
                 with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):

@@ -21,22 +21,16 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def export(
-    model: nn.Module,
-    folder: Path | str,
-    recipe: Recipe,
-    class_names: Sequence[str],
-    *,
-    weights: dict[str, Tensor] | None = None,
-    training: dict | None = None,
-    dtype: torch.dtype = torch.float16,
-) -> Path:
+    model: nn.Module, folder: Path | str, recipe: Recipe, class_names: Sequence[str], *,
+    weights: dict[str, Tensor] | None = None, training: dict | None = None, dtype: torch.dtype = torch.float16,
+) -> Path:  # fmt: skip
     """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub; returns the folder.
 
     weights: replace the model's by name, as the moving average does. training: how the model was made, written to
     `training.json`. dtype: on disk, for what it can hold; fp16 halves the file and changes logits by about 1e-3.
 
-    What is for pre-training alone, and timm has not, goes into `pretraining_head/head.safetensors`: an "mlp" head, and
-    the parts of an objective without labels. Such a model is written without a head (`num_classes` 0).
+    Parts that are for pre-training alone go into `pretraining_head/head.safetensors`: an "mlp" head, and those of an
+    objective without labels. Such a model is written without a head (`num_classes` 0).
 
     Raises ValueError if the number of names is not the number of classes. Layout: timm/models/_hub.py.
     """
@@ -69,40 +63,30 @@ def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict
 
     The statistics of batch normalization keep their type: they are few, and a variance of 1e-8 would become 0.
     """
-
-    def smaller(name: str, tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or name.endswith(STATISTICS):
-            return tensor
-        converted = tensor.to(dtype)
-        return converted if converted.isfinite().all() else tensor
-
-    return {name: smaller(name, tensor.detach().cpu().contiguous()) for name, tensor in state.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    for name, tensor in tensors.items():
+        converted = tensor.to(dtype) if tensor.is_floating_point() and not name.endswith(STATISTICS) else tensor
+        tensors[name] = converted if converted.isfinite().all() else tensor
+    return tensors
 
 
 def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> dict:
     """The content of timm's `config.json`."""
     source, args = getattr(model, "pretrained_cfg", {}), recipe.arguments()
-    own = {}
+    more = {"outputs": recipe.outputs} if recipe.outputs else {}
+    if isinstance(getattr(model, "global_pool", None), str):
+        more["global_pool"] = model.global_pool
     if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class of whoever passed build=…
-        own = {"architecture": type(model).__name__, "built_by": getattr(model, "built_by", type(model).__module__)}
+        more["architecture"] = type(model).__name__
+        more["built_by"] = getattr(model, "built_by", type(model).__module__)
     if aside_of(model, recipe):
         args, class_names = {**args, "num_classes": 0}, ()
     return {
-        "architecture": recipe.architecture_name,
-        **own,
-        **({"outputs": recipe.outputs} if recipe.outputs else {}),
-        "num_classes": args["num_classes"],
-        "num_features": recipe.width,
-        **({"global_pool": model.global_pool} if isinstance(getattr(model, "global_pool", None), str) else {}),
-        "label_names": list(class_names),
-        "model_args": args,
+        "architecture": recipe.architecture_name, "num_classes": args["num_classes"], "num_features": recipe.width,
+        "label_names": list(class_names), "model_args": args, **more,
         "pretrained_cfg": {
-            "tag": recipe.name,
-            "custom_load": False,
-            **recipe.pixels(),
-            "num_classes": args["num_classes"],
-            "pool_size": None,
-            "first_conv": source.get("first_conv", "patch_embed.proj"),
+            "tag": recipe.name, "custom_load": False, **recipe.pixels(), "num_classes": args["num_classes"],
+            "pool_size": None, "first_conv": source.get("first_conv", "patch_embed.proj"),
             "classifier": source.get("classifier", "head"),
         },
-    }
+    }  # fmt: skip

@@ -29,8 +29,6 @@ from vitlens.train.processes import World
 from vitlens.train.run_folder import DIVERGED, RunFolder, facts_of
 from vitlens.train.settings import Recipe
 
-Parts = Iterator[tuple[Tensor, Targets]]
-
 
 @dataclass(frozen=True)
 class Step:
@@ -77,19 +75,18 @@ def fit(
     criterion: what `compiled` returned, to compile once for several calls. device: by default CUDA where there is one.
     world: what `join` returned, where several processes share the run.
 
-    Closing the iterator saves once more, so a loop over it may `break` at any step; within `contextlib.closing` it also
-    raises if that save fails.
+    Closing the iterator saves once more, so a loop may `break`; within `contextlib.closing` a failed save raises.
 
     Raises ValueError at once for arguments that do not fit together; while training FloatingPointError when the loss is
-    no number, MemoryError when memory runs out and ConnectionError when another process of the run is gone.
+    not finite, MemoryError when memory runs out and ConnectionError when another process of the run is gone.
     """
+    if resume and out is None:
+        raise ValueError("Resuming needs the folder of the run: pass out=….")
     world = world or (World() if device is None else World(device=torch.device(device)))
     recipe = settled(recipe, world)
     if objective is not None:
         model.objective = objective
     check(model, data, recipe, world)
-    if resume and out is None:
-        raise ValueError("Resuming needs the folder of the run: pass out=….")
     train, valid = (split.to(world.device) for split in data)
     model = model.to(world.device)
     criterion = criterion or compiled(model, recipe, world.device)
@@ -99,35 +96,28 @@ def fit(
 def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
     """Raise ValueError for data and recipes that do not fit together."""
     train, valid = data
-    for split, side in ((train, recipe.resize or recipe.image_size), (valid, recipe.image_size)):
-        h, w = split.size
-        if (h, w) != (side, side):
-            raise ValueError(
-                f"The recipe trains at {side}×{side} pixels and the images are {h}×{w}. Load them at {side}."
-            )
-    if len(train.class_names) != recipe.num_classes or train.class_names != valid.class_names:
-        raise ValueError(
-            f"The recipe has {recipe.num_classes} classes, training has {len(train.class_names)}, validation "
-            f"{len(valid.class_names)}, and they must be the same. Set num_classes={len(train.class_names)}, or "
-            "check that both splits come from one source."
-        )
-    if len(train) < recipe.batch_size:
-        raise ValueError(f"A batch of {recipe.batch_size} exceeds the {len(train)} training images. Lower batch_size.")
-    parts = world.size * recipe.accumulate
-    if parts > 1 and recipe.batch_size % (2 * parts):
-        raise ValueError(
-            f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
-            f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."
-        )
-    if recipe.warmup_steps >= recipe.length(len(train)):
-        raise ValueError(
-            f"A run of {recipe.length(len(train))} steps on {len(train)} images would end within its "
-            f"{recipe.warmup_steps} steps of warm-up. Train longer, or lower warmup_steps."
-        )
-    if not hasattr(model, "objective") and len(train.class_names) < 2:
-        raise ValueError(f"Training needs at least two classes, and the images have only {train.class_names[0]!r}.")
-    if not len(valid):
-        raise ValueError("The validation set is empty, so accuracy cannot be measured.")
+    images, classes, steps = len(train), len(train.class_names), recipe.length(len(train))
+    parts, side = world.size * recipe.accumulate, recipe.image_size
+    for wrong, sentence in (
+        (tuple(train.size) != (recipe.resize or side,) * 2 or tuple(valid.size) != (side, side),
+         f"The recipe takes training images of {recipe.resize or side} pixels and validation images of {side}, got "
+         f"{train.size} and {valid.size}. Load them at these sizes."),
+        (classes != recipe.num_classes or train.class_names != valid.class_names,
+         f"The recipe has {recipe.num_classes} classes, training has {classes}, validation {len(valid.class_names)}. "
+         f"They must be the same: set num_classes={classes}, or check that both splits come from one source."),
+        (images < recipe.batch_size,
+         f"A batch of {recipe.batch_size} exceeds the {images} training images. Lower batch_size."),
+        (parts > 1 and recipe.batch_size % (2 * parts),
+         f"A batch of {recipe.batch_size} does not divide into equal parts of an even number of images, for "
+         f"{world.size} processes × accumulate {recipe.accumulate}. Change batch_size or accumulate."),
+        (recipe.warmup_steps >= steps,
+         f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
+         "Train longer, or lower warmup_steps."),
+        (classes < 2 and not hasattr(model, "objective"),
+         f"Training needs at least two classes, and the images have only {train.class_names[0]!r}."),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(sentence)
     train.remaining(recipe.augment)  # a stream refuses what it cannot do
 
 
@@ -151,7 +141,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
         done = folder.begin(resume)
         if world.total(done) != world.size * done:
             raise ValueError("The processes of this run found different checkpoints. Give all of them one folder.")
-        clock = Clock(done)
+        counted, began = done, time.perf_counter()
 
         for step, parts in batches(model, train, recipe, world, done, steps):
             rate = recipe.rate(step, steps)
@@ -177,7 +167,8 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             due, read = last or folder.due(), validating or (step + 1) % recipe.log_every == 0
             record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
-                value, speed = finite(loss, norm, step), clock.speed(step + 1, recipe.batch_size)
+                value = finite(loss, norm, step)
+                speed = (step + 1 - counted) * recipe.batch_size / max(time.perf_counter() - began, 1e-9)
                 record = replace(record, loss=value, images_per_second=speed)
                 if validating:
                     with folder.kept(step + 1, asdict(record)):
@@ -193,7 +184,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                 finite(loss, norm, step)
                 folder.save(step + 1)
             if read or due:
-                clock = Clock(step + 1)
+                counted, began = step + 1, time.perf_counter()
 
 
 @contextmanager
@@ -204,7 +195,7 @@ def numerics(recipe: Recipe, world: World):
     """
     device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    convolutions = torch.backends.cudnn.allow_tf32  # true unless told otherwise, also where products are exact
+    convolutions = torch.backends.cudnn.allow_tf32  # true by default, also where products are exact
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
@@ -214,14 +205,14 @@ def numerics(recipe: Recipe, world: World):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if workers_ended(error):  # PyTorch says so at any moment, not only where images are waited for
+        if workers_ended(error):  # PyTorch raises it at any moment, not only where images are waited for
             raise ended(error) from error
         if not out_of_memory(error):
             raise
         raise MemoryError(
-            f"The memory of {device} does not hold {recipe.batch_size // parts} images of "
-            f"{recipe.image_size}×{recipe.image_size} pixels at a time. The last checkpoint is intact; resume with "
-            f"each batch in more parts (accumulate={2 * recipe.accumulate}), or train anew with a lower batch_size."
+            f"The memory of {device} does not hold {recipe.batch_size // parts} images of {recipe.image_size} pixels. "
+            "The last checkpoint is intact; resume with each batch in more parts "
+            f"(accumulate={2 * recipe.accumulate}), or train anew with a lower batch_size."
         ) from error
     finally:
         torch.set_float32_matmul_precision(matmul)
@@ -231,17 +222,16 @@ def numerics(recipe: Recipe, world: World):
 
 def finite(loss: Tensor, norm: Tensor, step: int) -> float:
     """The loss as a number. Raises FloatingPointError if it, or the norm of its gradient, is not finite."""
-    value = loss.item()
-    if not (math.isfinite(value) and math.isfinite(norm.item())):
-        raise FloatingPointError(
-            f"The loss is {value} at step {step + 1}, its gradient has norm {norm.item()}. {DIVERGED}"
-        )
-    return value
+    if math.isfinite(loss.item()) and math.isfinite(norm.item()):
+        return loss.item()
+    raise FloatingPointError(
+        f"The loss is {loss.item()} at step {step + 1}, its gradient has norm {norm.item()}. {DIVERGED}"
+    )
 
 
 def batches(
     model: nn.Module, train: ImageSet, recipe: Recipe, world: World, done: int, steps: int
-) -> Iterator[tuple[int, Parts]]:
+) -> Iterator[tuple[int, Iterator[tuple[Tensor, Targets]]]]:
     """(step, this process's parts of its batch, augmented) from step `done` to `steps`.
 
     Order and augmentation do not depend on the number of parts. Dropout, stochastic depth and patch dropout do: they
@@ -275,20 +265,7 @@ def batches(
 def set_patch_drop(model: nn.Module, share: float) -> None:
     """Set timm's patch dropout. Raises ValueError if patches are to be dropped by a model built without it."""
     layer = getattr(model, "patch_drop", None)
-    if not hasattr(layer, "prob"):
-        if share:
-            raise ValueError(
-                "The recipe drops patches and the model has no layer that does; build it with patch_drop_rate above 0."
-            )
-    elif layer.prob != share:
+    if hasattr(layer, "prob"):
         layer.prob = share
-
-
-class Clock:
-    """Measures images per second since it was made."""
-
-    def __init__(self, step: int):
-        self.step, self.start = step, time.perf_counter()
-
-    def speed(self, step: int, batch_size: int) -> float:
-        return (step - self.step) * batch_size / max(time.perf_counter() - self.start, 1e-9)
+    elif share:
+        raise ValueError("The recipe drops patches, and the model has no layer for it. Build it with patch_drop_rate.")

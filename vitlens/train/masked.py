@@ -1,7 +1,7 @@
-"""Masked patch prediction, as in the paper's B.1.2: some patch embeddings are corrupted, and what was there is told.
+"""Masked patch prediction (paper, B.1.2): some patch embeddings are corrupted, and their content is predicted.
 
-Of every corrupted patch the model tells, from its output token, the mean color in 3 bits per channel, the same of 4 × 4
-parts of it, or its pixels. What the paper leaves open is settled here: the head is a linear layer on the last norm, and
+The model predicts from the output token of each corrupted patch: the mean color in 3 bits per channel, that of 4 × 4
+parts of it, or its pixels. Open in the paper, and settled here: the head is a linear layer on the last norm, and
 "another patch" is one of the same image, each equally likely.
 
 Shapes: B batch, P patches of p × p pixels, D width; S parts of a patch, 1 or 16.
@@ -88,7 +88,7 @@ class MaskedPatches(nn.Module):
         return self.loss(self.predicted(model, x, source), x, corrupted)
 
     def predicted(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
-        """(B, P, outputs) what the model says of every patch, once embeddings are replaced by those of `source`."""
+        """(B, P, outputs) the head's output for every patch, once embeddings are replaced by those of `source`."""
         tokens = model.patch_embed(x)
         there = tokens.gather(1, source.clamp(min=0)[..., None].expand_as(tokens))
         tokens = torch.where((source < 0)[..., None], self.mask_token.to(tokens.dtype), there)
@@ -112,14 +112,13 @@ class MaskedPatches(nn.Module):
         """`corrupted` and `source` (B, rows, cols), drawn anew, and `predicted` (B, h, w, 3), colors in 0…1."""
         rows, cols = model.patch_embed.grid_size
         corrupted, source = corruption(len(x), rows * cols, self.share, x.device)
-        found = self.predicted(model, x, source).float()
+        pixels = self.predicted(model, x, source).float()
         if self.regresses:
-            pixels = found.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
+            pixels = pixels.unflatten(-1, (-1, 3)) * self.std.flatten() + self.mean.flatten()
         else:
-            pixels = color_of(found.unflatten(-1, (self.side**2, COLORS)).argmax(-1))
-        picture = assembled(pixels.clamp(0, 1), rows, cols)
-        grid = {"corrupted": corrupted, "source": source}
-        return {name: each.view(len(x), rows, cols) for name, each in grid.items()} | {"predicted": picture}
+            pixels = color_of(pixels.unflatten(-1, (self.side**2, COLORS)).argmax(-1))
+        corrupted, source = (each.view(len(x), rows, cols) for each in (corrupted, source))
+        return {"corrupted": corrupted, "source": source, "predicted": assembled(pixels.clamp(0, 1), rows, cols)}
 
 
 def assembled(parts: Tensor, rows: int, cols: int) -> Tensor:

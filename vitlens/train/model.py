@@ -9,7 +9,7 @@ from pathlib import Path
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlens import positions
 from vitlens.models import load_model
@@ -57,12 +57,11 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     """
     model = load_model(source)
     kind = type(model).__name__
-    if kind == "NaFlexVit":
-        raise ValueError("A NaFlexVit takes images of any shape in one batch, and training here does not; use another.")
-    if not hasattr(model, "forward_head"):
-        raise ValueError(f"Training takes models of timm, and {source} ({kind}) is none; use another model.")
-    if (count := channels(model)) != 3:
-        raise ValueError(f"Training gives a model images of 3 channels, and {source} takes {count}; use another.")
+    reason = "takes images of any shape" if kind == "NaFlexVit" else ""
+    reason = reason or ("is not a model of timm" if not hasattr(model, "forward_head") else "")
+    if reason or (count := channels(model)) != 3:
+        reason = reason or f"takes {count} channels"
+        raise ValueError(f"Training takes timm's models of RGB images, and {source} ({kind}) {reason}. Use another.")
     config = model.pretrained_cfg
     found = {
         "init": str(source), "architecture": config["architecture"], "mean": tuple(config["mean"]),
@@ -80,13 +79,6 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     }  # fmt: skip
 
 
-def head_names(model: nn.Module) -> list[str]:
-    """Names of the linear layers that `get_classifier()` returns; two for a distilled DeiT, [] for a headless model."""
-    heads = model.get_classifier()
-    heads = heads if isinstance(heads, tuple | list) else (heads,)
-    return [name for name, m in model.named_modules() if any(m is h for h in heads) and not isinstance(m, nn.Identity)]
-
-
 def _arguments_of(source: str | Path) -> dict:
     """What the model in a folder of timm's hub layout was built with; {} for a name."""
     folder = Path(str(source).removeprefix("local-dir:"))
@@ -95,6 +87,13 @@ def _arguments_of(source: str | Path) -> dict:
         return {}
     arguments = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_args") or {}
     return {name: value for name, value in arguments.items() if not name.endswith(SET_BY_RECIPES) and value is not None}
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """Names of the linear layers that `get_classifier()` returns; two for a distilled DeiT, [] for a headless model."""
+    heads = model.get_classifier()
+    heads = heads if isinstance(heads, tuple | list) else (heads,)
+    return [name for name, m in model.named_modules() if any(m is h for h in heads) and not isinstance(m, nn.Identity)]
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:
@@ -117,8 +116,8 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
     other = [n for n in wanted if not n.startswith(within) and (n not in state or state[n].shape != wanted[n].shape)]
     if other:
         raise ValueError(
-            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only a table of "
-            "learned positions at the stem is resized. Train at the resolution that the model was made for."
+            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only a table of learned "
+            "positions at the stem is resized. Train at the resolution that the model was made for."
         )
     model.load_state_dict(state, strict=False)
     for name in heads:
@@ -131,18 +130,12 @@ def relative_change(before: nn.Module, after: nn.Module) -> dict[str, float]:
 
     The parts, in the model's order, are what it is made of by name ("patch_embed", "pos_embed", "norm", "head") and,
     for each layer, what its block is made of ("blocks.0.attn", "blocks.0.mlp"). A part that began at zero, as a fresh
-    head does, gives inf, or nan if it stayed there. Raises ValueError unless both models have the same weights by name
-    and shape.
+    head does, gives inf, or nan if it stayed there. Both models must have the same weights by name and shape.
     """
-    old, new = (dict(model.named_parameters()) for model in (before, after))
-    other = [n for n in old | new if n not in old or n not in new or old[n].shape != new[n].shape]
-    if other:
-        raise ValueError(
-            f"The two models differ in {other[0]}; compare two states of one model, with the same head and resolution."
-        )
-    squares: dict[str, Tensor] = {}
-    for name, weight in old.items():
+    squares = {}
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
         part = ".".join(name.split(".")[: 3 if name.startswith("blocks.") else 1])
-        then, now = (w.detach().double().cpu() for w in (weight, new[name]))
-        squares[part] = squares.get(part, 0) + then.new_tensor([(now - then).square().sum(), then.square().sum()])
+        old, new = old.detach().double().cpu(), new.detach().double().cpu()
+        sums = torch.stack([(new - old).square().sum(), old.square().sum()])
+        squares[part] = squares.get(part, 0) + sums
     return {part: (moved / length).sqrt().item() for part, (moved, length) in squares.items()}

@@ -29,28 +29,22 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """
     if recipe.optimizer != "muon":
         return [_plain(model, recipe)]
-    hidden, stacked, decayed, rest = [], [], [], []
+    groups = {"hidden": [], "stacked": [], "decayed": [], "rest": []}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if ".blocks." in f".{name}" and parameter.ndim in (2, 4) and not name.endswith(UNDECAYED):
-            (stacked if name.endswith("qkv.weight") else hidden).append(parameter)
-        elif parameter.ndim >= 2 and not name.endswith(UNDECAYED):
-            decayed.append(parameter)
-        else:
-            rest.append(parameter)
-    adamw = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": recipe.weight_decay, "peak_lr": recipe.lr},
-            {"params": rest, "weight_decay": 0.0, "peak_lr": recipe.lr},
-        ],
-        lr=recipe.lr,
-        betas=recipe.betas,
-        fused=True,
-    )
-    groups = [{"params": hidden, "parts": 1}, {"params": stacked, "parts": 3}]
+        matrix = parameter.ndim >= 2 and not name.endswith(UNDECAYED)
+        kind = "decayed" if matrix else "rest"
+        if matrix and ".blocks." in f".{name}" and parameter.ndim in (2, 4):
+            kind = "stacked" if name.endswith("qkv.weight") else "hidden"
+        if parameter.requires_grad:
+            groups[kind].append(parameter)
+    decays = {"decayed": recipe.weight_decay, "rest": 0.0}
+    plain = [{"params": groups[kind], "weight_decay": decay, "peak_lr": recipe.lr} for kind, decay in decays.items()]
+    matrices = [{"params": groups["hidden"], "parts": 1}, {"params": groups["stacked"], "parts": 3}]
     products = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    return [Muon(groups, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products), adamw]
+    return [
+        Muon(matrices, recipe.muon_lr, recipe.momentum, recipe.weight_decay, products),
+        torch.optim.AdamW(plain, lr=recipe.lr, betas=recipe.betas, fused=True),
+    ]
 
 
 def _plain(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -121,9 +115,8 @@ class Muon(torch.optim.Optimizer):
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
                 orthogonal = orthogonalized(torch.stack(updates).to(self.products)).to(targets[0].dtype)
-                scale = 0.2 * math.sqrt(max(shape))
                 steps = [step.view_as(target) for step, target in zip(orthogonal, targets, strict=True)]
-                torch._foreach_add_(list(targets), steps, alpha=-group["lr"] * scale)
+                torch._foreach_add_(list(targets), steps, alpha=-group["lr"] * 0.2 * math.sqrt(max(shape)))
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -36,22 +36,19 @@ SMALL = (
             flip=0.5, rotate=10,
             scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3),  # 64-px images are crops already: milder than ImageNet's 0.08
             jitter=0.3, policy=0.3,  # DeiT III
-            erase=0.1,
-            cutmix=0.5, mixup=0.2,  # the rest, 0.3, stays unmixed
+            erase=0.1, cutmix=0.5, mixup=0.2,  # the rest, 0.3, stays unmixed
         ),
         mix_until=0.8,  # CCT gained from an end without mixing
         # 127 of 256 patches and the class token make 128 tokens: half the price while the rate is high.
         patch_drop=0.502, patch_drop_until=0.65,
-        average=0.999,  # some 10 epochs
-        evaluate_every=10,
+        average=0.999, evaluate_every=10,  # an average over some 10 epochs
     ),
     # For experiments/time_to_accuracy.py: the most accurate model after two minutes of one GPU.
     Recipe(
         name="tiny-imagenet-2min",
         image_size=64, patch_size=8,  # 65 tokens, a quarter of the price of patch 4
         width=384, depth=12, heads=6,  # ViT-S: matrix products wide enough to keep a large GPU busy
-        epochs=30,  # fitted to the time at hand with --fit-minutes
-        batch_size=1024,
+        epochs=30, batch_size=1024,  # fitted to the time at hand with --fit-minutes
         optimizer="muon", lr=1e-3, muon_lr=5e-3,  # the fewer steps, the larger
         betas=(0.9, 0.99),  # as above
         schedule="linear",  # spends more of a short run at middling rates than cosine
@@ -59,45 +56,35 @@ SMALL = (
         augment=Augment(  # lighter: every image is seen some 30 times
             flip=0.5, scale=(0.4, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.2, policy=0.1, cutmix=0.4
         ),
-        mix_until=0.75,
-        average=0.995,  # some 2 epochs
-        evaluate_every=3,
+        mix_until=0.75, average=0.995, evaluate_every=3,  # an average over some 2 epochs
         save_every=1e9,  # nothing is written in a race
     ),
     # CIFAR-10 and -100 on a GPU: what tiny-imagenet has, at half the side and with half the images. Not tuned on them.
     Recipe(
         name="cifar",
         image_size=32, patch_size=4,  # 65 tokens: with patch 8 a ViT would see 16 pieces of 8 × 8 pixels
-        width=192, depth=9, heads=6,  # 4.0 M parameters; the width and depth of SPT_LSA's ViT
-        num_classes=10,
+        width=192, depth=9, heads=6, num_classes=10,  # 4.0 M parameters; the width and depth of SPT_LSA's ViT
         epochs=100,  # as SPT_LSA; fitted to the time at hand with --fit-minutes
         batch_size=512,  # 97 steps an epoch, as tiny-imagenet
-        optimizer="muon", lr=1e-3, muon_lr=3e-3,  # of tiny-imagenet
-        weight_decay=0.1, betas=(0.9, 0.99), warmup=0.05,  # of tiny-imagenet
+        optimizer="muon", lr=1e-3, muon_lr=3e-3, weight_decay=0.1, betas=(0.9, 0.99), warmup=0.05,  # of tiny-imagenet
         drop_path=0.1, label_smoothing=0.1,  # SPT_LSA
         augment=Augment(
             flip=0.5, pad=4,  # the field's custom on these images: moved by up to 4 pixels, not zoomed
-            jitter=0.3, policy=0.3,  # of tiny-imagenet; AutoAugment in SPT_LSA
+            jitter=0.3, policy=0.3, cutmix=0.5, mixup=0.2,  # of tiny-imagenet; AutoAugment in SPT_LSA
             erase=0.25,  # SPT_LSA
-            cutmix=0.5, mixup=0.2,  # of tiny-imagenet
         ),
-        mix_until=0.8,  # of tiny-imagenet
-        average=0.999,  # some 10 epochs
-        evaluate_every=10,
+        mix_until=0.8, average=0.999, evaluate_every=10,  # of tiny-imagenet
     ),
     # MNIST, Fashion-MNIST, KMNIST: 28 px, black and white.
     Recipe(
         name="mnist",
         image_size=28, patch_size=4,  # 7×7 patches
-        width=96, depth=6, heads=3,  # 0.7 M parameters, as for digits
-        num_classes=10,
+        width=96, depth=6, heads=3, num_classes=10,  # 0.7 M parameters, as for digits
         epochs=20, batch_size=256,  # 234 steps an epoch
-        optimizer="muon", lr=2e-3, muon_lr=4e-3,  # of digits
-        warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # of digits
+        optimizer="muon", lr=2e-3, muon_lr=4e-3, warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # of digits
         augment=Augment(scale=(0.65, 1.4), ratio=(3 / 4, 4 / 3), rotate=15),  # of digits; never mirrored
-        average=0.998,  # ~2 epochs
+        average=0.998, evaluate_every=2,  # an average over some 2 epochs
         mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),  # pixels in [−1, 1]
-        evaluate_every=2,
     ),
     # The bundled model, on two cores of a CPU in about three hours: half the layers, an 8×8 grid.
     Recipe(
@@ -110,16 +97,12 @@ SMALL = (
         betas=(0.9, 0.99), warmup=0.05, schedule="linear",  # as above
         clip=1.0,  # the paper's for ImageNet
         label_smoothing=0.1,  # of tiny-imagenet, as crops, jitter and mixing
-        augment=Augment(
-            flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3,
-            cutmix=0.5, mixup=0.2,  # of tiny-imagenet, against overfitting
-        ),
+        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.3, cutmix=0.5, mixup=0.2),
         mix_until=0.9,
-        patch_drop=0.5, patch_drop_until=0.88,  # twice the pictures a second; all patches for the last 4 epochs
-        average=0.998,  # ~1 epoch
-        evaluate_every=3, save_every=120,
+        patch_drop=0.5, patch_drop_until=0.88,  # twice the images a second; all patches for the last 4 epochs
+        average=0.998, evaluate_every=3, save_every=120,  # an average over some epoch
     ),
-    # Learning without labels: the paper's B.1.2 on pictures of 32 px, for one core of a CPU.
+    # Learning without labels: the paper's B.1.2 on images of 32 px, for one core of a CPU.
     Recipe(
         name="masked-patches",
         objective="mean-color", masked=0.5,  # B.1.2
@@ -127,18 +110,16 @@ SMALL = (
         width=96, depth=6, heads=3,  # 0.7 M parameters
         readout="mean",  # nothing trains a class token without labels
         epochs=40, batch_size=128,
-        # B.1.2 has Adam. In 200 steps of 128 pictures at 24 px Muon comes to a loss of 3.03, AdamW to 3.26.
+        # B.1.2 has Adam. In 200 steps of 128 images at 24 px Muon comes to a loss of 3.03, AdamW to 3.26.
         optimizer="muon", lr=2e-3, muon_lr=4e-3,
-        weight_decay=0.05,  # of He et al.; B.1.2 says nothing of it
-        betas=(0.9, 0.95),  # of He et al.
+        weight_decay=0.05, betas=(0.9, 0.95),  # of He et al.; B.1.2 has no weight decay in print
         warmup=0.05, schedule="cosine",  # B.1.2 rises for 1 %, of a million steps
-        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # B.1.2; these pictures are crops already
+        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # B.1.2; these images are crops already
         evaluate_every=5,
     ),
     # What such a model learns from few labels.
     Recipe(
-        name="masked-tuning",
-        continues=True,
+        name="masked-tuning", continues=True,
         image_size=32, epochs=40, batch_size=64,
         optimizer="muon", lr=2e-3, muon_lr=4e-3,  # of masked-patches; random weights learn best with them, too
         weight_decay=0.05, betas=(0.9, 0.99), warmup=0.1, schedule="cosine",
@@ -148,8 +129,7 @@ SMALL = (
     ),
     # Fine-tuning on some hundred photographs with a CPU: the paper's protocol (Table 4) scaled down.
     Recipe(
-        name="finetune-small",
-        continues=True,
+        name="finetune-small", continues=True,
         image_size=224, resize=256,  # 7/8; 384 of 448 in the paper, 6/7
         epochs=10, batch_size=32,  # the paper's batch of 512 would be more than there is
         optimizer="sgd", momentum=0.9, lr=0.01, weight_decay=0.0,  # Table 4; of its grid, what served best
@@ -159,8 +139,7 @@ SMALL = (
     ),
     # The bundled specimen, DeiT-Tiny carried over to Tiny-ImageNet with two cores: finetune-small on more images.
     Recipe(
-        name="tiny-imagenet-transfer",
-        continues=True,
+        name="tiny-imagenet-transfer", continues=True,
         image_size=224, resize=256,  # of finetune-small
         epochs=2, batch_size=128,  # 1,562 steps; the paper takes 500 to 20,000 of 512 images
         optimizer="sgd", momentum=0.9, weight_decay=0.0,  # Table 4
@@ -173,8 +152,7 @@ SMALL = (
     Recipe(
         name="digits",
         image_size=8, patch_size=2,  # a 4×4 grid
-        width=96, depth=6, heads=3,  # 0.7 M parameters: less than the million that 1,437 images could still fill
-        num_classes=10,
+        width=96, depth=6, heads=3, num_classes=10,  # 0.7 M parameters: less than 1,437 images could still fill
         epochs=40, batch_size=64,  # 22 steps an epoch; data/results/digits.csv has the accuracies
         optimizer="muon", lr=2e-3, muon_lr=4e-3,  # twice those of large runs: the run is short, the model narrow
         warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # as a large run would have them
@@ -262,11 +240,10 @@ for each in (*SMALL, *paper_recipes()):
 
 def recipe(name: str) -> Recipe:
     """The recipe of that name."""
-    if name == "masked-autoencoder" and name not in RECIPES:
-        raise ValueError("The recipe masked-autoencoder moved to experiments/autoencoder.py: train or resume it there.")
-    if name not in RECIPES:
-        raise ValueError(f"There is no recipe {name!r}. The recipes are: {', '.join(RECIPES)}.")
-    return RECIPES[name]
+    if name in RECIPES:
+        return RECIPES[name]
+    moved = " masked-autoencoder moved to experiments/autoencoder.py." if name == "masked-autoencoder" else ""
+    raise ValueError(f"There is no recipe {name!r}.{moved} The recipes are: {', '.join(RECIPES)}.")
 
 
 def read_recipe(name: str | Path) -> Recipe:
@@ -296,8 +273,5 @@ def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
     has_layers_over_patches = (found["patch_size"], found["depth"], found["heads"]) != (1, 1, 1)
     if not has_layers_over_patches and (recipe.dropout or recipe.optimizer == "muon"):
         setting = "dropout" if recipe.dropout else "optimizer=muon"
-        raise ValueError(
-            f"{setting} is for the layers of transformers over patches, and {source} has none. Leave it out, or start "
-            "from another model."
-        )
+        raise ValueError(f"{setting} is for transformers over patches, and {source} has none. Leave it out.")
     return replace(recipe, **found)

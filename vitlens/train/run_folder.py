@@ -103,16 +103,8 @@ def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimize
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]):
-    """Undo `flat` in place. Raises ValueError if the tensors belong to another model."""
-    weights = {name[6:]: t for name, t in tensors.items() if name.startswith("model.")}
-    expected = model.state_dict()
-    wrong = sorted(set(weights) ^ set(expected)) or [n for n in expected if weights[n].shape != expected[n].shape]
-    if wrong:
-        raise ValueError(
-            f"The checkpoint belongs to another architecture: {wrong[0]} is not the same in both. Resume with the "
-            "recipe that the run was started with, or train into another folder."
-        )
-    model.load_state_dict(weights)
+    """Undo `flat` in place."""
+    model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
     for name, t in average.items():
         t.copy_(tensors[f"average.{name}"])
     parameters = dict(model.named_parameters())
@@ -271,37 +263,31 @@ def finish(
     images may be the test images, too.
     """
     world = world or World(device=next(model.parameters()).device)
-    metrics = {} if last is None else last.metrics
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
-    exports = exports or finished
+    exports, metrics = exports or finished, {} if last is None else last.metrics
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
     name, better = ("valid_loss", operator.lt) if hasattr(model, "objective") else ("top1", operator.gt)
     raw, mean = metrics.get(name), metrics.get(f"{name}_average")
     averaged = mean is not None and (plan.init != "" or better(mean, raw))
+    exported = ("moving average of the weights" if averaged else "raw weights") if exports else None
     plan = _portable(plan)
     account = {
-        "command": command,
-        "built_by": getattr(model, "built_by", BUILT_BY),
-        "finished": finished,
+        "command": command, "built_by": getattr(model, "built_by", BUILT_BY), "finished": finished,
         "validation": {
-            name: raw,
-            f"{name}_average": mean,
-            "images": counting(data[1], world),
-            "exported": ("moving average of the weights" if averaged else "raw weights") if exports else None,
+            name: raw, f"{name}_average": mean, "images": counting(data[1], world), "exported": exported,
         },
         "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].pictures, "damaged": damaged,
         "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
         "hardware": hardware(world.device, world.size), "versions": versions(),
-        "date": datetime.date.today().isoformat(),
-        "recipe": plan.to_dict(),
+        "date": datetime.date.today().isoformat(), "recipe": plan.to_dict(),
     }  # fmt: skip
-    if world.rank > 0:
-        return account
-    if exports:
-        export(model, out / "model", plan, data[0].class_names, weights=average if averaged else None, training=account)
-        write(out / "model" / "recipe.json", plan.to_json().encode())
-    write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
+    if world.rank == 0:
+        if exports:
+            weights = average if averaged else None
+            export(model, out / "model", plan, data[0].class_names, weights=weights, training=account)
+            write(out / "model" / "recipe.json", plan.to_json().encode())
+        write(out / "training.json", json.dumps(account, indent=2, ensure_ascii=False).encode())
     return account
 
 

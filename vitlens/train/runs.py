@@ -12,8 +12,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,6 @@ from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of, newest_first, seconds_before
 from vitlens.train.settings import FROM_MODEL, Recipe
-from vitlens.train.snapshots import Album
 
 __all__ = ["fitted", "hardware", "read_recipe", "run", "versions"]
 AGREE = 10  # steps after which several processes ask each other whether to stop: each time the host waits
@@ -39,47 +38,24 @@ MARGIN = 0.97  # share of the minutes that is planned for; the rest is for savin
 
 
 def run(
-    recipe_name: str,
-    data: str | os.PathLike,
-    out: str | os.PathLike,
-    *,
-    model: str = "",
-    build: Callable[[Recipe], nn.Module] | None = None,
-    resume: bool = False,
-    max_minutes: float | None = None,
-    fit_minutes: float | None = None,
-    overrides: Sequence[str] = (),
-    device: str | None = None,
-    seed: int | None = None,
-    tiny: bool = False,
-    watch: int = 24,
-    export: bool = False,
-    tensorboard: bool = False,
-    root: str | os.PathLike | None = None,
-    stream: bool | None = None,
-    workers: int | None = None,
-    on_damaged: str = "raise",
-    quiet: bool = False,
-    goes_on: str = "--resume goes on",
-) -> dict:
+    recipe_name: str, data: str | os.PathLike, out: str | os.PathLike, *, model: str = "",
+    build: Callable[[Recipe], nn.Module] | None = None, resume: bool = False, max_minutes: float | None = None,
+    fit_minutes: float | None = None, overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
+    tiny: bool = False, watch: int = 24, export: bool = False, tensorboard: bool = False,
+    root: str | os.PathLike | None = None, stream: bool | None = None, workers: int | None = None,
+    on_damaged: str = "raise", quiet: bool = False, goes_on: str = "--resume goes on",
+) -> dict:  # fmt: skip
     """Train by a recipe and return the content of `training.json`.
 
-    recipe_name: a name, or a JSON file that `Recipe.to_json` wrote.
-    model: a timm name or a folder to start from, instead of random weights.
+    recipe_name: a name, or a JSON file that `Recipe.to_json` wrote. model: a timm name or a folder to start from.
     build: recipe → a model in training mode, in place of `Recipe.build`; if it has an `objective`, as in `fit`, it
     learns that. Only the same callable resumes such a run, by its name and the arguments of a partial.
     out: receives `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub
-    layout. One process at a time trains into it.
-    resume: continue the run in `out`.
-    max_minutes: stop and save after that time.
-    fit_minutes: measure the speed and set the number of epochs so that the run, counted from when the images are read,
-    takes that long; the number is kept in `recipe.json`.
-    overrides: settings of the recipe as `"key=value"`.
-    tiny: take the same path in seconds.
-    watch: number of snapshots, 0 for none.
-    export: write `model/` also if the run is stopped.
-    root, stream, workers, on_damaged: as in `vitlens.data.load`.
-    goes_on: how to continue, for the message of a run that was stopped.
+    layout. One process at a time trains into it. resume: continue the run in `out`. max_minutes: stop and save after
+    that time. fit_minutes: measure the speed and set the number of epochs so that the run, counted from when the images
+    are read, takes that long; the number is kept in `recipe.json`. overrides: settings as `"key=value"`. tiny: take the
+    same path in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped.
+    root, stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: how to continue a run that was stopped.
 
     Ctrl-C and SIGTERM end the run with a checkpoint after the step it is in, with several processes within ten
     steps. Started by `torchrun` or `accelerate launch` the processes share each batch, and the first one writes.
@@ -88,7 +64,7 @@ def run(
     into; and what `fit` raises.
     """
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
-    refuse(out, world.device, resume, max_minutes, fit_minutes, watch)
+    refuse(out, world.device, resume, {"max-minutes": max_minutes, "fit-minutes": fit_minutes}, watch)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
@@ -99,17 +75,17 @@ def run(
     options = {"root": root, "workers": workers, "on_damaged": on_damaged}
     splits = open_images(out, str(data), plan, world, resume=resume, stream=stream, **options)
     known = {name for split in splits for name in split.damaged}
-    for text in (*dict.fromkeys(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))):
+    for text in dict.fromkeys([*(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))]):
         if text:
             say(text)
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
         for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
     )
-    wrong = [o for o in overrides if o.startswith("num_classes=") and plan.num_classes != len(train.class_names)]
-    if wrong:
-        raise ValueError(f"{data} has {len(train.class_names)} classes, but got --set {wrong[0]}. Leave it out.")
-    plan = replace(plan, num_classes=len(train.class_names))
+    classes = len(train.class_names)
+    if plan.num_classes != classes and any(o.startswith("num_classes=") for o in overrides):
+        raise ValueError(f"{data} has {classes} classes, got num_classes={plan.num_classes}. Leave it out.")
+    plan = replace(plan, num_classes=classes)
     if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # its checkpoints are not needed
         say(f"The run in {out} is finished.")
         return done | {"stopped_by": 0}
@@ -132,7 +108,8 @@ def run(
     if resume and fresh:
         say(f"There is no checkpoint in {out}, so the run begins.")
     steps = plan.length(len(train))
-    album = Album(out, network, snapshots.probe(valid, plan), steps, watch if world.rank == 0 else 0, say)
+    watch = watch if world.rank == 0 else 0
+    album = snapshots.Album(out, network, snapshots.probe(valid, plan), steps, watch, say)
     if world.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
     with locked(out) if world.rank == 0 else nullcontext():
@@ -141,10 +118,15 @@ def run(
             write(out / "data.json", json.dumps({"stream": [isinstance(s, ImageStream) for s in splits]}).encode())
         if fresh:  # before the costly part: what cannot be recorded is known at once
             album.begin()
-        last, stopped, before = None, "", 0.0 if fresh else seconds_before(out)
-        with Stop() as stop, Progress(steps, quiet) as bar, board, closing(training):
+        last, stopped, before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
+        interval = 0.5 if sys.stderr.isatty() else 10
+        with (
+            Stop() as stop, closing(board), closing(training),
+            tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
+        ):  # fmt: skip
             for last in training:
-                bar.show(last)
+                shown |= progress(bar, last)
+                bar.set_postfix(shown, refresh=False)
                 board.show(last)
                 album.show(last.step)
                 if world.size == 1 or last.step % AGREE == 0:
@@ -169,21 +151,21 @@ def run(
 # Before: recipe and images
 
 
-def refuse(out: Path, device: torch.device, resume: bool, max_minutes, fit_minutes, watch: int) -> None:
+def refuse(out: Path, device: torch.device, resume: bool, minutes: dict[str, float | None], watch: int) -> None:
     """Raise ValueError for options that make no sense, before anything is read or written."""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("The device is cuda, but PyTorch finds none on this machine. Train on the cpu.")
-    for name, minutes in {"max-minutes": max_minutes, "fit-minutes": fit_minutes}.items():
-        if minutes is not None and not 0 < minutes < math.inf:
-            raise ValueError(f"--{name} must be a positive number of minutes, got {minutes}.")
+    held = newest_first(out / "checkpoints") or (out / "training.json").exists()
+    for wrong, sentence in (
+        (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Train on the cpu."),
+        (not resume and (held or (out / "model" / "model.safetensors").exists()),
+         f"{out} already holds a run or its model. Resume the run, or train into another folder."),
+        (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
+        *((given is not None and not 0 < given < math.inf,
+           f"--{name} must be a positive number of minutes, got {given}.") for name, given in minutes.items()),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(sentence)
     if watch:
         snapshots.schedule(1, watch)  # which refuses too few
-    if not resume and (newest_first(out / "checkpoints") or (out / "training.json").exists()):
-        raise ValueError(f"{out} already holds a run. Resume it, or train into another folder.")
-    if not resume and (out / "model" / "model.safetensors").exists():
-        raise ValueError(f"{out} already holds the model of a run. Train into another folder.")
-    if resume and not out.is_dir():
-        raise ValueError(f"There is no run to resume in {out}: the folder does not exist.")
     writable(out, "--out")
 
 
@@ -204,18 +186,17 @@ def planned(
             raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
         if tiny and not plan.train_images:
             raise ValueError(f"The run in {out} is not a tiny one. Resume it without --tiny.")
-        same = plan.init and Path(model).exists() and Path(model).resolve() == Path(plan.init).resolve()
-        if model and model != plan.init and not same:
+        if model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve()):
             raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
     source = plan.init if resumed else model or plan.init
     fixed = [key for key in (each.partition("=")[0] for each in overrides) if key in FROM_MODEL or key[:6] == "model."]
     if source and fixed:
         raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
     plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
+    if plan.continues and not source:
+        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
     if source and not resumed:
         plan = starting_from(plan, source)
-    elif plan.continues and not source:
-        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
     return plan if seed is None else replace(plan, seed=seed)
 
 
@@ -227,16 +208,16 @@ def open_images(
     Whether a split is held or streamed depends on free memory, and a stream cuts other crops. So the first process
     chooses (and fetches what is missing) while the others wait, and a resumed run reads the choice from `data.json`.
     """
-    streams = [stream, stream]
-    path = out / "data.json"
+    streams, path = [stream, stream], out / "data.json"
     if resume and stream is None and path.exists():
         try:
             streams = [bool(s) for s in operator.itemgetter(0, 1)(json.loads(path.read_text("utf-8"))["stream"])]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is damaged. Resume with --stream or --hold, as the run was started.") from error
 
+    sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
+
     def opened() -> list[ImageSet | ImageStream]:
-        sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
         return [
             load(data, split, size=size, squash=plan.squash, stream=s, device=world.device, **options)
             for (split, size), s in zip(sizes.items(), streams, strict=True)
@@ -261,14 +242,9 @@ def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
 
 
 def fitted(
-    model: nn.Module,
-    data: tuple[ImageSet, ImageSet],
-    plan: Recipe,
-    seconds: float,
-    world: World,
-    criterion: Callable,
+    model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
     start: float | None = None,
-) -> Recipe:
+) -> Recipe:  # fmt: skip
     """The plan with as many epochs as fit into `seconds`, by a short trial.
 
     The trial compiles what there is to compile, trains some steps with patches dropped and some without, validates, and
@@ -276,17 +252,19 @@ def fitted(
     """
     trial = replace(
         plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
-        warmup_steps=0,
+        warmup_steps=0, patch_drop=0.0, patch_drop_until=0.0,
     )  # fmt: skip
-    whole = dropped = 1.0
-    with _weights_kept(model):
-        if plan.patch_drop:
-            dropped = _speed(model, data, replace(trial, patch_drop_until=1.0), world, criterion)
-        whole = _speed(model, data, replace(trial, patch_drop=0.0, patch_drop_until=0.0), world, criterion)
-        validate(model, {}, data[1], plan, world)  # the first pass sets things up
-        tick = time.perf_counter()
-        validate(model, {}, data[1], plan, world)
-        validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    whole = dropped = _speed(model, data, trial, world, criterion)
+    if plan.patch_drop:
+        trial = replace(trial, patch_drop=plan.patch_drop, patch_drop_until=1.0)
+        dropped = _speed(model, data, trial, world, criterion)
+    validate(model, {}, data[1], plan, world)  # the first pass sets things up
+    tick = time.perf_counter()
+    validate(model, {}, data[1], plan, world)
+    validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
+    model.load_state_dict(before)
+    model.zero_grad()
     images = len(data[0]) // plan.batch_size * plan.batch_size
     epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)
     spent = 0.0 if start is None else time.monotonic() - start
@@ -294,18 +272,10 @@ def fitted(
     epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
     if epochs < 1:
         raise ValueError(
-            f"Not one epoch of about {epoch:.0f} s fits into {seconds:.0f} s, of which {spent:.0f} s went "
-            "into compiling and measuring. Allow more minutes, or train on fewer images."
+            f"Not one epoch of about {epoch:.0f} s fits into {seconds:.0f} s, of which {spent:.0f} s went into "
+            "compiling and measuring. Allow more minutes, or train on fewer images."
         )
     return replace(plan, epochs=epochs, steps=0)
-
-
-@contextmanager
-def _weights_kept(model: nn.Module) -> Iterator[None]:
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    yield
-    model.load_state_dict(before)
-    model.zero_grad()
 
 
 def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
@@ -318,29 +288,17 @@ def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> flo
 # Watching and stopping
 
 
-class Progress:
-    """A bar in a terminal or a notebook with loss, accuracy, speed and the time left; `quiet` shows none."""
-
-    def __init__(self, steps: int, quiet: bool):
-        self.bar = tqdm(total=steps, unit="step", disable=quiet, mininterval=0.5 if sys.stderr.isatty() else 10)
-        self.shown: dict[str, str] = {}
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.bar.close()
-
-    def show(self, step: Step) -> None:
-        if self.bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
-            self.bar.initial = self.bar.n = self.bar.last_print_n = step.step - 1
-        self.bar.update(step.step - self.bar.n)
-        if step.loss is not None:
-            best = {} if not step.metrics else {"top1": f"{max(step.metrics.values()):.2f}"}
-            if "valid_loss" in step.metrics:
-                best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
-            self.shown |= {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
-            self.bar.set_postfix(self.shown, refresh=False)
+def progress(bar: tqdm, step: Step) -> dict[str, str]:
+    """Move a bar to a step; returns what is to be shown beside it where the loss was read."""
+    if bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
+        bar.initial = bar.n = bar.last_print_n = step.step - 1
+    bar.update(step.step - bar.n)
+    if step.loss is None:
+        return {}
+    best = {"top1": f"{max(step.metrics.values()):.2f}"} if step.metrics else {}
+    if "valid_loss" in step.metrics:
+        best = {"valid_loss": f"{min(step.metrics.values()):.3f}"}
+    return {"loss": f"{step.loss:.3f}", "images/s": f"{step.images_per_second:.0f}", **best}
 
 
 class Board:
@@ -354,10 +312,7 @@ class Board:
             except ImportError:
                 raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
 
-    def __enter__(self) -> Board:
-        return self
-
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
 
@@ -374,16 +329,15 @@ class Board:
 
 
 class Stop:
-    """Remembers a signal to end (Ctrl-C, SIGTERM), so that the run can end after the current step.
+    """Stores a signal to end (Ctrl-C, SIGTERM), so that the run can end after the current step.
 
     A second Ctrl-C ends it at once. Does nothing outside of the main thread, which alone receives signals.
     """
 
     def __init__(self):
-        self.signal = 0
+        self.signal, self.before = 0, {}
 
     def __enter__(self) -> Stop:
-        self.before = {}
         if threading.current_thread() is threading.main_thread():
             self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
         return self

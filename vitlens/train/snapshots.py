@@ -51,17 +51,15 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     * `positions` (h, w, h, w): cosine similarity of position embeddings;
     * `distances` (L, H): mean attention distance in input pixels, mean over the batch;
     * `rollout` (ROLLOUTS, h, w) of the first images;
-    * `prefix` (), how many tokens are no patches;
+    * `prefix` (): number of tokens that are not patches;
     * `top1_confidence` (B,): the highest class probability;
     * of a model that learns without labels, for the first PICTURES images: `corrupted` (N, h, w), 1 where a patch was
       hidden or corrupted; `source` (N, h, w), the number of the patch that was put there, −1 for none; and `predicted`
       (N, …, …, 3), what the model puts there, in 0…1, one color for each patch or part of it.
 
-    Fractions are kept in float16, whole numbers as they are.
-
-    What the model does not have (a table of positions, attention that can be captured) is left out; `missing`
-    receives the reason. The
-    training flag of each module is left as found. The model must be the uncompiled one.
+    Fractions are kept in float16, whole numbers as they are. What the model does not have (a table of positions,
+    attention that can be captured) is left out; `missing` receives the reason. The training flag of each module is left
+    as found. The model must be the uncompiled one.
     """
     from vitlens import attention, filters, positions
     from vitlens.models import class_count, scores
@@ -69,7 +67,9 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
 
     def principal() -> dict[str, Tensor]:
         components, variance = filters.components(model, COMPONENTS)
-        return {"filters": _padded(components, COMPONENTS), "filters_variance": _padded(variance, COMPONENTS)}
+        rest = COMPONENTS - len(variance)
+        components = torch.cat([components, components.new_zeros(rest, *components.shape[1:])])
+        return {"filters": components, "filters_variance": torch.cat([variance, variance.new_zeros(rest)])}
 
     def attended() -> dict[str, Tensor]:
         with capture(model) as attn:
@@ -125,12 +125,8 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def _padded(a: Tensor, n: int) -> Tensor:
-    return torch.cat([a, a.new_zeros(n - len(a), *a.shape[1:])]) if len(a) < n else a
-
-
 class Album:
-    """Takes `count` snapshots of a run; what a model does not have is left out, and said once."""
+    """Takes `count` snapshots of a run; what a model does not have is left out, and reported once."""
 
     def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
         self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
@@ -143,13 +139,12 @@ class Album:
             self.show(0)
 
     def show(self, step: int) -> None:
-        if step not in self.due:
-            return
         missing: list[str] = []
-        try:
-            save(self.path, step, record(self.model, self.probe, missing))
-        except Exception as problem:  # a picture is no reason to lose a run
-            self.say(f"There are no snapshots from step {step} on: {problem}")
-            self.due.clear()
+        if step in self.due:
+            try:
+                save(self.path, step, record(self.model, self.probe, missing))
+            except Exception as problem:  # a snapshot is no reason to lose a run
+                self.say(f"There are no snapshots from step {step} on: {problem}")
+                self.due.clear()
         for reason in missing if step == 0 else ():
             self.say(f"Not in the snapshots: {reason}")
