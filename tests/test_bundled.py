@@ -84,6 +84,7 @@ def test_the_specimen_has_what_the_paper_shows():
     assert share[:3].min() < 0.35 and share[:3].max() > 0.7 and share[-1].min() > 0.8
 
 
+@pytest.mark.slow
 def test_it_is_as_accurate_as_it_says(folder, model, real_data):
     from vitlens.data import load
 
