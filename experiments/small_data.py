@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder import supported
 from vitlens.recorder.forward import evaluating
+from vitlens.recorder.supported import timm as timm_adapter
 from vitlens.train import Recipe
 from vitlens.variants import PlacedAttention
 
@@ -163,8 +164,8 @@ class SmallDataTransformer(VisionTransformer):
         return torch.cat([prefix.mean(0), maps.flatten(2).mT], 1)
 
 
-supported.FAMILIES[f"{__name__}.SmallDataTransformer"] = supported.timm.Timm
-supported.timm.ATTENTION.add(f"{__name__}.SmallDataAttention")
+supported.FAMILIES[f"{__name__}.SmallDataTransformer"] = timm_adapter.Timm
+timm_adapter.ATTENTION.add(f"{__name__}.SmallDataAttention")
 
 
 def build(recipe: Recipe, **choices: str) -> SmallDataTransformer:

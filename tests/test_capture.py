@@ -38,16 +38,14 @@ def unfused_maps(model, x):
     return maps
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"]
-)
-def test_equals_timms_unfused_path(vit, name):
-    model = vit(name=name, embed_dim=96, num_heads=3).double()
-    x = images(2, 3, 64, 64).double()
-    attn = captured(model, x)
-    for layer, expected in zip(attn, unfused_maps(model, x), strict=True):
-        assert layer.weights().dtype == torch.float64
-        torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
+def test_equals_timms_unfused_path(vit):
+    for name in ("vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"):
+        model = vit(name=name, embed_dim=96, num_heads=3).double()
+        x = images(2, 3, 64, 64).double()
+        attn = captured(model, x)
+        for layer, expected in zip(attn, unfused_maps(model, x), strict=True):
+            assert layer.weights().dtype == torch.float64
+            torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
 
 
 def test_changes_nothing(vit):
@@ -177,15 +175,16 @@ class Materialized(TorchFunctionMode):
         return self.maps[-1] @ v
 
 
-@pytest.mark.parametrize(
-    "name, kwargs, calls, frozen",
-    [
+def test_gradients_of_the_maps(vit):
+    for name, kwargs, calls, frozen in (
         ("vit_small_patch16_18x2_224", {}, 2, False),
         ("beit_base_patch16_224", {}, 1, True),
         ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 1, False),
-    ],
-)
-def test_gradients_of_the_maps(vit, name, kwargs, calls, frozen):
+    ):
+        check_gradients(vit, name, kwargs, calls, frozen)
+
+
+def check_gradients(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
     with Materialized() as there:
         score = model(x)[:, 3].sum()
@@ -307,16 +306,13 @@ def test_the_grid_is_the_one_of_the_image_that_ran(vit):
     assert attn.grid.image == (64, 96) and attn.grid.cut == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "name, stride, size",
-    [("vit_small_r26_s32_224", 32, (230, 330)), ("vit_base_r50_s16_224", 16, (225, 225))],
-)
-def test_hybrids_are_measured_by_their_stride(name, stride, size):
+def test_hybrids_are_measured_by_their_stride():
     """timm's own ratio is image ÷ features: 15 pixels for a stride of 16 at 225."""
-    with torch.device("meta"):
-        attn = captured(timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size))
-    assert attn.grid.patch == (stride, stride)
-    assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
+    for name, stride, size in (("vit_small_r26_s32_224", 32, (230, 330)), ("vit_base_r50_s16_224", 16, (225, 225))):
+        with torch.device("meta"):
+            attn = captured(timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size))
+        assert attn.grid.patch == (stride, stride)
+        assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
 
 
 def test_refused_calls(vit):
@@ -450,24 +446,24 @@ def test_statistics_inside_of_autocast_keep_their_precision():
     torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("set_by", ["one name", "the other"])
-def test_statistics_are_not_rounded_to_tf32(set_by):
+def test_statistics_are_not_rounded_to_tf32():
     """On a GPU the setting decides; the settings themselves can be read anywhere."""
     products = torch.backends.cuda.matmul
     newer = hasattr(products, "fp32_precision")
     rounded = (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
-    if set_by == "the other" and newer:
-        products.fp32_precision = "tf32"
-    else:
-        torch.set_float32_matmul_precision("high")
-    try:
-        assert rounded()
-        with full_precision(torch.device("cpu")):
-            assert not rounded()
-        assert rounded()
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert not rounded() and torch.get_float32_matmul_precision() == "highest"
+    for set_by in ("one name", "the other"):
+        if set_by == "the other" and newer:
+            products.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("high")
+        try:
+            assert rounded()
+            with full_precision(torch.device("cpu")):
+                assert not rounded()
+            assert rounded()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert not rounded() and torch.get_float32_matmul_precision() == "highest"
 
 
 def test_captures_within_each_other_see_the_same(vit):
@@ -501,7 +497,7 @@ def test_a_query_that_sees_nothing_is_refused(vit, hidden):
     attn = captured(model, x)
     assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
     mask[3] = hidden
-    refusal(model, x, match="the mask of layer 1 hides all tokens from one of them")
+    refusal(model, x, match="the mask of layer 1 leaves a query without a visible key")
 
 
 def test_parameters_that_are_let_go_are_held_meanwhile(vit):
@@ -525,47 +521,46 @@ class Cut(torch.nn.Module):
         self.layer, self.how = layer, how
 
     def forward(self, x, **kwargs):
-        if self.how == "no_grad":
-            with torch.no_grad():
-                return self.layer(x, **kwargs)
-        return self.layer(x, **kwargs).detach()
+        with torch.set_grad_enabled(self.how != "no_grad"):
+            return self.layer(x, **kwargs).detach()
 
 
-@pytest.mark.parametrize(
-    "where, how, frozen",
-    [("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True)],
-)
-def test_gradients_that_are_cut_inside_are_refused(vit, where, how, frozen):
+def cut(model, x, match):
+    """The gradients of a capture are refused."""
+    with capture(model, gradients=True) as attn:
+        logits = model(x)
+    with pytest.raises((ValueError, RuntimeError), match=match):
+        attn.differentiate(logits.sum())
+
+
+def test_gradients_that_are_cut_inside_are_refused(vit):
     """Autograd would return the gradients of the other branch alone."""
-    model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
-    parent, _, name = where.rpartition(".")
-    plain = model(x)
-    setattr(model.get_submodule(parent), name, Cut(model.get_submodule(where), how))
-    with torch.no_grad(), capture(model) as attn:
-        assert torch.equal(model(x), plain)  # its maps are what it did
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises((UnsupportedModelError, RuntimeError), match=rf"cut in {where}|does not lead back"):
-        attn.differentiate(logits.sum())
+    for where, how, frozen in (
+        ("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True),
+    ):  # fmt: skip
+        model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
+        parent, _, name = where.rpartition(".")
+        plain = model(x)
+        setattr(model.get_submodule(parent), name, Cut(model.get_submodule(where), how))
+        with torch.no_grad(), capture(model):
+            assert torch.equal(model(x), plain)  # its maps are what it did
+        cut(model, x, rf"cut in {where}|does not lead back")
 
 
-@pytest.mark.parametrize("how, frozen", [("no_grad", True), ("detach", False)])
-def test_attention_that_lost_its_graph_is_refused(vit, frozen, how):
+def test_attention_that_lost_its_graph_is_refused(vit):
     """The graph would begin anew at its output."""
-    model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
-    inner = model.blocks[1].attn
+    for how, frozen in (("no_grad", True), ("detach", False)):
+        model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
+        inner = model.blocks[1].attn
 
-    def forward(x, **_):
-        parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
-        with torch.set_grad_enabled(how != "no_grad"):
-            out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
-        return inner.proj(out.transpose(1, 2).reshape(x.shape))
+        def forward(x, inner=inner, how=how, **_):
+            parts = inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0)
+            with torch.set_grad_enabled(how != "no_grad"):
+                out = F.scaled_dot_product_attention(*(part.detach() if how == "detach" else part for part in parts))
+            return inner.proj(out.transpose(1, 2).reshape(x.shape))
 
-    inner.forward = forward
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises(UnsupportedModelError, match="cut in the attention of layer 1"):
-        attn.differentiate(logits.sum())
+        inner.forward = forward
+        cut(model, x, "cut in the attention of layer 1")
 
 
 GRADIENT = [name for name, method in METHODS.items() if name not in ("occlusion", "feature_ablation", "rollout")]
@@ -584,24 +579,38 @@ def test_blocks_without_gradients_are_refused_by_number(vit):
     model, x = vit(depth=6), images(1, 3, 64, 64)
     for block in model.blocks[:4]:
         block.forward = torch.no_grad()(block.forward)
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises(UnsupportedModelError, match="cut in .*0"):
-        attn.differentiate(logits.sum())
+    cut(model, x, "cut in .*0")
     refuses_maps(model, x, r"cut in blocks\.0|does not require grad")
 
 
-@pytest.mark.parametrize("block", [1, 5])
-def test_a_detached_residual_stream_is_refused_by_number(vit, block):
-    """The layers before have no gradients; of block 1, only the first layer has none."""
-    model, x = vit(depth=6), images(1, 3, 64, 64)
-    forward = model.blocks[block].forward
-    model.blocks[block].forward = lambda x, **options: forward(x.detach(), **options)
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises(ValueError, match="No gradient of the score reaches the attention of layer 0 "):
-        attn.differentiate(logits.sum())
-    assert METHODS["occlusion"](model, x).isfinite().all()
+def skipped(block, skip=lambda x: x, attend=lambda x: x, mlp=lambda x: x):
+    """The forward of a block, with a function on each of its three ways."""
+
+    def forward(x, **_):
+        x = skip(x) + block.attn(block.norm1(attend(x)))
+        return x + block.mlp(block.norm2(mlp(x)))
+
+    return forward
+
+
+@pytest.mark.parametrize("way", ["skip", "mlp", "stream"])
+def test_a_detached_residual_stream_is_refused_by_number(vit, way):
+    """Also where only the skip connection, or only what the MLP reads, is detached: other ways have gradients."""
+    for number in (1, 2):
+        model, x = vit().requires_grad_(way != "mlp"), images(1, 3, 64, 64)
+        block, plain = model.blocks[number], model(x)
+        if way == "stream":
+            forward = block.forward
+            block.forward = lambda x, forward=forward, **options: forward(x.detach(), **options)
+        else:
+            block.forward = skipped(block)
+            with capture(model, gradients=True) as attn:
+                logits = model(x)
+            attn.differentiate(logits.sum())
+            block.forward = skipped(block, **{way: torch.Tensor.detach})
+        assert torch.equal(model(x), plain) and METHODS["occlusion"](model, x).isfinite().all()
+        cut(model, x, rf"cut in blocks\.{number} ")
+        refuses_maps(model, x, rf"cut in blocks\.{number}[ .]|parts miss the logit|does not require grad")
 
 
 def test_one_layer_without_gradients_is_refused_by_number(vit):
@@ -610,10 +619,7 @@ def test_one_layer_without_gradients_is_refused_by_number(vit):
     for name in ("gradient_rollout", "relevance"):
         with pytest.raises(ValueError, match="No gradient of .* reaches the attention of layer 1 "):
             METHODS[name](model, x)
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises(ValueError, match="No gradient of the score reaches the attention of layer 1 "):
-        attn.differentiate(logits.sum())
+    cut(model, x, "No gradient of the score reaches the attention of layer 1 ")
 
 
 def test_what_is_looked_at_without_gradients_is_no_cut(vit):
@@ -634,17 +640,16 @@ def test_quantized_layers_have_no_gradients(vit):
         for block in model.blocks[1:]:
             block.mlp = torch.ao.quantization.quantize_dynamic(block.mlp, {torch.nn.Linear})
     assert len(captured(model, x)) == 3 and METHODS["occlusion"](model, x).isfinite().all()
-    with capture(model, gradients=True) as attn:
-        logits = model(x)
-    with pytest.raises(UnsupportedModelError, match=r"cut in blocks\.1\.mlp\.fc1"):
-        attn.differentiate(logits.sum())
+    cut(model, x, r"cut in blocks\.1\.mlp\.fc1")
     refuses_maps(model, x, r"cut in blocks\.1\.mlp\.fc1|parts miss the logit")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}]
-)
-def test_multihead_attention_equals_pytorchs_function_bit_for_bit(options):
+def test_multihead_attention_equals_pytorchs_function_bit_for_bit():
+    for options in ({}, {"need_weights": True}, {"pool": True, "bias": False}, {"kdim": 64}):
+        check_multihead(options)
+
+
+def check_multihead(options):
     torch.manual_seed(0)
     kdim = options.get("kdim", 48)
     module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)

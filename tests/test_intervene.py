@@ -340,7 +340,7 @@ def test_checkpointed_models_are_differentiated_as_they_ran():
         (dict(heads={(0, 1): "mean"}), ValueError, "there are none"),
         (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),
         (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
-        (dict(block={2: (4, "all")}), ValueError, "hides all tokens of layer 2 from one of them"),
+        (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
     ],
 )
 def test_wrong_use(changes, error, word):

@@ -19,7 +19,7 @@ MODULES["ablation"] = "evaluate.ablation"
 NAMES = {
     "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.supported",
     "capture": "recorder.record", "intervene": "recorder.intervention", "load_image": "images",
-    "load_model": "models", "register_model": "recorder.supported.registered",
+    "load_model": "models", "register_model": "recorder.supported",
 }  # fmt: skip
 
 __all__ = [*NAMES, *MODULES]

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels, run
-from vitlens.recorder.supported import family, model_name, states_preprocessing, title, unwrap, within
+from vitlens.recorder.supported import architecture, family, model_name, states_preprocessing, unwrap, within
 
 __all__ = [
     "OUTPUTS", "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "guessed",
@@ -411,11 +411,6 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
         model.label_names = weights.meta["categories"]
         vars(model)["image_transform"] = weights.transforms()  # a module, which must not become a part of the model
     return model
-
-
-def architecture(model: nn.Module) -> str:
-    """Name of a model in a figure: its architecture, with the sizes that differ from those in timm's name."""
-    return title(model)
 
 
 def class_count(model: nn.Module) -> int | None:

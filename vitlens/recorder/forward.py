@@ -14,10 +14,8 @@ from vitlens.recorder.supported import family, known, model_name
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
-    """Raise ValueError unless images are what a model takes: a batch (B, C, height, width) of finite floats.
-
-    C is looked at where the model is one that vitlens knows.
-    """
+    """Raise ValueError unless images are a batch (B, C, height, width) of finite floats, of C and a size that a known
+    model takes."""
     shape = tuple(getattr(images, "shape", ()))
     if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
         came = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
@@ -29,11 +27,9 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
         if shape[1] != (expected := channels(model)):
             raise ValueError(f"{model_name(model)} takes images with {expected} channels, got the shape {shape}.")
         family(model).grid(shape[-2:])
-    if not (finite := images.isfinite()).all():
-        first = (~finite).flatten(1).any(1).nonzero()[0].item()
-        raise ValueError(
-            f"Images are finite numbers, but {(~finite).sum()} values are not, the first of them in image {first}."
-        )
+    if not images.isfinite().all():
+        first = (~images.isfinite()).flatten(1).any(1).nonzero()[0].item()
+        raise ValueError(f"Images must be finite numbers, but image {first} has others.")
 
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -43,10 +39,7 @@ def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them.
-
-    A model that wants to be told so is told to take images of another size than it was built for.
-    """
+    """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them."""
     if known(model):
         return family(model).run(images)
     output = model(images)
@@ -61,7 +54,7 @@ def channels(model: nn.Module) -> int:
 
 _LOCK = threading.Lock()
 _HELD: dict[object, list] = {}
-"""What is switched at the moment: how to switch it back, and how many blocks hold it."""
+"""Active switches: restore function and number of blocks that hold it."""
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -58,15 +59,15 @@ def intervene(
     A replacement is "zero"; "mean", the mean over the reference images at each token position; or a tensor that
     `expand`s to the shape above, with as many tokens as are named.
 
-    block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys. Their logits
-    become −∞ in the call of fused attention, so its softmax spreads the rest of the row over the other keys.
+    block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys, whose logits
+    become −∞.
     tokens, queries, keys: a position, a patch (row, column), a list of such, or "all", "prefix" or "patches".
     reference: images (N, C, height, width), or batches of them, of as many tokens as those that run. The model without
     any intervention runs them once, before the block, in eval mode.
 
     Interventions may be nested, and the inner one has the last word. A capture, inside or outside, records the
-    attention with its blocked keys, and a head's own output rather than its replacement. Any number of forwards of this
-    thread may run. Other threads do not notice. Compiled models run uncompiled meanwhile, in all threads.
+    attention with its blocked keys, and a head's own output rather than its replacement. Only forwards of this thread
+    are changed. Compiled models run uncompiled meanwhile, in all threads.
 
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
@@ -75,10 +76,10 @@ def intervene(
     modules = attention_modules(model)
     require_capturable(model)
     wishes = _wishes(model, modules, heads or {}, mlps or {}, residual or {})
-    blocks: dict[int, list[tuple[Any, Any]]] = {}
-    for layers, (queries, keys) in (block or {}).items():
+    blocks = defaultdict(list)
+    for layers, pair in (block or {}).items():
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
-            blocks.setdefault(_layer(model, layer), []).append((queries, keys))
+            blocks[_layer(model, layer)].append(pair)
     with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
         values = _values(model, modules, wishes, reference)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
@@ -92,7 +93,7 @@ def intervene(
     if missed := [place for place in places if place not in mode.reached]:
         raise RuntimeError(
             f"Nothing was changed in {missed[0]}, because {model_name(model)} did not run it in this thread inside "
-            "the `with` block with its own parameters. Call the model itself there, in the thread that opened it."
+            "the `with` block with its own parameters."
         )
 
 
@@ -187,10 +188,7 @@ class Intervention(Interception):
             else:
                 mask = mask.masked_fill(~seen, -torch.inf)
             if not mask.is_meta and hides_all(mask):
-                raise ValueError(
-                    f"The block hides all tokens of layer {layer} from one of them, so no attention is left to it. "
-                    "Leave every query a key at least, such as itself."
-                )
+                raise ValueError(f"The block leaves a query of layer {layer} without a visible key, such as itself.")
         return mask
 
 
@@ -233,18 +231,14 @@ def _wishes(model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, resi
         if place not in there:
             raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in there)} heads.")
         wishes[place] = wish
-    for key, wish in mlps.items():
-        layer, tokens = _where(model, key)
-        if not (calls := len(_mlps(family(model).blocks[layer]))):
-            raise refuse(model, f"the MLP of layer {layer} is no module of its own")
-        wishes |= {Place("MLP", layer, tokens, call): wish for call in range(calls)}
-    return wishes | {Place("residual stream", *_where(model, key)): wish for key, wish in residual.items()}
-
-
-def _where(model: nn.Module, key: Any) -> tuple[int, Any]:
-    """The layer and the tokens that a key names."""
-    layer, tokens = key if isinstance(key, tuple) else (key, "all")
-    return _layer(model, layer), tokens
+    for kind, given in (("MLP", mlps), ("residual stream", residual)):
+        for key, wish in given.items():
+            layer, tokens = key if isinstance(key, tuple) else (key, "all")
+            calls = len(_mlps(family(model).blocks[_layer(model, layer)])) if kind == "MLP" else 1
+            if not calls:
+                raise refuse(model, f"the MLP of layer {layer} is no module of its own")
+            wishes |= {Place(kind, layer, tokens, call): wish for call in range(calls)}
+    return wishes
 
 
 def _layer(model: nn.Module, layer: int) -> int:
@@ -262,14 +256,16 @@ def _mlps(block: nn.Module) -> list[nn.Module]:
 
 def _values(model: nn.Module, modules: list, wishes: Mapping[Place, Any], reference) -> dict[Place, Tensor]:
     """The tensor that replaces each place."""
-    means, count = {place: 0 for place, wish in wishes.items() if isinstance(wish, str) and wish == "mean"}, 0
-    for images in reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference or () if means else ():
+    words = {place: wish for place, wish in wishes.items() if isinstance(wish, str)}
+    means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
+    batches = reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference or ()
+    for images in batches if means else ():
         require_images(images, model)
         count += len(images)
         for place, part in outputs(model, modules, means, images).items():
             means[place] = means[place] + float64(part).sum(0)
     if means and not count:
         raise ValueError("A mean comes from images, but there are none. Give at least one as reference=images.")
-    zero = {place: 0.0 for place, wish in wishes.items() if isinstance(wish, str) and wish == "zero"}
+    zero = {place: 0.0 for place, word in words.items() if word == "zero"}
     means = {place: total / count for place, total in means.items()}
     return {place: torch.as_tensor(value) for place, value in {**wishes, **zero, **means}.items()}

@@ -5,9 +5,8 @@ Shapes: B batch, H heads, T tokens, Q queries, K head width.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,17 +14,6 @@ from torch import Tensor
 
 from vitlens.recorder.forward import full_precision
 from vitlens.recorder.supported import UnsupportedModelError
-
-
-def _exact(method: Callable) -> Callable:
-    """A method of a layer, in full precision."""
-
-    @functools.wraps(method)
-    def within(self, *args, **kwargs):
-        with full_precision(self.q.device):
-            return method(self, *args, **kwargs)
-
-    return within
 
 
 @dataclass(frozen=True)
@@ -52,11 +40,11 @@ class Layer:
         """dtype of statistics: the model's own precision, at least float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
-    @_exact
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) logits, before the softmax, of all or the given queries, in float32 or wider."""
         rows = self._rows(queries)
-        logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
+        with full_precision(self.q.device):
+            logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
         if self.mask is None:
             return logits
         mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
@@ -65,8 +53,7 @@ class Layer:
     def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
         """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
 
-        Raises MemoryError where that would take more than `limit` GiB; then ask for some queries, or use `rows`.
-        Raises IndexError for a query that does not exist.
+        Raises MemoryError where that would take more than `limit` GiB, and IndexError for a query that does not exist.
         """
         rows = self._rows(queries)
         count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
@@ -74,36 +61,35 @@ class Layer:
         if need > limit:
             raise MemoryError(
                 f"The attention of {self.name} for {count} queries would take {need:.1f} GiB, over the limit of "
-                f"{limit:g}. Ask for fewer queries, go through it by `rows()`, or give `limit={math.ceil(need)}`."
+                f"{limit:g}. Give fewer queries, use `rows()`, or give `limit={math.ceil(need)}`."
             )
         return self.logits(rows).softmax(-1)
 
-    @_exact
     def read(self, row: Tensor, block: int = 256) -> Tensor:
-        """(B, H, T) attention of a weighted sum of queries: Σ_q row_q·A_qk.
+        """(B, H, T) attention of a weighted sum of queries: Σ_q row_q·A_qk, a block at a time.
 
         row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
-        Goes through the queries with a weight, a block at a time. Raises ValueError for a row of another shape.
+        Raises ValueError for a row of another shape.
         """
         batch, _, queries, _ = self.q.shape
         if row.shape not in ((queries,), (1, queries), (batch, queries)):
             raise ValueError(
                 f"A row has a weight for each of the {queries} queries of {self.name}, prefix tokens included, shape "
-                f"({queries},) or ({batch}, {queries}), got {tuple(row.shape)}. `attn.grid.index(row, col)` is the "
-                "position of a patch."
+                f"({queries},) or ({batch}, {queries}), got {tuple(row.shape)}."
             )
-        row = row.to(self.k.device).expand(self.q.shape[0], -1)
+        row = row.to(self.k.device).expand(batch, -1)
         chosen = row.any(0).nonzero().squeeze(-1)
         result = 0
-        for part in chosen.split(block):
-            weights = self.logits(part).softmax(-1)
-            result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
+        with full_precision(self.q.device):
+            for part in chosen.split(block):
+                weights = self.logits(part).softmax(-1)
+                result = result + torch.einsum("bq,bhqk->bhk", row[:, part].to(weights), weights)
         return result
 
-    @_exact
     def weights_gradient(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
         """(B, H, Q, T) ∂score/∂A of all or the given queries, in float32 or wider: ∂score/∂O·Vᵀ, because O = A·V."""
-        return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
+        with full_precision(self.q.device):
+            return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
 
     def _rows(self, queries) -> slice | Tensor:
         """A slice or a 1-D tensor of positions; one number keeps the axis. A tensor of booleans is a mask."""
@@ -117,28 +103,27 @@ class Layer:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield the attention a block of queries at a time: (queries, weights (B, H, ≤ block, T)).
 
-        reuse: put every block into the same memory, which is faster; it lasts until the next one is asked for.
+        reuse: write every block into the same memory, which is faster, so a block lasts until the next one.
         wanted: (T,) booleans; blocks without a wanted query are left out.
         """
-        wanted = None if wanted is None else wanted.cpu()
-        if not reuse or self.mask is not None or self.q.requires_grad:
-            for queries, _, weights in self.blocks(block, wanted):
-                yield queries, weights
-            return
+        reuse = reuse and self.mask is None and not self.q.requires_grad
         keys, memory = self.k.to(self.wide).mT, None
-        for queries in self._slices(block, wanted):
+        for queries in self._slices(block, None if wanted is None else wanted.cpu()):
+            if not reuse:
+                yield queries, self.logits(queries).softmax(-1)
+                continue
             scaled = self.q[:, :, queries].to(self.wide) * self.scale
             with full_precision(self.q.device):
                 memory = torch.matmul(scaled, keys, out=memory if queries.stop - queries.start == block else None)
             yield queries, torch.softmax(memory, -1, out=memory)
 
-    def blocks(self, block: int, wanted: Tensor | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def blocks(self, block: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield (queries, logits, weights) a block of queries at a time."""
-        for queries in self._slices(block, wanted):
+        for queries in self._slices(block):
             logits = self.logits(queries)
             yield queries, logits, logits.softmax(-1)
 
-    def _slices(self, block: int, wanted: Tensor | None) -> Iterator[slice]:
+    def _slices(self, block: int, wanted: Tensor | None = None) -> Iterator[slice]:
         for start in range(0, self.q.shape[-2], block):
             queries = slice(start, min(start + block, self.q.shape[-2]))
             if wanted is None or wanted[queries].any():
@@ -164,14 +149,13 @@ def joined(calls: list[Layer]) -> Layer:
         return first
     if any(c.mask is not None or c.scale != first.scale for c in calls):
         raise UnsupportedModelError(f"The parallel attentions of {first.name} differ in mask or scale.")
-    cat = lambda field: None if getattr(first, field) is None else torch.cat([getattr(c, field) for c in calls], 1)  # noqa: E731
-    name = " + ".join(c.name for c in calls)
-    return Layer(name, cat("q"), cat("k"), first.scale, None, *map(cat, ("v", "output", "gradient")))
+    fields = {field: torch.cat([getattr(c, field) for c in calls], 1)
+              for field in ("q", "k", "v", "output", "gradient") if getattr(first, field) is not None}  # fmt: skip
+    return replace(first, name=" + ".join(c.name for c in calls), **fields)
 
 
 def layer_number(count: int, layer: int) -> int:
-    """The number, from 0, of a layer among `count`; negative ones count from the end. Raises IndexError for a layer
-    that does not exist."""
+    """The number, from 0, of a layer among `count`; negative ones count from the end."""
     if not -count <= layer < count:
         raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
     return range(count)[layer]

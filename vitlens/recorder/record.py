@@ -30,23 +30,23 @@ from vitlens.recorder.supported import (
     attention_modules,
     family,
     gated,
+    known,
     model_name,
     refuse,
     require_capturable,
     unwrap,
+    within,
 )
 
 POOL = -1  # where the layers are numbered, the number of the attention pool
 
 
 class _Thread(threading.local):
-    """What is at work in this thread."""
+    """This thread's interventions, the outermost first, and the only active interception, where there is one."""
 
     def __init__(self):
         self.interventions: list[TorchFunctionMode] = []
-        """Those of `vitlens.intervene`, the outermost first."""
         self.alone: TorchFunctionMode | None = None
-        """The interception that alone sees the forwards run at the moment."""
 
 
 THREAD = _Thread()
@@ -97,10 +97,7 @@ def multihead_attention(
     """
     refused = (bias_k, bias_v, key_padding_mask, attn_mask)
     if add_zero_attn or any(part is not None for part in refused) or query.dim() != 3 or key is not value:
-        raise NotImplementedError(
-            "torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch, which vitlens does not "
-            "know"
-        )
+        raise NotImplementedError("torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch")
     length, batch, _ = query.shape
     if in_weight is None:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
@@ -142,33 +139,49 @@ def tensors_of(values: object) -> list[Tensor]:
 
 @contextlib.contextmanager
 def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
-    """In this block, call `report` with the name of every module of the model, run by this thread, whose input requires
-    gradients while its output does not: by no_grad, detach or quantized weights. Autograd would return the gradients of
-    another function."""
+    """In this block, call `report` with the name of every module of the model, run by this thread, in which autograd's
+    graph is cut: by no_grad, detach or quantized weights. Autograd would return the gradients of another function.
+
+    Its input requires gradients while its output does not, or it is a pre-norm block whose output is not the input plus
+    what attention and MLP add.
+    """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
+    inner = within(model)
+    blocks = family(inner).blocks if known(inner) and family(inner).stream_problem is None else ()
+    residual = {id(block) for block in blocks}
 
     def look(module: nn.Module, args: tuple, output: object) -> None:
         if threading.get_ident() != thread or module not in names:
             return
         with torch._C.DisableTorchFunction():
             outputs = [t for t in tensors_of(output) if t.is_floating_point()]
+            given = [t for t in tensors_of(args) if not isinstance(t, nn.Parameter) and t.requires_grad]
             lost = outputs and not any(t.requires_grad for t in outputs) or ".quantized" in type(module).__module__
-            given = [t for t in tensors_of(args) if not isinstance(t, nn.Parameter)]
-            if lost and any(t.requires_grad for t in given):
+            if given and (lost or id(module) in residual and not _adds_to(given[0], outputs[0])):
                 report(names[module] or type(module).__name__)
 
-    hook = nn.modules.module.register_module_forward_hook(look)
-    try:
+    with nn.modules.module.register_module_forward_hook(look):
         yield
-    finally:
-        hook.remove()
+
+
+def _adds_to(tokens: Tensor, output: Tensor) -> bool:
+    """True if the output is the tokens plus something in autograd's graph, and nothing that is added is a constant."""
+    start, nodes, complete = torch.autograd.graph.get_gradient_edge(tokens).node, [output.grad_fn], False
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            return False
+        complete |= node is start
+        if node is not start and node.name() in ("AddBackward0", "ToCopyBackward0"):
+            nodes += [following for following, _ in node.next_functions]
+    return complete
 
 
 class Interception(TorchFunctionMode):
-    """Sees every torch function: the parameters used last tell the layer, the embedding's input is the image.
+    """Sees every torch function: the parameters used last give the layer, and the embedding's input is the image.
 
-    A subclass says in `attend` what becomes of a call of fused attention: (layer, call, name), the function and its
-    arguments; what it returns goes on into the model.
+    A subclass's `attend` takes a call of fused attention, (layer, call, name), the function and its arguments, and
+    returns what goes on into the model.
     """
 
     def __init__(self, model: nn.Module, modules: list):
@@ -241,20 +254,17 @@ class Interception(TorchFunctionMode):
 
     def check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
         """Raise UnsupportedModelError if a call is not one whose map can be shown."""
-        grid, where = self.grid, "attention pool" if index == POOL else f"layer {index}"
-        if grid is not None:
-            expected = {grid.tokens, grid.patches} if index == POOL else {grid.tokens}
-            keys = key.shape[-2]
-            fits = query.dim() == 4 and keys in expected and (index == POOL or query.shape[-2] == keys)
+        grid, where, keys = self.grid, "attention pool" if index == POOL else f"layer {index}", key.shape[-2]
+        if grid is not None and index == POOL:
+            fits = keys in (grid.tokens, grid.patches)
+        elif grid is not None:
+            fits = query.dim() == 4 and query.shape[-2] == keys == grid.tokens
         if dropout_p > 0:
             reason = f"{where} drops attention weights at random (dropout {dropout_p:g}); call model.eval() first"
         elif is_causal:
             reason = f"{where} was called with a causal mask, so later patches are hidden"
         elif mask is not None and not mask.is_meta and hides_all(mask):
-            reason = (
-                f"the mask of {where} hides all tokens from one of them, whose attention is then no distribution; let "
-                "every token attend to one at least, itself for example"
-            )
+            reason = f"the mask of {where} leaves a query without a visible key, so its attention is undefined"
         elif grid is None:
             reason = (
                 f"its input was not an image of shape (B, {self.channels}, height, width), so the grid of its "
@@ -271,7 +281,7 @@ class Interception(TorchFunctionMode):
 
 
 def hides_all(mask: Tensor) -> bool:
-    """Whether the attention mask hides every key from some query."""
+    """True if the attention mask hides every key from a query."""
     seen = mask.any(-1) if mask.dtype == torch.bool else mask.amax(-1) > -torch.inf
     return not seen.all()
 
@@ -303,8 +313,7 @@ class Attention(Sequence):
     def __getitem__(self, index):
         if not self.complete:
             raise RuntimeError(
-                f"Nothing to show yet: no forward of {self.model_name} was completed inside the `with` block. "
-                "Write `with capture(model) as attn: model(images)`, then use `attn`."
+                f"Nothing to show yet: no forward of {self.model_name} was completed inside the `with` block."
             )
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -367,16 +376,16 @@ def cut_graph(model: str, where: str) -> str:
     """Message for a forward that left autograd's graph in a module or layer."""
     return (
         f"Autograd's graph of {model} is cut in {where} (no_grad, detach or quantized weights), so gradients would be "
-        "those of another function. Let the whole forward be part of the graph, or use a method without gradients."
+        "those of another function. Use a method without gradients, such as occlusion."
     )
 
 
 def no_gradient(model: str, score: str, layer: int) -> str:
     """Message for a layer whose gradient is missing or all zero."""
     return (
-        f"No gradient of {score} reaches the attention of layer {layer} of {model}, so its map would be blank. The "
-        "weights of the head or of the layer's projection are zero, as before training, or autograd's graph is cut on "
-        "the way (no_grad, detach). Use trained weights, or a method without gradients, such as occlusion."
+        f"No gradient of {score} reaches the attention of layer {layer} of {model}, so its map would be blank: weights "
+        "on the way are zero, as before training, or autograd's graph is cut (no_grad, detach). Use trained weights, "
+        "or a method without gradients, such as occlusion."
     )
 
 
@@ -413,10 +422,7 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
             above.enter_context(watching_graph(model, attn.cuts.append))
         yield attn
     if not attn.complete:
-        other = (
-            "it was not run to its last block inside the `with` block, in its thread and with its own parameters (not "
-            "by functional_call or quantized layers)"
-        )
+        other = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
         raise refuse(model, replaced_forward(model, modules) or other)
 
 
@@ -428,9 +434,8 @@ def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]
         own = {kind.__module__ for kind in type(module).__mro__}
         if "forward" in vars(module) or getattr(forward, "__module__", None) not in own:
             return (
-                f"the forward of {name} was replaced, and the new one does not call "
-                "torch.nn.functional.scaled_dot_product_attention with its own parameters; put the class's own "
-                "forward back (`del module.forward` for one module), or let the new one call it"
+                f"the forward of {name} was replaced, and the new one does not call scaled_dot_product_attention with "
+                "its own parameters; put back the class's own (`del module.forward`), or let the new one call it"
             )
     return None
 
@@ -461,35 +466,23 @@ class _Recorder(Interception):
             output.requires_grad_()  # the graph of a frozen model begins at its first layer
         if any(place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places):
             self.attn._replaced.add(index)
-        with torch._C.DisableTorchFunction():
-            layer = self._layer(name, query, key, value, mask, kwargs.get("scale"), output)
-        if index == POOL:
-            self.attn.pool = layer
-            self.attn.grid = replace(self.grid, readout=pool_readout(layer, self.family.pool.queries, self.grid))
-        else:
-            self.attn.grid = self.grid
-            self.attn._calls[index][call] = layer
-        return output
-
-    def _layer(self, name: str, query, key, value, mask: Tensor | None, scale: float | None, output: Tensor) -> Layer:
         own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
-        return Layer(
-            name,
-            own(query),
-            own(all_heads(key, query)),
-            query.shape[-1] ** -0.5 if scale is None else float(scale),
-            None if mask is None else mask.detach(),
-            own(all_heads(value, query)) if self.values else None,
-            output if self.gradients else own(output) if self.values else None,
-        )
-
-
-def pool_readout(layer: Layer, queries: slice | None, grid: TokenGrid) -> Tensor | None:
-    """(B, T) attention of a pool, averaged over heads and queries; None where no queries are averaged."""
-    if queries is None:
-        return None
-    row = layer.weights(queries).mean((1, 2))
-    return F.pad(row, (grid.tokens - row.shape[-1], 0))
+        scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else float(kwargs["scale"])
+        with torch._C.DisableTorchFunction():
+            layer = Layer(
+                name, own(query), own(all_heads(key, query)), scale, None if mask is None else mask.detach(),
+                own(all_heads(value, query)) if self.values else None,
+                output if self.gradients else own(output) if self.values else None,
+            )  # fmt: skip
+            if index == POOL:
+                self.attn.pool, queries = layer, self.family.pool.queries
+                row = None if queries is None else layer.weights(queries).mean((1, 2))
+                readout = None if row is None else F.pad(row, (self.grid.tokens - row.shape[-1], 0))
+                self.attn.grid = replace(self.grid, readout=readout)
+            else:
+                self.attn.grid = self.grid
+                self.attn._calls[index][call] = layer
+        return output
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -9,41 +9,25 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import open_clip, timm, torchvision, transformers
-from vitlens.recorder.supported.protocol import (
-    MLPS,
-    NORMS,
-    Family,
-    Pool,
-    UnsupportedModelError,
-    model_name,
-    qualified_name,
-    refuse,
-    short_name,
-)
 
-__all__ = [
-    "FAMILIES", "MLPS", "NORMS", "Family", "Pool", "UnsupportedModelError", "attention_modules", "embed_texts",
-    "embeds_texts", "family", "found_in", "gated", "head_count", "known", "label_names", "model_name", "pooled",
-    "qualified_name", "refuse", "require_capturable", "short_name", "states_preprocessing", "title", "token_grid",
-    "transformer", "unwrap", "within",
-]  # fmt: skip
+LIBRARIES = ("timm", "transformers", "open_clip", "torchvision")
+"""Libraries with a module here, which has the full names of its classes in `MODELS`, and their `adapter`."""
 
-FAMILIES: dict[str, Callable[[nn.Module], Family]] = {
-    **dict.fromkeys(timm.MODELS, timm.Timm),
-    **dict.fromkeys(transformers.MODELS, transformers.Transformers),
-    **dict.fromkeys(torchvision.MODELS, torchvision.TorchVision),
-    **dict.fromkeys(open_clip.MODELS, open_clip.of_tower),
-}
-"""The adapter for every known class, by its full name, so that looking one up imports no library."""
-
-_MULTIHEAD = "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
-
+NORMS = r"norm[12]|ln_[12]|layer_norm[12]|layernorm_(before|after)|in_norm|(attns|ffns)\.\d+\.norm"
+"""Modules of a block, by name, that normalize the tokens for attention and MLP."""
+MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
+"""Modules of a block, by name, whose output is added besides that of attention, as it is or after a linear layer."""
 
 HARMLESS = {
     "__init__", "init_weights", "_init_weights", "fix_init_weight", "no_weight_decay", "group_matcher",
@@ -52,27 +36,284 @@ HARMLESS = {
 """Methods of timm's models that do not change the forward."""
 
 
-def extended(model: nn.Module) -> tuple[str | None, list[str]]:
-    """Full name of the model's class, or of the timm class that it extends, and the methods that it overrides."""
+class UnsupportedModelError(ValueError):
+    """The attention of the model, or of this forward, cannot be shown exactly. The message gives the reason."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Attention after the last layer that sums the tokens up.
+
+    module: the attention with the norm and MLP that follow it. queries: those whose attention is averaged for the
+    read-out; None where there is no single row. norm: runs right before, for a pool without parameters.
+    """
+
+    module: nn.Module
+    queries: slice | None
+    norm: nn.Module | None = None
+
+
+class Family(ABC):
+    """One model, seen as a Vision Transformer. B batch, T tokens, D width, C channels, sizes (height, width)."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    @abstractmethod
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
+
+    @property
+    def capture_problem(self) -> str | None:
+        """Reason why a capture would miss or randomize the attention in the model's present mode and settings, or None.
+        Dropout is checked by `require_capturable`."""
+        return None
+
+    def forward_checks(self) -> list[RemovableHandle]:
+        """Hooks that raise UnsupportedModelError in a forward that cannot be shown."""
+        return []
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers: each takes the tokens (B, T, D) and returns them."""
+
+    @property
+    def stream_problem(self) -> str | None:
+        """Reason why what attention and MLPs add to the tokens cannot be told apart (blocks that are not pre-norm), or
+        None."""
+        for number, block in enumerate(self.blocks):
+            names = [name for name, _ in block.named_modules()]
+            if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):
+                return f"layer {number} ({type(block).__name__}) has other parts than a pre-norm block"
+        return None
+
+    @property
+    def pool(self) -> Pool | None:
+        """The attention pool, if there is one."""
+        return None
+
+    @property
+    @abstractmethod
+    def embedding(self) -> nn.Module:
+        """The module that turns pixels into tokens."""
+
+    @property
+    @abstractmethod
+    def prefix(self) -> list[str]:
+        """Names of the R prefix tokens: "class token", "distillation token", "register 1" …"""
+
+    @abstractmethod
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        """The tokens of an image of this size, and the read-out. Raises ValueError for a size that the model does not
+        take. The read-out of an attention pool depends on the image: it is None here, and a capture fills it in."""
+
+    @property
+    def built_size(self) -> tuple[int, int] | None:
+        """Image size that the model was built for, or None if it has no size of its own."""
+        return None
+
+    @property
+    @abstractmethod
+    def preprocessing(self) -> dict:
+        """`input_size` (C, H, W), `mean`, `std`, `interpolation`, `crop_pct` and `crop_mode`, as
+        `timm.data.create_transform` takes them."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int | None:
+        """Number of classes; 0 for a model whose output is features, None where it is unknown."""
+
+    def run(self, images: Tensor) -> Tensor:
+        """(B, classes) logits, or (B, D) features of a model without classes. Other outputs are left out."""
+        return self.model(images)
+
+    @abstractmethod
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
+        """Output of `run`, had the last layer returned these tokens (B, T, D).
+
+        pre_logits: the (B, D) input of the classifier instead; the same where there is none.
+        """
+
+    @abstractmethod
+    def positions(self) -> Tensor | None:
+        """(rows, cols, D) learned position embeddings of the patches, or None."""
+
+
+class PlainPatches(Family):
+    """A model whose patches are cut out from the top left. What is left at the bottom and at the right is not seen.
+
+    patch: (height, width) in pixels. read: the tokens whose mean the head reads, or None. table: learned position
+    embeddings (…, T, D), the patches' last, or None. usual: preprocessing of most of the published weights, taken for a
+    model without its own.
+    """
+
+    patch: tuple[int, int]
+    read: slice | None = slice(0, 1)
+    table: Tensor | None = None
+    usual: dict
+
+    @property
+    def prefix(self) -> list[str]:
+        return ["class token"]
+
+    def grid(self, image: tuple[int, int]) -> TokenGrid:
+        grid = TokenGrid(*self._counts(image), self.patch, len(self.prefix), tuple(image))
+        return grid if self.read is None else replace(grid, readout=mean_of(grid, self.read))
+
+    def _counts(self, image: tuple[int, int]) -> list[int]:
+        return [side // length for side, length in zip(image, self.patch, strict=True)]
+
+    @property
+    def preprocessing(self) -> dict:
+        """From `pretrained_cfg`, else the usual one."""
+        config = {"input_size": (3, *self.built_size), "interpolation": "bicubic", "crop_pct": 1.0,
+                  "crop_mode": "center"} | self.usual  # fmt: skip
+        own = getattr(self.model, "pretrained_cfg", None) or {}
+        return config | {key: own[key] for key in config if key in own}
+
+    def positions(self) -> Tensor | None:
+        if self.table is None:
+            return None
+        rows, cols = self._counts(self.built_size)
+        return self.table.detach().flatten(0, -2)[-rows * cols :].unflatten(0, (rows, cols))
+
+
+def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
+    """(T,) read-out that is the mean of some tokens."""
+    row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
+    row[tokens] = 1.0 / len(row[tokens])
+    return row
+
+
+def multihead_layers(model: nn.Module, path: str, name: str) -> list[list[tuple[str, nn.Module]]]:
+    """`Family.attention` of blocks at `path` that each hold one nn.MultiheadAttention called `name`."""
+    layers = []
+    for number, block in enumerate(model.get_submodule(path)):
+        module = getattr(block, name, None)
+        if type(module) is not nn.MultiheadAttention:
+            raise refuse(model, f"layer {number} ({qualified_name(block)}) holds no attention that vitlens knows")
+        layers.append([(f"{path}.{number}.{name}", module)])
+    return layers
+
+
+READOUTS = {
+    "class token": lambda prefix: slice(0, 1),
+    "patches": lambda prefix: slice(prefix, None),
+    "tokens": lambda prefix: slice(None),
+}
+"""Tokens whose mean the head of a registered model reads, by the number of prefix tokens."""
+
+
+class Registered(PlainPatches):
+    """Adapter of a registered class. The keyword arguments of `register_model` are its attributes."""
+
+    prefix: list[str] = []
+    built_size: tuple[int, int] = (0, 0)
+
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        names = [f"{self.blocks_path}.{number}.{self.attention_path}" for number in range(len(self.blocks))]
+        return [[(name, self.model.get_submodule(name))] for name in names]
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.model.get_submodule(self.blocks_path)
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_submodule(self.embedding_path)
+
+    @property
+    def classes(self) -> int | None:
+        return getattr(self.model, "num_classes", None)
+
+    def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
+        if self.logits is None or pre_logits:
+            raise ValueError(
+                f"The head of {type(self.model).__name__} is unknown. Give `register_model` a function as head=, from "
+                "the model and the tokens (B, T, D) of its last layer to the logits."
+            )
+        return type(self).logits(self.model, tokens)
+
+
+def register_model(
+    kind: type[nn.Module],
+    *,
+    blocks: str,
+    attention: str,
+    embedding: str,
+    patch: int | tuple[int, int],
+    size: int | tuple[int, int],
+    prefix: Sequence[str] = ("class token",),
+    readout: str | None = "class token",
+    mean: Sequence[float] = (0.5, 0.5, 0.5),
+    std: Sequence[float] = (0.5, 0.5, 0.5),
+    head: Callable[[nn.Module, Tensor], Tensor] | None = None,
+) -> None:
+    """Let vitlens look into a Vision Transformer that you wrote: captures, statistics and maps then take its models.
+
+        vitlens.register_model(
+            MyViT, blocks="blocks", attention="attn", embedding="patch_embed", patch=16, size=224, readout="patches"
+        )
+
+    Its attention must call `torch.nn.functional.scaled_dot_product_attention`, once in each block, on all tokens, and
+    its forward takes images (B, C, height, width) and returns logits (B, classes).
+
+    kind: the class. blocks: path of the list of blocks in the model. attention: path of the attention module in a
+    block. embedding: path of the module that turns pixels into tokens. patch: side or (height, width) of a patch.
+    size: side or (height, width) of the images that the model was built for. prefix: names of the tokens before the
+    patches. readout: the tokens whose mean the head reads, "class token", "patches" or "tokens" (all); None where it
+    reads no such mean, and then `rollout` and `relevance` need a query. mean, std: of the input's normalization; their
+    length is the number of channels. head: logits from (model, tokens of the last layer), for `legrad` and the lens.
+    """
+    if readout is not None and readout not in READOUTS:
+        raise ValueError(f"readout must be one of {', '.join(READOUTS)} or None, got {readout!r}.")
+    pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
+    settings = dict(
+        blocks_path=blocks, attention_path=attention, embedding_path=embedding, patch=pair(patch),
+        built_size=pair(size), prefix=list(prefix), read=READOUTS[readout](len(prefix)) if readout else None,
+        logits=head and staticmethod(head),
+        usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
+    )  # fmt: skip
+    FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(f"Registered{kind.__name__}", (Registered,), settings)
+
+
+FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
+"""Adapters of classes by full name, besides those of `LIBRARIES`."""
+
+
+def _library(name: str):
+    return import_module(f"{__name__}.{name}")
+
+
+def _adapter(kind: type) -> Callable[[nn.Module], Family] | None:
+    name, top = f"{kind.__module__}.{kind.__qualname__}", kind.__module__.split(".")[0]
+    if (library := "timm" if top == "vitlens" else top) in LIBRARIES and name in _library(library).MODELS:
+        return _library(library).adapter
+    return FAMILIES.get(name)
+
+
+def extended(model: nn.Module) -> tuple[type | None, list[str]]:
+    """The model's class, or the timm class that it extends, if known, and the methods that it overrides."""
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if name in FAMILIES and (number == 0 or name in timm.MODELS):
+        if _adapter(kind) and (number == 0 or kind.__module__.startswith(("timm.", "vitlens."))):
             own = {method for each in kinds[:number] for method, value in vars(each).items() if callable(value)}
             forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
-            return name, sorted(own & forward - HARMLESS)
+            return kind, sorted(own & forward - HARMLESS)
     return None, []
 
 
 def known(model: nn.Module) -> bool:
     """True if the model's class is a known one, or extends one of timm without changing its forward."""
-    name, overridden = extended(model)
-    return name is not None and not overridden
+    kind, overridden = extended(model)
+    return kind is not None and not overridden
 
 
 def family(model: nn.Module) -> Family:
     """Adapter for a model's class. Unknown classes get the timm adapter."""
-    return FAMILIES[extended(model)[0]](model) if known(model) else timm.Timm(model)
+    kind, overridden = extended(model)
+    return _library("timm").Timm(model) if kind is None or overridden else _adapter(kind)(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -125,27 +366,6 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     return layers
 
 
-def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
-    """True if outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
-    return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
-
-
-def head_count(attention: nn.Module) -> int:
-    """H of an attention module, or of an attention pool."""
-    for module in attention.modules():
-        if count := getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None):
-            return count
-    raise TypeError(f"{type(attention).__name__} has no number of heads.")
-
-
-def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
-    """The `TokenGrid` of a supported model for an input of (height, width) pixels.
-
-    The read-out of an attention pool depends on the image: it is None here, and a capture fills it in.
-    """
-    return family(model).grid(image)
-
-
 def require_capturable(model: nn.Module) -> None:
     """Raise UnsupportedModelError if attention would be missed in the model's settings, or is random in its mode:
     dropout, stochastic depth or patch dropout is active."""
@@ -160,10 +380,70 @@ def require_capturable(model: nn.Module) -> None:
             raise refuse(model, f"in training mode {what} drops parts of it at random; call model.eval() first")
 
 
+def _why_not(model: nn.Module) -> str:
+    """Reason why a model's class is refused."""
+    timm = _library("timm")
+    if (reason := timm.REASONS.get(type(model).__name__)) is not None:
+        return reason
+    inner = list(found_in(model))
+    if not inner and any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
+        return "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
+    if len(inner) == 1:
+        return f"it wraps a Vision Transformer; capture that one instead (`model.get_submodule({inner[0]!r})`)"
+    if inner:
+        named = ", ".join(map(repr, inner))
+        return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
+    kind, overridden = extended(model)
+    register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
+    if kind is not None:
+        return (
+            f"it extends timm's {kind.__name__} and overrides {', '.join(overridden)}, so its tokens and read-out are "
+            f"unknown; use timm's own class, or {register}"
+        )
+    return (
+        "its class is not among those known to attend with a softmax over the patches of the image "
+        f"({timm.KNOWN}); if it does, {register}"
+    )
+
+
+def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
+    """The error to raise for a model and a reason."""
+    return UnsupportedModelError(f"vitlens cannot show the attention of {model_name(model)}: {reason}.")
+
+
+def require_size(
+    model: nn.Module, image: tuple[int, int], *, only: tuple[int, int] | None = None, patch: tuple[int, int] = (1, 1)
+) -> None:
+    """Raise ValueError unless the image has the `only` (height, width) that the model takes, and whole patches."""
+    got, built, sides = (" × ".join(map(str, size or ())) for size in (image, only, patch))
+    refused = f"{model_name(model)} does not take this size"
+    if only is not None and tuple(image) != tuple(only):
+        raise ValueError(f"{refused}: it was built for {built}, got {got}.")
+    if any(side % length for side, length in zip(image, patch, strict=True)):
+        raise ValueError(f"{refused}: patches of {sides} pixels do not divide images of {got}.")
+
+
+def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
+    """True if outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
+    return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
+
+
+def head_count(attention: nn.Module) -> int:
+    """H of an attention module, or of an attention pool."""
+    counts = [getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None)
+              for module in attention.modules()]  # fmt: skip
+    return next(filter(None, counts))
+
+
+def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
+    """The `TokenGrid` of a supported model for an input of (height, width) pixels: `Family.grid`."""
+    return family(model).grid(image)
+
+
 def pooled(model: nn.Module, images: Tensor) -> Tensor:
     """(B, D) features: the input of the classifier, or the output of a model without one."""
     about = family(model)
-    if type(about) is timm.Timm:
+    if type(about) is _library("timm").Timm:
         return model.forward_head(model.forward_features(images), pre_logits=True)
     if about.classes == 0:
         return about.run(images)
@@ -173,15 +453,30 @@ def pooled(model: nn.Module, images: Tensor) -> Tensor:
         if threading.get_ident() == thread:
             tokens.append(output)
 
-    hook = about.blocks[-1].register_forward_hook(keep)
-    try:
+    with about.blocks[-1].register_forward_hook(keep):
         about.run(images)
-    finally:
-        hook.remove()
     return about.head(tokens[-1], pre_logits=True)
 
 
-def title(model: nn.Module) -> str:
+def qualified_name(thing: object) -> str:
+    """Module and class of an object, as in 'timm.models.beit.Beit'."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def short_name(model: nn.Module) -> str:
+    """Architecture of a model by its configuration, or where its weights came from (transformers), or its class."""
+    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    origin = getattr(getattr(model, "config", None), "name_or_path", None)
+    return architecture or (Path(origin).name if isinstance(origin, str) and origin else type(model).__name__)
+
+
+def model_name(model: nn.Module) -> str:
+    """Architecture and class of a model, for messages."""
+    name, kind = short_name(model), type(model).__name__
+    return kind if name == kind else f"{name} ({kind})"
+
+
+def architecture(model: nn.Module) -> str:
     """Architecture of a model for figures, with the sizes that differ from those in its name:
     "vit_tiny_patch16_224, patch 8"."""
     model = family(model).model
@@ -197,7 +492,7 @@ def title(model: nn.Module) -> str:
 
 def states_preprocessing(model: nn.Module) -> bool:
     """False for a model whose preprocessing is a guess: timm's, or an unknown one, without a `pretrained_cfg`."""
-    return hasattr(model, "pretrained_cfg") or type(family(model)) is not timm.Timm
+    return hasattr(model, "pretrained_cfg") or type(family(model)) is not _library("timm").Timm
 
 
 def label_names(model: nn.Module) -> list[str] | None:
@@ -217,39 +512,11 @@ def embeds_texts(model: nn.Module) -> bool:
 
 def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
     """(N, D) embeddings of prompts, in the space of `pooled`. tokenizer: prompts → input of the text tower; by default
-    the model's own.
-
-    Raises ValueError for a model without a text tower, and OSError without a tokenizer.
-    """
-    if hasattr(model, "get_text_features"):
-        return transformers.embed_texts(model, prompts, tokenizer)
-    if hasattr(model, "encode_text"):
-        return open_clip.embed_texts(model, prompts, tokenizer)
-    raise ValueError(
-        f"{model_name(model)} has no text tower, so it cannot be asked about a text. Open a CLIP or SigLIP model with "
-        "both towers, or compare with a picture."
-    )
-
-
-def _why_not(model: nn.Module) -> str:
-    if (reason := timm.REASONS.get(type(model).__name__)) is not None:
-        return reason
-    inner = list(found_in(model))
-    if not inner and any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
-        return _MULTIHEAD
-    if len(inner) == 1:
-        return f"it wraps a Vision Transformer; capture that one instead (`model.get_submodule({inner[0]!r})`)"
-    if inner:
-        named = ", ".join(map(repr, inner))
-        return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
-    name, overridden = extended(model)
-    register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
-    if name is not None:
-        return (
-            f"it extends timm's {name.rsplit('.', 1)[-1]} and overrides {', '.join(overridden)}, so its tokens and "
-            f"read-out are unknown; use timm's own class, or {register}"
+    the model's own. Raises ValueError for a model without a text tower, and OSError without a tokenizer."""
+    if not embeds_texts(model):
+        raise ValueError(
+            f"{model_name(model)} has no text tower to embed a text. Open a CLIP or SigLIP model with both towers, or "
+            "compare with an image."
         )
-    return (
-        "its class is not among those known to attend with a softmax over the patches of the image "
-        f"({timm.KNOWN}); if it does, {register}"
-    )
+    library = "transformers" if hasattr(model, "get_text_features") else "open_clip"
+    return _library(library).embed_texts(model, prompts, tokenizer)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import timm
-from vitlens.recorder.supported.protocol import (
+from vitlens.recorder.supported import (
     Family,
     PlainPatches,
     Pool,
@@ -20,6 +19,7 @@ from vitlens.recorder.supported.protocol import (
     qualified_name,
     refuse,
     require_size,
+    timm,
 )
 
 TOWER = "open_clip.transformer.VisionTransformer"
@@ -29,7 +29,7 @@ CLIP_VOCABULARY = 49408
 """Tokens of CLIP's own tokenizer, which comes with open_clip."""
 
 
-def of_tower(model: nn.Module) -> Family:
+def adapter(model: nn.Module) -> Family:
     """The adapter for a model, by its image tower."""
     tower = model.visual if qualified_name(model) in WHOLE else model
     return TimmTower(model, tower) if hasattr(tower, "trunk") else OpenClip(model, tower)
@@ -115,7 +115,7 @@ class OpenClip(_Tower, PlainPatches):
         return self.tower.conv1
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        require_size(self.model, image, self.built_size)
+        require_size(self.model, image, only=self.built_size)
         return super().grid(image)
 
     @property

@@ -12,15 +12,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.protocol import (
-    Family,
-    Pool,
-    mean_of,
-    qualified_name,
-    refuse,
-    require_size,
-    require_whole_patches,
-)
+from vitlens.recorder.supported import Family, Pool, mean_of, qualified_name, refuse, require_size
 
 MODELS = {
     "timm.models.vision_transformer.VisionTransformer",
@@ -68,8 +60,8 @@ _REFUSED = {
 REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
 """Why models of these classes are refused."""
 
-_DIFFERENCE = "its attention is the difference of two softmaxes, which no single map shows"
-ATTENTION_REASONS = {"DiffAttention": _DIFFERENCE, "DiffParallelScalingBlock": _DIFFERENCE}
+DIFFERENCES = {"DiffAttention", "DiffParallelScalingBlock"}
+"""Attention that is the difference of two softmaxes."""
 
 PRE_NORM = {
     "timm.models.vision_transformer.Block",
@@ -82,7 +74,6 @@ PRE_NORM = {
 """Pre-norm blocks: attention and MLP read normalized tokens, and their outputs are added to the residual stream."""
 
 KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS if name.startswith("timm.")))
-UNFUSED = "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
 
 
 class Timm(Family):
@@ -95,8 +86,8 @@ class Timm(Family):
             attention = []
             for path, module in block.named_modules():
                 name = qualified_name(module)
-                if (reason := ATTENTION_REASONS.get(type(module).__name__)) is not None:
-                    raise refuse(model, reason)
+                if type(module).__name__ in DIFFERENCES:
+                    raise refuse(model, "its attention is the difference of two softmaxes, which no single map shows")
                 if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
                     raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
                 if name in ATTENTION:
@@ -109,8 +100,9 @@ class Timm(Family):
     @property
     def capture_problem(self) -> str | None:
         """Layers that were built while timm's fused attention was off compute attention themselves, unseen."""
-        fused = (getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer)
-        return None if all(fused) else UNFUSED
+        if all(getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer):
+            return None
+        return "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -150,17 +142,17 @@ class Timm(Family):
         embed, image = self.embedding, tuple(image)
         plain = not hasattr(embed, "backbone")  # timm's hybrids take images of any size
         if plain and getattr(embed, "strict_img_size", False) and embed.img_size is not None:
-            require_size(self.model, image, embed.img_size)
+            require_size(self.model, image, only=embed.img_size)
         elif getattr(embed, "is_linear", plain) and not embed.dynamic_img_pad:
-            require_whole_patches(self.model, image, embed.patch_size)
-        rows, cols = _features(embed, image)
+            require_size(self.model, image, patch=embed.patch_size)
+        measured = not plain and not embed.dynamic_img_pad and image == tuple(embed.img_size)  # by timm's own forward
+        rows, cols = embed.grid_size if measured else embed.dynamic_feat_size(image)
         grid = TokenGrid(rows, cols, _stride(embed), self.model.num_prefix_tokens, image)
         return replace(grid, readout=_readout(self.model, grid))
 
     @property
     def built_size(self) -> tuple[int, int] | None:
-        embed = getattr(self.model, "embeds", None) or getattr(self.model, "patch_embed", None)
-        size = getattr(embed, "img_size", None)
+        size = getattr(getattr(self.model, "embeds", getattr(self.model, "patch_embed", None)), "img_size", None)
         return size and tuple(size)
 
     @property
@@ -201,23 +193,15 @@ class Timm(Family):
         return None
 
 
-def _features(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns. For a hybrid at the size it was built for, timm measured them by running the backbone."""
-    if hasattr(embed, "backbone") and not embed.dynamic_img_pad and image == tuple(embed.img_size):
-        return tuple(embed.grid_size)
-    return embed.dynamic_feat_size(image)
-
-
 def _stride(embed: nn.Module) -> tuple[int, int]:
     """Pixels from one token to the next.
 
     timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
     which is right unless the backbone was changed: then it does not fit the features that timm found.
     """
-    backbone = getattr(embed, "backbone", None)
-    if backbone is None or not hasattr(backbone, "feature_info"):
+    info = getattr(getattr(embed, "backbone", None), "feature_info", None)
+    if info is None:
         return tuple(embed.feat_ratio(as_scalar=False))
-    info = backbone.feature_info
     reduction = info.reduction()[-1] if hasattr(info, "reduction") else info[-1]["reduction"]
     sizes = zip(embed.img_size, embed.feature_size, embed.patch_size, strict=True)
     return tuple(p * (reduction if abs(side / reduction - n) < 1 else round(side / n)) for side, n, p in sizes)
@@ -225,12 +209,11 @@ def _stride(embed: nn.Module) -> tuple[int, int]:
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
     """None for an attention pool, and for max, avgmax and no pooling, which read no weighted sum."""
-    if getattr(model, "attn_pool", None) is not None:
+    if getattr(model, "attn_pool", None) is not None or model.global_pool not in ("token", "avg"):
         return None
-    if hasattr(model, "head_dist"):  # distilled DeiT's global_pool is "token", but it averages two heads
-        return mean_of(grid, slice(0, 2))
-    if model.global_pool == "token":
-        return mean_of(grid, slice(0, 1))
     if model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
         return mean_of(grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None))
-    return None
+    return mean_of(grid, slice(0, 2 if hasattr(model, "head_dist") else 1))  # distilled DeiT averages two heads
+
+
+adapter = Timm

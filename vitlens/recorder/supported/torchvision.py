@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.protocol import PlainPatches, multihead_layers, require_size
+from vitlens.recorder.supported import PlainPatches, multihead_layers, require_size
 
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 
@@ -38,7 +38,7 @@ class TorchVision(PlainPatches):
         return self.model.encoder.pos_embedding
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        require_size(self.model, image, self.built_size)
+        require_size(self.model, image, only=self.built_size)
         return super().grid(image)
 
     @property
@@ -53,3 +53,6 @@ class TorchVision(PlainPatches):
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         heads = self.model.heads[:-1] if pre_logits and self.classes else self.model.heads
         return heads(self.model.encoder.ln(tokens)[:, 0])
+
+
+adapter = TorchVision

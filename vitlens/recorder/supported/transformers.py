@@ -15,14 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported.protocol import (
-    PlainPatches,
-    Pool,
-    model_name,
-    qualified_name,
-    refuse,
-    require_whole_patches,
-)
+from vitlens.recorder.supported import PlainPatches, Pool, model_name, qualified_name, refuse, require_size
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -198,7 +191,7 @@ class Transformers(PlainPatches):
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
         if self.whole.kind == "siglip2":
-            require_whole_patches(self.model, image, self.patch)
+            require_size(self.model, image, patch=self.patch)
         return super().grid(image)
 
     @property
@@ -306,3 +299,6 @@ def _tokenizer(model: nn.Module) -> Callable:
         f"The tokenizer of {model_name(model)} is not on this disk, and could not be fetched. Put its files beside the "
         "weights, or give it, as in `text(prompt, tokenizer=AutoTokenizer.from_pretrained(…))`."
     )
+
+
+adapter = Transformers
