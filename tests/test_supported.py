@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from capture_support import check_all
 from supported_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
 from test_cli import vitlens as command
 from test_evaluate_command import colors, evaluate
@@ -23,11 +24,9 @@ from vitlens.recorder.forward import run
 from vitlens.recorder.supported import UnsupportedModelError, family, head_count, pooled, transformer
 from vitlens.widgets import explore
 
-every = pytest.mark.parametrize("name", EVERY)
 SOME = ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
         "Dinov2WithRegistersForImageClassification", "CLIPModel", "Siglip2Model", "torchvision", "open_clip",
         "open_clip, pool", "open_clip, timm"]  # fmt: skip
-some = pytest.mark.parametrize("name", SOME)
 
 
 def captured(model, images, **options):
@@ -44,8 +43,8 @@ def without_the_fast_path():
     torch.backends.mha.set_fastpath_enabled(before)
 
 
-@every
-def test_maps_equal_the_librarys_own_path(name, atol=1e-9):
+def check_maps(name, atol=1e-9):
+    """The library's own attention."""
     model = small(name).double()
     images = sized(model)
     with torch.no_grad():
@@ -61,8 +60,8 @@ def test_maps_equal_the_librarys_own_path(name, atol=1e-9):
     assert attn.grid.image == tuple(images.shape[-2:]) and attn.grid.tokens == maps[0].shape[-1]
 
 
-@every
-def test_the_row_that_is_read_is_found_by_changing_tokens(name):
+def check_readout(name):
+    """The row that is read, found by changing tokens."""
     model = small(name)
     attn, plain = captured(model, sized(model, batch=1))
     grid, generator = attn.grid, torch.Generator().manual_seed(2)
@@ -73,10 +72,8 @@ def test_the_row_that_is_read_is_found_by_changing_tokens(name):
         batch[each + 1, each] += torch.randn(output.shape[-1], generator=generator)
         return batch
 
-    hook = family(model).blocks[-1].register_forward_hook(change)
-    with torch.no_grad():
+    with torch.no_grad(), family(model).blocks[-1].register_forward_hook(change):
         output = run(model, sized(model, batch=1))
-    hook.remove()
     assert torch.allclose(output[:1], plain, atol=1e-5)
     moved = (output[1:] - output[0]).abs().amax(1) > 1e-5
     if grid.readout is None:  # a class token beside the mean of the patches is no single row
@@ -88,8 +85,7 @@ def test_the_row_that_is_read_is_found_by_changing_tokens(name):
         assert row[moved].std(correction=0) < 1e-6 or attn.pool is not None
 
 
-@every
-def test_tokens_and_head(name):
+def check_head(name):
     model = small(name)
     images, about = sized(model), family(model)
     with torch.no_grad():
@@ -100,8 +96,17 @@ def test_tokens_and_head(name):
     assert len(about.prefix) == about.grid(images.shape[-2:]).prefix
 
 
-@pytest.mark.parametrize("name", ["ViTModel", "Siglip2Model", "torchvision", "open_clip"])
-def test_filters_give_the_tokens_of_patches(name):
+@pytest.mark.parametrize("check", [check_maps, check_readout, check_head])
+@pytest.mark.parametrize("part", range(2))
+def test_every_model(check, part):
+    check_all(check, EVERY[part::2])
+
+
+def test_filters_give_the_tokens_of_patches():
+    check_all(check_filters, ["ViTModel", "Siglip2Model", "torchvision", "open_clip"])
+
+
+def check_filters(name):
     model = small(name)
     images, about = sized(model), family(model)
     filters, patch_size = vitlens.filters.kernels(model), about.grid(images.shape[-2:]).patch
@@ -109,18 +114,15 @@ def test_filters_give_the_tokens_of_patches(name):
     patch = images[:1, :, : patch_size[0], : patch_size[1]]
     first = torch.einsum("dpqc,cpq->d", filters, patch[0])
     seen = []
-    hook = about.embedding.register_forward_hook(lambda m, args, out: seen.append(out))
-    with torch.no_grad():
+    with torch.no_grad(), about.embedding.register_forward_hook(lambda m, args, out: seen.append(out)):
         run(model, images[:1])
-    hook.remove()
     bias = 0 if about.embedding.bias is None else about.embedding.bias
     found = seen[0][0, :, 0, 0] if seen[0].dim() == 4 else seen[0][0, 0]
     torch.testing.assert_close(found, first + bias, atol=1e-5, rtol=1e-5)
 
 
-@some
-def test_position_tables_are_where_the_model_adds_them(name):
-    """A change of one entry of the table changes the tokens of one patch at the first block."""
+def check_positions(name):
+    """A change of one entry of the position table changes the tokens of one patch at the first block."""
     model = small(name)
     about = family(model)
     table = about.positions()
@@ -128,19 +130,19 @@ def test_position_tables_are_where_the_model_adds_them(name):
         assert any(kind in name for kind in ("Beit", "DINOv3"))
         return
     images, seen = sized(model, *about.built_size, batch=1), []
-    hook = about.blocks[0].register_forward_pre_hook(lambda m, args: seen.append(args[0][0]))
     row, col = 1, table.shape[1] - 1
-    with torch.no_grad():
+    with torch.no_grad(), about.blocks[0].register_forward_pre_hook(lambda m, args: seen.append(args[0][0])):
         run(model, images)
         table[row, col] += torch.randn(table.shape[-1])  # a view of the parameter
         run(model, images)
-    hook.remove()
     changed = (seen[1] - seen[0]).abs().amax(1) > 1e-6
     assert changed.nonzero().tolist() == [[about.grid(about.built_size).index(row, col)]]
 
 
-@pytest.mark.parametrize("name", [name for name in SOME if name in CLASSIFIERS])
-def test_gradients_of_a_class_are_autograds_by_the_librarys_own_path(name):
+def check_gradients(name):
+    """Gradients of a class are autograd's by the library's own attention."""
+    if name not in CLASSIFIERS:
+        return
     model = small(name).double()
     images, target = sized(model), [3, 5]
     with capture(model, gradients=True) as attn:
@@ -156,9 +158,8 @@ def test_gradients_of_a_class_are_autograds_by_the_librarys_own_path(name):
         assert expected.abs().max() > 1e-5
 
 
-@some
-def test_the_parts_of_the_stream_add_up(name):
-    """To the logit, or to the cosine with another picture, for each image of a batch; and patches to their heads."""
+def check_stream(name):
+    """Parts add up to the logit, or to the cosine with another image; and patches to their heads."""
     model = small(name).double()
     images = sized(model, 32, 32, batch=3)
     target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
@@ -175,8 +176,16 @@ def test_the_parts_of_the_stream_add_up(name):
     assert found.heads.abs().amax((0, 2)).min() > 1e-6 and found.mlps.abs().amax(0).min() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "torchvision"])
-def test_what_a_head_adds_by_hand(name):
+@pytest.mark.parametrize("check", [check_positions, check_gradients, check_stream])
+def test_some_models(check):
+    check_all(check, SOME)
+
+
+def test_what_a_head_adds_by_hand():
+    check_all(check_contributions, ["ViTForImageClassification", "torchvision"])
+
+
+def check_contributions(name):
     """Its output for the class token times its part of the projection, normalized as the whole is, times the class."""
     model, target = small(name).double(), 3
     images, about = sized(model, 32, 32, batch=2), family(model)
@@ -191,10 +200,9 @@ def test_what_a_head_adds_by_hand(name):
         expected = ((added - added.mean(-1, keepdim=True)) * scale[:, None]).sum(-1)
         torch.testing.assert_close(found.heads[:, number], expected, atol=1e-9, rtol=0)
         mlp = []
-        hook = about.blocks[number].mlp.register_forward_hook(lambda m, args, out, mlp=mlp: mlp.append(out[:, 0]))
-        with torch.no_grad():
+        keep = about.blocks[number].mlp.register_forward_hook(lambda m, args, out, mlp=mlp: mlp.append(out[:, 0]))
+        with torch.no_grad(), keep:
             run(model, images)
-        hook.remove()
         expected = ((mlp[0] - mlp[0].mean(-1, keepdim=True)) * scale).sum(-1)
         torch.testing.assert_close(found.mlps[:, number], expected, atol=1e-9, rtol=0)
 
@@ -213,22 +221,20 @@ def test_the_table_says_the_same():
     assert [row["model"] for row in table][-len(EVERY) :] == EVERY
     if any(f"{name} {importlib.metadata.version(name)}" not in said for name in LIBRARIES):
         pytest.skip(f"the table is of {said.strip()}; `python tests/supported_support.py` writes it anew")
-    for name in (
-        "ViTForImageClassification",
-        "Dinov2ForImageClassification",
-        "SiglipModel",
-        "torchvision",
-        "open_clip",
-    ):
+    for name in ("Dinov2ForImageClassification", "SiglipModel", "torchvision", "open_clip"):
         row = survey(name)
         assert float(row.pop("error")) < 1e-9
         known = next(each for each in table if each["model"] == name)
         assert row == {k: v for k, v in known.items() if k not in ("error", "command")}
 
 
-@pytest.mark.parametrize("name", ["BeitModel", "open_clip"])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16(name, autocast):
+def test_bfloat16():
+    for name in ("BeitModel", "open_clip"):
+        for autocast in (False, True):
+            check_bfloat16(name, autocast)
+
+
+def check_bfloat16(name, autocast):
     """The maps are those of the q and k that the model made; its own path rounds its maps, too."""
     model = small(name) if autocast else small(name).bfloat16()
     images = sized(model)
@@ -242,9 +248,8 @@ def test_bfloat16(name, autocast):
         torch.testing.assert_close(layer.weights() @ layer.v.float(), layer.output.float(), atol=0.05, rtol=0.05)
 
 
-@pytest.mark.parametrize("name", ["DINOv3ViTModel"])
-def test_compiled(name):
-    model = small(name)
+def test_compiled():
+    model = small("DINOv3ViTModel")
     images = sized(model, 32, 32)
     attn, _ = captured(model, images)
     compiled = torch.compile(model, backend="eager")
@@ -277,11 +282,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("build, words", REFUSED)
-def test_capture_refuses(build, words):
-    model = build()
-    with pytest.raises(UnsupportedModelError, match=words):
-        captured(model, torch.randn(1, 3, 32, 32))
+def test_capture_refuses():
+    for build, words in REFUSED:
+        with pytest.raises(UnsupportedModelError, match=words):
+            captured(build(), torch.randn(1, 3, 32, 32))
 
 
 def test_mae_is_refused_while_it_hides_or_shuffles():
@@ -297,8 +301,11 @@ def test_mae_is_refused_while_it_hides_or_shuffles():
         captured(model, images)
 
 
-@pytest.mark.parametrize("name", ["SiglipVisionModel", "open_clip, pool"])
-def test_a_pool_reads_what_it_says(name):
+def test_a_pool_reads_what_it_says():
+    check_all(check_pool, ["SiglipVisionModel", "open_clip, pool"])
+
+
+def check_pool(name):
     model = small(name).double()
     attn, _ = captured(model, sized(model))
     pool = model.head if hasattr(model, "head") else model.visual.attn_pool
@@ -312,8 +319,12 @@ def test_a_pool_reads_what_it_says(name):
     torch.testing.assert_close(attn.grid.readout, seen[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
-def test_interventions(name):
+def test_interventions():
+    check_all(check_heads, ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
+    check_all(check_mlps, ["Dinov2ForImageClassification", "open_clip, timm"])
+
+
+def check_heads(name):
     """A head that is put out changes the output as its zeroed columns of the output projection do; a capture beside it
     sees every layer and the pool."""
     model = small(name)
@@ -354,8 +365,7 @@ def test_wrapped_models_are_found():
         attribution.relevance(patches, images, 2)
 
 
-@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
-def test_mlps_and_the_residual_stream_are_replaced(name):
+def check_mlps(name):
     """An MLP that gives zero leaves the tokens as the attention made them."""
     model = small(name)
     images, about = sized(model, 32, 32), family(model)
@@ -387,20 +397,20 @@ def test_lora_is_found_and_seen():
     torch.testing.assert_close(maps, attribution.relevance(inner, images, 2))
 
 
-PICTURES = [("chelsea", samples()["chelsea"])]
 @pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "open_clip, timm"])
 def test_inspection(name, tmp_path):
     model = small(name)
-    found = report.inspect(model, PICTURES)
+    found = report.inspect(model, [("chelsea", samples()["chelsea"])])
     names = {path.name for path in report.write_inspection(found, tmp_path)}
     rows = family(model).grid(built_size(model)).readout is not None
-    assert names == {"summary.json", "distance.png", "filters.png", "positions.png"} | (
-        {"rollout.png"} if rows else set()
-    )
+    assert names == {"summary.json", "distance.png", "filters.png", "positions.png", *["rollout.png"] * rows}
 
 
-@pytest.mark.parametrize("name", ["Siglip2ForImageClassification", "torchvision"])
-def test_the_explorer_shows_it(name):
+def test_the_explorer_shows_it():
+    check_all(check_explorer, ["Siglip2ForImageClassification", "torchvision"])
+
+
+def check_explorer(name):
     model = small(name)
     page, images = explore(model, samples()["chelsea"]), preprocess(model, samples()["chelsea"])
     with torch.no_grad(), vitlens.capture(model) as attn:
@@ -445,9 +455,9 @@ def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp
     assert record["images"] == len(right) == 15 and record["value"] == pytest.approx(100 * sum(right) / 15)
 
 
-@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"])
-def test_features_before_the_head(name):
-    model = small(name)
-    with torch.no_grad():
-        found = pooled(model, sized(model))
-        torch.testing.assert_close(last_linear(model)(found), run(model, sized(model)))
+def test_features_before_the_head():
+    for name in ("Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"):
+        model = small(name)
+        with torch.no_grad():
+            found = pooled(model, sized(model))
+            torch.testing.assert_close(last_linear(model)(found), run(model, sized(model)))

@@ -19,7 +19,6 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,8 @@ from vitlens.recorder.forward import channels, run
 from vitlens.recorder.supported import architecture, family, model_name, states_preprocessing, unwrap, within
 
 __all__ = [
-    "OUTPUTS", "SPECIMEN", "Pixels", "architecture", "built_size", "class_count", "data_config", "guessed",
-    "label_names", "load_model", "output_kind", "pixels", "preprocess", "require_classes", "restore", "run", "scores",
-    "top_classes",
+    "OUTPUTS", "SPECIMEN", "architecture", "built_size", "class_count", "data_config", "guessed", "label_names",
+    "load_model", "output_kind", "pixels", "preprocess", "require_classes", "restore", "run", "scores", "top_classes",
 ]  # fmt: skip
 
 SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
@@ -73,8 +71,6 @@ def load_model(
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit, and ConnectionError
     where weights cannot be fetched.
     """
-    if outputs is not None and outputs not in OUTPUTS:
-        raise ValueError(f"outputs must be one of {', '.join(OUTPUTS)}, got {outputs!r}.")
     if name_or_path is None and not SPECIMEN.is_dir():
         raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Give a "
                          "timm name or a folder.")  # fmt: skip
@@ -102,8 +98,10 @@ def load_model(
         kind = ConnectionError if not Path(name).exists() and _is_hub_error(error) else ValueError
         advice = " Check the network, or open a folder" if kind is ConnectionError else ""
         raise kind(f"{name} cannot be opened ({type(error).__name__}: {text}).{advice}") from error
-    if outputs is not None:
-        model.outputs = outputs
+    if (kind := outputs or getattr(model, "outputs", None)) is not None:
+        if kind not in OUTPUTS:
+            raise ValueError(f"outputs of {name} must be one of {', '.join(OUTPUTS)}, got {kind!r}.")
+        model.outputs = kind
     return model.eval()
 
 
@@ -131,19 +129,8 @@ def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if pretrained and "patch_size" in kwargs:
         with torch.device("meta"):
             plain = timm.create_model(name, **{k: v for k, v in kwargs.items() if k not in ("patch_size", "img_size")})
-        if _patch(plain) != _patch(model):
-            raise _other_patches(name, _patch(plain), model)
+        _require_patches({key: value.shape for key, value in plain.named_parameters()}, model, name)
     return model
-
-
-def _patch(model: nn.Module) -> tuple[int, int]:
-    return tuple(family(model).embedding.patch_size)
-
-
-def _other_patches(source: object, patch: tuple[int, int], model: nn.Module) -> ValueError:
-    sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, _patch(model)))
-    return ValueError(f"{source} has patches of {sizes} pixels. Resampled filters would be other filters: use the "
-                      "architecture of the weights.")  # fmt: skip
 
 
 def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
@@ -154,10 +141,9 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ValueError(f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
                          "peft, call merge_and_unload(), and save the result.")  # fmt: skip
-    for file in (config_file, weights_file):
-        if not file.is_file():
-            raise ValueError(f"The folder {folder} has no {file.name}. A model folder holds config.json and "
-                             "model.safetensors; pickled weights (.bin, .pth) go to checkpoint=.")  # fmt: skip
+    if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
+        raise ValueError(f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
+                         "model.safetensors; pickled weights (.bin, .pth) go to checkpoint=.")  # fmt: skip
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
@@ -186,8 +172,9 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
     if missing:
         if "input_size" in missing and (size := family(model).built_size):
             model.pretrained_cfg["input_size"] = (channels(model), *size)
-        what = f"{config_file} has no {', '.join(missing)}"
-        model.guessed_preprocessing = f"{what}; those of timm's {architecture} are used."
+        model.guessed_preprocessing = (
+            f"{config_file} has no {', '.join(missing)}; those of timm's {architecture} are used."
+        )
         _report(model.guessed_preprocessing)
     names = config.get("label_names") or settings.get("label_names")
     if isinstance(names, dict) and set(names) == {str(i) for i in range(len(names))}:  # {"0": "tench", …}
@@ -196,10 +183,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         if not isinstance(names, list) or len(names) != model.num_classes:
             raise ValueError(f"label_names in {config_file} must be a list of {model.num_classes} names.")
         model.label_names = [str(name) for name in names]
-    if (kind := config.get("outputs")) is not None:
-        if kind not in OUTPUTS:
-            raise ValueError(f"outputs in {config_file} must be one of {', '.join(OUTPUTS)}, got {kind!r}.")
-        model.outputs = kind
+    model.outputs = config.get("outputs")
     return model
 
 
@@ -213,8 +197,8 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         try:
             state = timm.models.load_state_dict(str(file), use_ema=True, weights_only=True)
         except Exception as error:
-            raise ValueError(f"{file} cannot be read ({type(error).__name__}): it is damaged, or holds pickled code. "
-                             "Save the model's state_dict() instead of the model.") from error  # fmt: skip
+            reason = f"{type(error).__name__}: it is damaged, or holds pickled code"
+            raise ValueError(f"{file} cannot be read ({reason}). Save the model's state_dict().") from error
         inside = state.keys()
         with suppress(Exception):  # names only: the weights are read above
             inside = torch.load(file, map_location="cpu", weights_only=True, mmap=True).keys()
@@ -256,15 +240,12 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             shapes = {name: arrays[name].shape for name in arrays.files}
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): it is damaged, or holds pickled objects.") from error
-    try:
         _require_patches(shapes, model, file)
         blocks = {match[1] for name in shapes if (match := re.search(r"encoderblock_(\d+)/", name))}
         stacked = [shape[0] for name, shape in shapes.items() if name.endswith("encoderblock/LayerNorm_0/scale")]
         depth = len(blocks) or max(stacked, default=0)
         if depth != len(model.blocks):
-            raise ValueError(f"{file} has {depth} layers, and {model_name(model)} has {len(model.blocks)}.")
+            raise ValueError(f"it has {depth} layers, and the model has {len(model.blocks)}")
         count = next((shape[0] for name, shape in shapes.items() if re.search(r"(^|/)head/bias$", name)), 0)
         if any("pre_logits" in name for name in shapes):
             count = 0  # timm leaves this layer out, and the head reads its output
@@ -273,11 +254,10 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
             for parameter in model.parameters():
                 parameter.fill_(torch.nan)  # timm copies what the file has, and leaves the rest
         model.load_pretrained(str(file))
-    except (KeyError, AttributeError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{file} does not hold the weights of {model_name(model)} ({why}).") from error
-    if missing := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
-        raise ValueError(f"{file} does not hold the weights of {model_name(model)}: it lacks {', '.join(missing[:3])}.")
+        if missing := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
+            raise ValueError(f"it lacks {', '.join(missing[:3])}")
+    except Exception as error:
+        raise ValueError(f"{file} does not hold the weights of {model_name(model)}: {error}.") from error
     _report(f"Took the weights of {file}; {f'its head has {count} classes' if count else 'without a head'}.")
     return model
 
@@ -297,15 +277,19 @@ def _with_head(model: nn.Module, count: int, kwargs: dict, file: Path) -> nn.Mod
 
 def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
     """Raise ValueError if weights have another patch size than the model: timm would resample the filters."""
+    built = None
     for name, shape in shapes.items():
         if not re.search(_KERNELS, str(name)) or len(shape) not in (2, 4):
             continue
+        built = built or tuple(family(model).embedding.patch_size)
         if len(shape) == 2:  # NaFlex: (D, p·q·C)
             patch = (round((shape[1] / channels(model)) ** 0.5),) * 2
         else:
             patch = tuple(shape[:2] if name.endswith("kernel") else shape[2:])
-        if patch != _patch(model):
-            raise _other_patches(source, patch, model)
+        if patch != built:
+            sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, built))
+            raise ValueError(f"{source} has patches of {sizes} pixels. Resampled filters would be other filters: use "
+                             "the architecture of the weights.")  # fmt: skip
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -322,8 +306,9 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
     from vitlens.recorder.supported.transformers import MODELS
 
-    opened = _here_first(transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs)
-    config, unused = opened
+    config, unused = _here_first(
+        transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs
+    )
     kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
     if kind not in known or unused:
@@ -479,24 +464,20 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
     """The k highest outputs for each row of (B, classes) logits: (name or number, score).
 
-    Raises ValueError for logits of another shape, and for a model without a classifier.
+    Raises ValueError for a model without a classifier.
     """
     require_classes(model)
-    if logits.dim() != 2:
-        raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
-    return [
-        [(names[c] if names else str(c), value) for c, value in zip(cs, vs, strict=True)]
-        for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
-    ]
+    called = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
+    return [[*zip(*pair, strict=True)] for pair in zip(called, values.tolist(), strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
 class _Processor:
     """An image processor of transformers as a function: an RGB image to (C, H, W)."""
 
-    processor: object
+    def __init__(self, processor):
+        self.processor, self.interpolation = processor, Image.Resampling(processor.resample).name.lower()
 
     def __call__(self, image: Image.Image) -> Tensor:
         if hasattr(self.processor, "max_num_patches"):  # SigLIP 2: one square, so that images make a batch
@@ -508,13 +489,7 @@ class _Processor:
             (rows, cols), side = given["spatial_shapes"][0].tolist(), self.processor.patch_size
             patches = values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
             values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
-        if values.dim() != 3:
-            raise ValueError(f"It makes {tuple(values.shape)} of an image, and not one image (C, H, W).")
         return values
-
-    @property
-    def interpolation(self) -> str:
-        return Image.Resampling(self.processor.resample).name.lower()
 
 
 @functools.lru_cache(maxsize=32)
@@ -538,10 +513,10 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
     ramps = np.dstack([x * 255 / (width - 1), y * 255 / (height - 1), np.full_like(x, 255)]).round().astype(np.uint8)
     seen = transform(Image.fromarray(ramps)).double() * std[:, None, None] + mean[:, None, None]
     channels, rows, cols = seen.shape
-    quarter = [(rows // 4, rows - rows // 4), (cols // 4, cols - cols // 4)]
-    (top, bottom), (left, right) = quarter
-    across = float(seen[0, rows // 2, right - 1] - seen[0, rows // 2, left]) * (width - 1) / (right - 1 - left) * cols
-    down = float(seen[1, bottom - 1, cols // 2] - seen[1, top, cols // 2]) * (height - 1) / (bottom - 1 - top) * rows
+    top, left = rows // 4, cols // 4
+    right, bottom = cols - left - 1, rows - top - 1
+    across = float(seen[0, rows // 2, right] - seen[0, rows // 2, left]) * (width - 1) / (right - left) * cols
+    down = float(seen[1, bottom, cols // 2] - seen[1, top, cols // 2]) * (height - 1) / (bottom - top) * rows
     shares = across / width, down / height  # of the image that is seen
     stretched = abs(across / cols - down / rows) > 0.02 * down / rows
     mode = "squash" if stretched else "border" if float(seen[2].min()) < 0.9 else "center"
@@ -635,24 +610,20 @@ def preprocess(
     """Images, one or a list of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's own preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. Models with one input channel are shown
-    gray, normalized by the means of the configured means and deviations.
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. Models with one input channel are given
+    gray images.
 
-    size: (H, W) in pixels, in place of the configured size: the image is resized until it covers H × W divided by
-    `crop_pct`, and the middle is cut out (a `crop_mode` of "squash" or "border" stretches or pads).
-    `timm.create_model(..., img_size=...)` does not change the configured size: give `built_size(model)`.
-    whole: squeeze the whole image into the size and cut nothing off.
-    on_note: called with a sentence for each image that `load_image` has changed, and if the preprocessing is a guess.
+    size: (H, W) in pixels, in place of the configured size, which `timm.create_model(..., img_size=...)` does not
+    change: give `built_size(model)`. whole: squeeze the whole image into the size and cut nothing off. on_note: called
+    with a sentence for each image that `load_image` has changed, and if the preprocessing is a guess.
 
-    Raises ImageError for what `load_image` refuses, an empty list, an image over 100 times as long as wide (or as wide
-    as long), and a model of neither one nor three channels.
+    Raises ImageError for what `load_image` refuses, an image over 100 times as long as wide (or as wide as long), and a
+    model of neither one nor three channels.
     """
     transform = _transform(model, size, whole)
     mode = "L" if data_config(model)["input_size"][0] == 1 else "RGB"
     sources = images if isinstance(images, (list, tuple)) else [images]
     loaded = [load_image(source, on_note=on_note) for source in sources]
-    if not loaded:
-        raise ImageError("Expected at least one image, got an empty list.")
     for width, height in (image.size for image in loaded):
         if max(width, height) > MAX_ELONGATION * min(width, height):
             raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
@@ -661,25 +632,17 @@ def preprocess(
     return torch.stack([transform(image.convert(mode)) for image in loaded])
 
 
-@dataclass(frozen=True)
-class Pixels:
-    """`preprocess` without the normalization, from one RGB image to uint8 (C, H, W)."""
-
-    transform: Callable
-    normalized: tuple | None = None
-    """Mean and standard deviation to undo, where the transform normalizes."""
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        made = self.transform(image)
-        return made if self.normalized is None else _levels(made[None], *self.normalized)[0]
-
-
-def pixels(model: nn.Module) -> Pixels:
-    """The `Pixels` of a model, for data sets, which hold images as bytes and normalize them later."""
+def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
+    """`preprocess` without the normalization, as a function from one RGB image to uint8 (C, H, W), for data sets, which
+    hold images as bytes and normalize them later."""
     config = data_config(model)
     if (own := _own_transform(model)) is not None:
-        return Pixels(own, (config["mean"], config["std"]))
-    return Pixels(create_transform(**config, is_training=False, use_prefetcher=True))
+        return functools.partial(_unnormalized, own, config["mean"], config["std"])
+    return create_transform(**config, is_training=False, use_prefetcher=True)
+
+
+def _unnormalized(transform: Callable, mean: tuple, std: tuple, image: Image.Image) -> Tensor:
+    return _levels(transform(image)[None], mean, std)[0]
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
