@@ -128,7 +128,7 @@ def looked_at(model: nn.Module, images: Tensor, labels: Tensor, times: float) ->
         received = attn[-1].weights().mean((1, 2)).double()
     norms = torch.stack([tokens.norms(layer) for layer in layers], 1).double()
     prefix, patches = attn.grid.prefix, norms[..., attn.grid.prefix :]
-    middle, last = tokens.median(patches), torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
+    middle, last = patches.quantile(0.5, -1), torch.full(patches.shape[:2], torch.nan, dtype=torch.float64)
     last[:, -1] = roughness(attn.grid.image_map(received))
     return {
         "answer": logits.argmax(1),

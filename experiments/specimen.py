@@ -6,7 +6,7 @@
 model. The table has one row for each head: its mean attention distance in pixels of the model's input, that as a share
 of uniform attention, and the same share with the rows renormalized after the class token is dropped. Then, for each
 model, the rank correlation of position similarity with distance, the share of the filters' variance in 28 components,
-and the contrast of its rollouts (`vitlens.report.contrast`) on its own grid, and averaged onto the coarsest
+and the contrast of its rollouts (`vitlens.attention.contrast`) on its own grid, and averaged onto the coarsest
 grid of all models, which favors none. At the end by how much the first model's contrast is above the other's on the
 same photographs. Each mean over photographs has the half width of its 95 % interval (Student's t): what others give.
 """
@@ -62,8 +62,8 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
                     | mean("renormalized", renormalized[one] / grid.uniform_distance(renormalize=True)))  # fmt: skip
     for quantity in ("position_rank_correlation", "filter_variance"):
         rows.append({"model": name, "quantity": quantity, "value": found.measures[quantity]})
-    alike = report.contrast(coarser(rollouts, *shape))
-    own = {f"rollout_contrast, {grid.rows} × {grid.cols}": report.contrast(rollouts)}
+    alike = attention.contrast(coarser(rollouts, *shape))
+    own = {f"rollout_contrast, {grid.rows} × {grid.cols}": attention.contrast(rollouts)}
     for quantity, values in (own | {"rollout_contrast, {} × {}".format(*shape): alike}).items():
         rows.append({"model": name, "quantity": quantity} | mean("value", values))
     return rows, alike

@@ -11,7 +11,6 @@ from capture_support import captured
 
 from vitlens import TokenGrid, attention, capture
 from vitlens.recorder.record import Layer
-from vitlens.report import contrast
 
 
 class Maps:
@@ -199,16 +198,17 @@ def test_contrast_closed_forms():
     torch.manual_seed(0)
     maps = torch.rand(3, 8, 9, dtype=torch.float64) ** 4
     one = torch.zeros(4, 4).index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(0.3))
-    assert contrast(torch.full((2, 7, 5), 0.1)).tolist() == pytest.approx([1, 1])
-    assert contrast(one).item() == pytest.approx(10) and contrast(one[1:3, 2:]).item() == pytest.approx(4)
-    assert contrast(torch.zeros(4, 4)).item() == 1
-    for values, found in zip(maps.flatten(1).numpy(), contrast(maps), strict=True):
+    assert attention.contrast(torch.full((2, 7, 5), 0.1)).tolist() == pytest.approx([1, 1])
+    assert attention.contrast(one).item() == pytest.approx(10)
+    assert attention.contrast(one[1:3, 2:]).item() == pytest.approx(4)
+    assert attention.contrast(torch.zeros(4, 4)).item() == 1
+    for values, found in zip(maps.flatten(1).numpy(), attention.contrast(maps), strict=True):
         lorenz = np.cumsum([0, *np.sort(values)[::-1]]) / values.sum()
         assert found.item() == pytest.approx(10 * np.interp(0.1, np.linspace(0, 1, 73), lorenz))
     split = maps.repeat_interleave(3, 1).repeat_interleave(2, 2)
-    torch.testing.assert_close(contrast(5 * split), contrast(maps))
+    torch.testing.assert_close(attention.contrast(5 * split), attention.contrast(maps))
     with pytest.raises(ValueError, match="0 or more"):
-        contrast(maps - 0.1)
+        attention.contrast(maps - 0.1)
 
 
 def test_rollout_that_depends_on_the_image():

@@ -57,19 +57,14 @@ def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
     torch.testing.assert_close(token[:, -1], before, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("given", "k", "words"),
-    [
-        (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), 28, "hybrid"),
-        (torch.nn.Linear(3, 3), 28, "no linear patch embedding"),
-        (torch.randn(32, 64, 1, 1), 28, "1 × 1 pixels"),
-        (torch.randn(3, 4), 28, r"\(D, C, p, q\), got \(3, 4\)"),
-        (torch.full((8, 3, 4, 4), torch.nan), 28, "finite"),
-    ],
-)  # fmt: skip
-def test_what_has_no_components_is_refused(given, k, words):
-    with pytest.raises(ValueError, match=words):
-        filters.components(given, k)
+def test_what_has_no_components_is_refused():
+    for given, words in (
+        (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), "hybrid"),
+        (torch.nn.Linear(3, 3), "no linear patch embedding"), (torch.randn(32, 64, 1, 1), "1 × 1 pixels"),
+        (torch.full((8, 3, 4, 4), torch.nan), "finite"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            filters.components(given)
 
 
 def test_spectral_centroid_of_waves_is_their_frequency():
@@ -83,5 +78,3 @@ def test_spectral_centroid_of_waves_is_their_frequency():
     noise = filters.spectral_centroid(torch.randn(200, 16, 16, 3, generator=torch.Generator().manual_seed(0)))
     assert noise.mean().item() == pytest.approx(0.38, abs=0.01)
     assert filters.spectral_centroid(torch.zeros(1, 4, 4, 3)).isnan().all()
-    with pytest.raises(ValueError, match=r"\(4, 4\)"):
-        filters.spectral_centroid(torch.zeros(4, 4))

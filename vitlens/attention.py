@@ -1,8 +1,7 @@
 """Statistics of attention: distance, entropy, attention received, rollout.
 
-A map costs T² per head, but every statistic is a sum over its rows. So rows are computed a block at a time
-(`Layer.blocks`), every statistic takes what it needs from each block, and no map is ever held. Several statistics share
-one pass, from the last layer to the first, the order in which a rollout needs them.
+A map costs T² per head, but every statistic is a sum over its rows. So rows are computed a block at a time, and no map
+is ever held. Several statistics share one pass, from the last layer to the first, as a rollout needs them.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
 """
@@ -71,8 +70,8 @@ class Summary:
     """Statistics of a capture of B images, as attributes (`summary.entropy`) and in `values` by name.
 
     mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
-    None for models that read no weighted sum of tokens (max pooling). Of `mean_over`: means, without axis B.
-    images: how many.
+    None for models that read no weighted sum of tokens (max pooling). Those of `mean_over` are means, without axis B.
+    images: number of images.
     """
 
     values: dict[str, Tensor | None]
@@ -147,11 +146,11 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
     bare, like = unwrap(model), next(model.parameters())
     total: dict[str, Tensor] = {}
     grid, count = None, 0
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         for batch in loader:
             images = batch[0] if isinstance(batch, list | tuple) else batch
             require_images(images, bare)
-            with torch.no_grad(), capture(model) as attn:
+            with capture(model) as attn:
                 run(model, images.to(like))
             grid = grid or attn.grid
             if attn.grid != grid:
@@ -163,6 +162,22 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
     if not count:
         raise ValueError("The loader gave no images.")
     return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
+
+
+def contrast(maps: Tensor) -> Tensor:
+    """(…,) contrast of maps (…, rows, cols) of values ≥ 0, such as rollouts: from 1 (uniform) to 10 (all in one tenth).
+
+    The share of a map that falls on the brightest tenth of the image, over that tenth: with the P patches in falling
+    order, r₁ ≥ r₂ ≥ …, and k = ⌊P/10⌋, C = 10 · (r₁ + … + r_k + (P/10 − k)·r_{k+1}) / (r₁ + … + r_P). It is a share of
+    area, so grids of any size can be compared. It is 1 for a map of zeros. Raises ValueError for values below 0 or NaN.
+    """
+    values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
+    if not (values >= 0).all():
+        raise ValueError("The values of a map must be 0 or more for its contrast. Clamp them first.")
+    patches = values.shape[-1]
+    top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
+    total = values.sum(-1)
+    return torch.where(total > 0, 10 * (values @ top) / total, 1.0)
 
 
 def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
@@ -193,8 +208,7 @@ def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:
                 for statistic in statistics:
                     statistic.end_layer()
             parts.append([statistic.result() for statistic in statistics])
-    names = [statistic.name for statistic in statistics]
-    return {name: torch.cat(results) for name, *results in zip(names, *parts, strict=True)}
+    return {statistic.name: torch.cat(results) for statistic, *results in zip(statistics, *parts, strict=True)}
 
 
 def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
@@ -272,10 +286,7 @@ class _Rollout(Statistic):
         if self.query is not None:
             row[:, self.grid.position(self.query)] = 1.0
         elif self.grid.readout is None:
-            raise ValueError(
-                f"{attn.model_name} read no weighted sum of its tokens, so a rollout has no row to start from. Give "
-                "one: `rollout(attn, query=(row, column))`."
-            )
+            raise ValueError(f"{attn.model_name} reads no weighted sum of its tokens. Give a query=(row, column).")
         else:
             readout = self.grid.readout.to(row)
             row += readout if readout.dim() == 1 else readout[images]

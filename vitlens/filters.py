@@ -24,10 +24,7 @@ def kernels(model: nn.Module) -> Tensor:
     except AttributeError:
         raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
     if hasattr(embed, "backbone"):
-        raise ValueError(
-            f"{type(model).__name__} is a hybrid: it embeds a feature map, not pixels, so its filters are no images. "
-            "Use a model that embeds patches of pixels."
-        )
+        raise ValueError(f"{type(model).__name__} is a hybrid: it embeds a feature map, so its filters are no images.")
     if weight.dim() == 4:
         return weight.permute(0, 2, 3, 1)
     p, q = about.grid(about.preprocessing["input_size"][1:]).patch  # linear over flattened patches: NaFlex and SigLIP 2
@@ -44,17 +41,12 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
     principal component means nothing). There are at most min(D − 1, p·q·C) of them.
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
-    if not isinstance(model_or_weight, Tensor):
-        filters = kernels(model_or_weight)
-    elif model_or_weight.dim() == 4:
+    if isinstance(model_or_weight, Tensor):
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
     else:
-        raise ValueError(f"Expected a kernel of shape (D, C, p, q), got {tuple(model_or_weight.shape)}.")
+        filters = kernels(model_or_weight)
     if filters[0, :, :, 0].numel() == 1:
-        raise ValueError(
-            "These filters are 1 × 1 pixels large, as in hybrids, so their principal components are no pictures. Use a "
-            "model that embeds patches of pixels."
-        )
+        raise ValueError("These filters are 1 × 1 pixels large, as in hybrids, so their components are no images.")
     if not filters.isfinite().all():
         raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
@@ -73,8 +65,6 @@ def spectral_centroid(tiles: Tensor) -> Tensor:
 
     0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
     """
-    if tiles.dim() < 3:
-        raise ValueError(f"Expected tiles of shape (…, p, q, C), got {tuple(tiles.shape)}.")
     power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
     rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])
     return (power * torch.hypot(rows[:, None], cols)).sum((-2, -1)) / power.sum((-2, -1))

@@ -24,10 +24,7 @@ def table(model: nn.Module) -> Tensor:
         return positions
     rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
     kind = "rotary embeddings" if rotary else "no learned table"
-    raise ValueError(
-        f"{type(model).__name__} has no table of learned position embeddings ({kind}). Use a model that adds one "
-        "vector per patch position, such as ViT, DeiT or BEiT-3."
-    )
+    raise ValueError(f"{type(model).__name__} has no table of learned position embeddings ({kind}).")
 
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
@@ -37,8 +34,6 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     centered.
     """
     positions = model_or_table if isinstance(model_or_table, Tensor) else table(model_or_table)
-    if positions.dim() != 3:
-        raise ValueError(f"Expected positions of shape (rows, cols, D), got {tuple(positions.shape)}.")
     unit = F.normalize(float64(positions), dim=-1)
     return torch.einsum("rcd,ijd->rcij", unit, unit).clamp(-1, 1).float()
 
@@ -54,10 +49,7 @@ def resize(
     """
     rows, cols = grid
     if pos_embed.dim() != 3 or pos_embed.shape[0] != 1 or pos_embed.shape[1] != prefix + rows * cols:
-        raise ValueError(
-            f"A table for {prefix} prefix tokens and a grid of {rows} × {cols} has the shape "
-            f"(1, {prefix + rows * cols}, D), got {tuple(pos_embed.shape)}."
-        )
+        raise ValueError(f"Expected positions of shape (1, {prefix + rows * cols}, D), got {tuple(pos_embed.shape)}.")
     if method == "timm":
         from timm.layers import resample_abs_pos_embed
 

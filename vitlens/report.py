@@ -120,7 +120,7 @@ class Inspection:
 
         filter_variance: share of the filters' variance in their components. position_rank_correlation: see
         `positions.rank_correlation`. nearest_head: the least mean distance of a head, over that of uniform attention;
-        nearest_head_at: its [layer, head]. rollout_contrast: `contrast`, the mean over the images.
+        nearest_head_at: its [layer, head]. rollout_contrast: `attention.contrast`, the mean over the images.
         """
         rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
@@ -130,7 +130,7 @@ class Inspection:
             "position_rank_correlation": None if math.isnan(rank) else rank,
             "nearest_head": self.mean_distance.min().item() / uniform if uniform else None,
             "nearest_head_at": list(divmod(self.mean_distance.argmin().item(), heads)),
-            "rollout_contrast": contrast(torch.stack(rollouts)).mean().item() if rollouts else None,
+            "rollout_contrast": attention.contrast(torch.stack(rollouts)).mean().item() if rollouts else None,
         }
 
     @property
@@ -177,24 +177,6 @@ class Inspection:
 
 def _listed(values: Tensor | None) -> list | None:
     return None if values is None else values.tolist()
-
-
-def contrast(maps: Tensor) -> Tensor:
-    """(…,) contrast of maps (…, rows, cols) of values ≥ 0, such as rollouts: from 1 (uniform) to 10 (all in one tenth).
-
-    The share of a map that falls on the brightest tenth of the image, over that tenth. With the P patches in falling
-    order, r₁ ≥ r₂ ≥ …, and k = ⌊P/10⌋: C = 10 · (r₁ + … + r_k + (P/10 − k)·r_{k+1}) / (r₁ + … + r_P), ten times the
-    Lorenz curve at one tenth. It is a share of area: splitting every patch into equal ones does not change it, nor does
-    the scale of the map, so grids of any size can be compared. It is 1 also where a map is all zeros. Raises ValueError
-    for values that are negative or NaN.
-    """
-    values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
-    if not (values >= 0).all():
-        raise ValueError("The values of a map must be 0 or more for its contrast. Clamp them first.")
-    patches = values.shape[-1]
-    top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
-    total = values.sum(-1)
-    return torch.where(total > 0, 10 * (values @ top) / total, 1.0)
 
 
 def inspect(

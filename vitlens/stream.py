@@ -9,10 +9,9 @@ attention, the weights of an attention pool) and a logit is a sum of what each o
     found.parts.sum(1)                          # (B,), the logits of the model
     direct(model, images, "tabby")              # (B, L, H, rows, cols), the heads' share patch by patch
 
-Each function takes `model`, `images`, `target`, `against` and `names` as in `vitlens.attribution`, runs the model once
-in eval mode, without autocast or TF32, and leaves it as it was. Autograd follows the residual stream and nothing else:
-what the norms of the blocks are given is cut off from the graph. The sum is compared with the logit before anything is
-returned. `lens` reads every token after any layer.
+Each function takes `model`, `images`, `target`, `against` and `names` as in `vitlens.attribution`, and runs the model
+once in eval mode, without autocast or TF32. Autograd follows the residual stream alone. The sum is compared with the
+logit before anything is returned. `lens` reads every token after any layer.
 
 Raises UnsupportedModelError for models that a capture refuses, for blocks that normalize what they add or that vitlens
 does not know, and where the parts do not add up to the logit; ValueError as `vitlens.attribution` does.
@@ -35,7 +34,7 @@ from vitlens.attribution.maps import attention_times_gradient, captured, checked
 from vitlens.attribution.target import Target, of_features, resolved
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
-from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer
+from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer, unwrap
 from vitlens.tokens import features
 
 
@@ -103,8 +102,8 @@ def direct(
 
     tokens: return (B, L, H, T) instead, prefix tokens first.
     """
-    _, written, attn = _written(model, images, target, against, names)
-    return written if tokens else attn.grid.image_map(written)
+    _, written = apart(model, images, target, against, names=names)
+    return written if tokens else family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
 
 
 def apart(
@@ -116,12 +115,6 @@ def apart(
     names: Sequence[str] | None = None,
 ) -> tuple[Contributions, Tensor]:
     """What `contributions` returns, and (B, L, H, T) what `direct` does, prefix tokens first, from one forward."""
-    found, written, _ = _written(model, images, target, against, names)
-    return found, written
-
-
-def _written(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Tensor, Attention]:
-    """The contributions, (B, L, H, T) of each token through each head, and the capture."""
     found, attn, chosen = _read_directly(model, images, target, against, names)
     require_layers(model, chosen, attn.reached())
     layers = []
@@ -131,14 +124,13 @@ def _written(model: nn.Module, images: Tensor, target, against, names) -> tuple[
             for _, read in attention_times_gradient(layer, layer.gradient.any(-1).any(1)):
                 written += read.sum(2)
             layers.append(written)
-    return found, torch.stack(layers, 1), attn
+    return found, torch.stack(layers, 1)
 
 
 def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) what each patch writes directly into the logit, through all heads of all layers.
 
-    `vitlens.stream.direct`, summed over layers and heads: a decomposition of what the heads contribute and no gradient
-    of the model. What goes through later layers is left out.
+    `vitlens.stream.direct`, summed over layers and heads. What goes through later layers is left out.
     """
     return direct(model, images, target, against, names=names).sum((1, 2))
 
@@ -190,11 +182,9 @@ def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Ten
 
     The tokens after the layer pass the model's own final norm, pooling and head: (B, classes) logits as the model reads
     them, which after the last layer are its own, bit for bit; and (B, T, classes) logits of every token alone, as if it
-    were all there is to read. Early layers do not write for this norm and head, so a lens may miss what they know;
-    nothing trains a model that reads its class token to keep a class in the patches either.
+    were all there is to read. Early layers do not write for this norm and head, so a lens may miss what they know.
 
-    layer: its number, −1 for the last. Raises IndexError for a layer that does not exist, and what
-    `vitlens.tokens.features` raises.
+    layer: its number, −1 for the last. Raises IndexError for a layer that does not exist.
     """
     model, images, *_ = checked(model, images)
     number = layer_number(len(family(transformer(model)).blocks), layer)

@@ -24,9 +24,8 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
 
     They are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
-    eval mode and is left in the mode it was in; images are cast to its precision and device. Works inside
-    `capture(model)` too. Raises UnsupportedModelError for models that a capture refuses, and ValueError for images that
-    the model does not take.
+    eval mode; images are cast to its precision and device. Works inside `capture(model)` too. Raises
+    UnsupportedModelError for models that a capture refuses, and ValueError for images that the model does not take.
     """
     model = unwrap(model)
     attention_modules(model)
@@ -62,14 +61,8 @@ def similarity(tokens: Tensor, query: Tensor) -> Tensor:
 def norms(tokens: Tensor) -> Tensor:
     """(…, T) Euclidean norms of tokens (…, T, D), in float32 or wider.
 
-    Some large models store global information in a few background patches, whose norms are several times as large
-    (Darcet et al. 2024, "Vision Transformers Need Registers")."""
+    Some large models store global information in a few background patches of large norms (Darcet et al. 2024)."""
     return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
-
-
-def median(values: Tensor) -> Tensor:
-    """(…) medians of values (…, P); for an even P the mean of the two in the middle, where PyTorch takes the lower."""
-    return (values.median(-1).values - (-values).median(-1).values) / 2
 
 
 def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
