@@ -1,9 +1,7 @@
 """Capture: exact, invisible, per thread, one forward, and refusing what it cannot show."""
 
-import gc
 import threading
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -126,28 +124,6 @@ def test_compiled(vit):
         assert torch.equal(compiled(x), plain) and len(runs) == 2  # and compiled again after them
 
 
-def test_several_threads_at_once(vit):
-    model = vit()
-    found, barrier = {}, threading.Barrier(4, timeout=60)
-
-    def look(seed):
-        for _ in range(5):
-            barrier.wait()
-            attn = captured(model, images(1, 3, 64, 64, seed=seed))
-            found.setdefault(seed, []).append(attn[2].q)
-
-    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for seed in range(4):
-        attn = captured(model, images(1, 3, 64, 64, seed=seed))
-        assert len(found[seed]) == 5
-        for q in found[seed]:
-            torch.testing.assert_close(q, attn[2].q, atol=1e-5, rtol=1e-4)
-
-
 def test_other_models_in_the_block_are_ignored(vit):
     mine, other = vit(), vit(seed=1)
     with torch.no_grad(), capture(mine) as attn:
@@ -209,14 +185,8 @@ def test_differentiate_refuses(vit):
         logits = model(x)
     with pytest.raises(RuntimeError, match=r"inside `with capture\(model, gradients=True\)"):
         attn.differentiate(logits.sum())
-    with torch.no_grad(), capture(model, gradients=True) as attn:
-        model(x)
-    with pytest.raises(UnsupportedModelError, match="graph of vit_tiny.* is cut"):
-        attn.differentiate(model(x).sum())
     with capture(model, gradients=True) as attn:
         logits = model(x)
-    with pytest.raises(RuntimeError, match="scalar"):
-        attn.differentiate(logits)
     attn.differentiate(logits.sum())
     with pytest.raises(RuntimeError, match="once"):
         attn.differentiate(logits.sum())
@@ -232,9 +202,10 @@ def test_weights_of_some_queries_and_rows(vit):
         torch.testing.assert_close(layer.weights(five), full[:, :, 5:6])
     for two in ([2, 5], torch.tensor([2, 5]), torch.isin(torch.arange(17), torch.tensor([2, 5]))):
         torch.testing.assert_close(layer.weights(two), full[:, :, [2, 5]])
-    for wrong in (17, [3, -18], [1.5], [True, False]):
-        with pytest.raises(IndexError):
-            layer.weights(wrong)
+    with pytest.raises(IndexError):
+        layer.weights(17)
+    with pytest.raises(MemoryError, match=r"blocks.1.attn for 17 queries would take .* GiB"):
+        layer.weights(limit=1e-6)
     blocks = list(layer.rows(5))
     assert [queries.stop - queries.start for queries, _ in blocks] == [5, 5, 5, 2]
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
@@ -262,13 +233,6 @@ def test_boolean_masks(vit):
 
     naive = attn[0].weights().clamp_min(1e-38)
     torch.testing.assert_close(entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1))
-
-
-def test_memory_guard(vit):
-    attn = captured(vit(), images(2, 3, 64, 64))
-    with pytest.raises(MemoryError, match=r"blocks.0.attn for 17 queries would take .* GiB"):
-        attn[0].weights(limit=1e-6)
-    assert attn[0].weights([3], limit=1e-6).shape == (2, 3, 1, 17)
 
 
 def refusal(model, *args, match, **kwargs):
@@ -398,13 +362,10 @@ def test_a_call_with_other_parameters_is_refused(vit):
 
 
 def test_nothing_to_show_before_the_forward(vit):
-    model = vit()
-    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
+    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(vit()) as attn:
         attn[0]
-    attn = captured(model, images(1, 3, 64, 64))
-    for number in (3, -4):
-        with pytest.raises(IndexError, match=f"3 layers, numbered from 0 to 2, but layer {number}"):
-            attn[number]
+    with pytest.raises(IndexError, match="3 layers, numbered from 0 to 2, but layer 3"):
+        captured(vit(), images(1, 3, 64, 64))[3]
 
 
 def pooled(**kwargs):
@@ -412,25 +373,6 @@ def pooled(**kwargs):
     torch.manual_seed(0)
     small = dict(img_size=64, embed_dim=96, depth=3, num_heads=3) | kwargs
     return timm.create_model("vit_base_patch16_siglip_224", **small).eval()
-
-
-def test_another_model_is_not_taken_for_the_pool():
-    """After the last norm only the pool is missing, and the other model has as many tokens."""
-    model, x = pooled(num_classes=0), torch.randn(1, 3, 64, 64)
-    other = timm.create_model(
-        "vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, class_token=False, global_pool="avg"
-    ).eval()
-    with torch.no_grad(), capture(model) as attn:
-        model.forward_features(x)
-        other(x)
-    assert attn.pool is None and attn.grid.readout is None
-    with pytest.raises(ValueError, match="read no weighted sum of its tokens"):
-        rollout(attn)
-    with torch.no_grad(), capture(model) as attn:
-        model(x)
-        other(x)
-    alone = captured(model, x)
-    assert torch.equal(attn.grid.readout, alone.grid.readout)
 
 
 def test_statistics_inside_of_autocast_keep_their_precision():
@@ -466,15 +408,6 @@ def test_statistics_are_not_rounded_to_tf32():
         assert not rounded() and torch.get_float32_matmul_precision() == "highest"
 
 
-def test_captures_within_each_other_see_the_same(vit):
-    model, x = vit(), torch.randn(2, 3, 64, 64)
-    with torch.no_grad(), capture(model) as outer, capture(model) as inner:
-        logits = model(x)
-    assert torch.equal(logits, model(x))
-    for a, b in zip(outer, inner, strict=True):
-        assert torch.equal(a.q, b.q) and torch.equal(a.weights(), b.weights())
-
-
 def test_a_forward_in_another_thread_is_refused(vit):
     model = vit()
     with pytest.raises(UnsupportedModelError, match="in its thread"), capture(model):
@@ -486,31 +419,17 @@ def test_a_forward_in_another_thread_is_refused(vit):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("hidden", [torch.zeros(17, dtype=torch.bool), torch.full((17,), -torch.inf)])
-def test_a_query_that_sees_nothing_is_refused(vit, hidden):
+def test_a_query_that_sees_nothing_is_refused(vit):
     """Its row of the map would be 0 / 0."""
-    model, x = vit(), images(1, 3, 64, 64)
-    mask = torch.ones(17, 17, dtype=torch.bool) if hidden.dtype == torch.bool else torch.zeros(17, 17)
-    attend = model.blocks[1].attn.forward
-    model.blocks[1].attn.forward = lambda x, **_: attend(x, attn_mask=mask)
-    mask[3, 1:] = hidden[1:]
-    attn = captured(model, x)
-    assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
-    mask[3] = hidden
-    refusal(model, x, match="the mask of layer 1 leaves a query without a visible key")
-
-
-def test_parameters_that_are_let_go_are_held_meanwhile(vit):
-    """Layers are known by the ids of their parameters, which another tensor could have if one were freed."""
-    model = vit()
-    with torch.no_grad(), capture(model) as attn:
-        model(images(1, 3, 64, 64))
-        replaced = [weakref.ref(p) for p in model.parameters()]
-        model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
-        gc.collect()
-        assert all(ref() is not None for ref in replaced)
-    gc.collect()
-    assert attn.complete and all(ref() is None for ref in replaced)
+    for mask, hidden in ((torch.ones(17, 17, dtype=torch.bool), False), (torch.zeros(17, 17), -torch.inf)):
+        model, x = vit(), images(1, 3, 64, 64)
+        attend = model.blocks[1].attn.forward
+        model.blocks[1].attn.forward = lambda x, attend=attend, mask=mask, **_: attend(x, attn_mask=mask)
+        mask[3, 1:] = hidden
+        attn = captured(model, x)
+        assert attn[1].weights().isfinite().all() and attn[1].weights()[:, :, 3, 0].eq(1).all()
+        mask[3] = hidden
+        refusal(model, x, match="the mask of layer 1 leaves a query without a visible key")
 
 
 class Cut(torch.nn.Module):

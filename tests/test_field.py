@@ -313,8 +313,9 @@ def test_F8_the_papers_own_arrays(tmp_path):
     np.savez(tmp_path / "vit.npz", **arrays)
     opened = load_model(name, checkpoint=tmp_path / "vit.npz", **small)
     assert all(torch.equal(value, opened.state_dict()[key]) for key, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="has 2 layers"):
-        load_model(name, checkpoint=tmp_path / "vit.npz", **small | {"depth": 1})
+    for wrong, word in (({"depth": 1}, "has 2 layers"), ({"init_values": 1e-5}, "it lacks blocks.0.ls1.gamma")):
+        with pytest.raises(ValueError, match=word):
+            load_model(name, checkpoint=tmp_path / "vit.npz", **small | wrong)
     np.savez(tmp_path / "vit.npz", **arrays | {"pre_logits/kernel": np.zeros((48, 48), np.float32)})
     assert load_model(name, checkpoint=tmp_path / "vit.npz", **small).num_classes == 0
     np.savez(tmp_path / "vit.npz", code=np.array([print], dtype=object))

@@ -11,11 +11,12 @@ from vitlens import TokenGrid
 from vitlens.recorder.supported import family, token_grid
 
 
-@pytest.mark.parametrize(
-    "rows, cols, patch, expected",
-    [(14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)],
-)
-def test_uniform_distance(rows, cols, patch, expected):
+def test_uniform_distance():
+    for case in ((14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)):
+        check_uniform(*case)
+
+
+def check_uniform(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
     assert grid.uniform_distance(renormalize=True) == pytest.approx(expected, abs=0.06)
     wide, registers = TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0), replace(grid, prefix=5)
@@ -58,20 +59,17 @@ def test_positions_of_tokens_and_of_patches():
             grid.position(outside)
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs", "names"),
-    [
+def test_names_of_prefix_tokens():
+    for name, kwargs, names in (
         ("vit_tiny_patch16_224", {}, ["class token"]),
         ("vit_tiny_patch16_224", {"reg_tokens": 2}, ["class token", "register 1", "register 2"]),
         ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}, []),
         ("vit_medium_patch16_reg1_gap_256", {"num_heads": 3}, ["register 1"]),
         ("deit_tiny_distilled_patch16_224", {}, ["class token", "distillation token"]),
         ("naflexvit_base_patch16_map", {"num_heads": 3, "class_token": True}, ["class token", "register 1"]),
-    ],
-)
-def test_names_of_prefix_tokens(name, kwargs, names):
-    model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
-    assert family(model).prefix[: len(names)] == names and len(family(model).prefix) == model.num_prefix_tokens
+    ):
+        model = timm.create_model(name, embed_dim=48, depth=1, **kwargs)
+        assert family(model).prefix[: len(names)] == names and len(family(model).prefix) == model.num_prefix_tokens
 
 
 def readout(name, **kwargs):

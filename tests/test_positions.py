@@ -23,25 +23,16 @@ def test_similarity_equals_numpy():
             assert divmod(got[r, c].argmax().item(), 6) == (r, c) and got[r, c, r, c] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    "name, kwargs",
-    [
-        ("vit_tiny_patch16_224", {}),
-        ("vit_tiny_patch16_224", dict(reg_tokens=4)),
-        ("deit_tiny_distilled_patch16_224", {}),
+def test_prefix_rows_are_left_out():
+    for name, kwargs in (
+        ("vit_tiny_patch16_224", dict(reg_tokens=4)), ("deit_tiny_distilled_patch16_224", {}),
         ("deit3_small_patch16_224", {}),  # no row for the class token
-        ("vit_small_patch14_reg4_dinov2", {}),
-        ("eva02_tiny_patch14_224", {}),
-    ],
-)
-def test_prefix_rows_are_left_out(name, kwargs):
-    model = timm.create_model(name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs)
-    table = positions.table(model)
-    assert table.shape == (4, 6, model.embed_dim)
-    torch.testing.assert_close(table.flatten(0, 1), model.pos_embed[0, -24:])
-
-
-def test_naflex_table():
+        ("vit_small_patch14_reg4_dinov2", {}), ("eva02_tiny_patch14_224", {}),
+    ):  # fmt: skip
+        model = timm.create_model(name, img_size=(64, 96) if "14" not in name else (56, 84), depth=1, **kwargs)
+        table = positions.table(model)
+        assert table.shape == (4, 6, model.embed_dim)
+        torch.testing.assert_close(table.flatten(0, 1), model.pos_embed[0, -24:])
     model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3)
     assert positions.table(model).shape == (*model.embeds.pos_embed.shape[1:3], 96)
 
@@ -57,8 +48,12 @@ def test_planted_structure_and_random_control():
     assert off.abs().mean().item() == pytest.approx((2 / np.pi / 192) ** 0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("rows, cols, step", [(3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)])
-def test_rank_correlation_is_spearmans_with_ties_and_without(rows, cols, step):
+def test_rank_correlation_is_spearmans_with_ties_and_without():
+    for rows, cols, step in ((3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)):
+        check_correlation(rows, cols, step)
+
+
+def check_correlation(rows, cols, step):
     cells = rows * cols
     similarity = torch.randn(cells, cells, dtype=torch.float64, generator=torch.Generator().manual_seed(cells))
     similarity = (similarity / step).round() * step if step else similarity
@@ -80,14 +75,14 @@ def test_models_without_a_table():
     assert positions.rank_correlation(torch.zeros(3, 4, 3, 4)) == 0  # no structure, and no warning
 
 
-@pytest.mark.parametrize("size", [(24, 24), (7, 7), (14, 20), (14, 14)])
-def test_resizing_the_papers_way_equals_scipy(size):
+def test_resizing_the_papers_way_equals_scipy():
     table = torch.randn(1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    got = positions.resize(table, size, prefix=1, grid=(14, 14))
-    assert got.shape == (1, 1 + size[0] * size[1], 8) and torch.equal(got[:, :1], table[:, :1])
     grid = table[0, 1:].reshape(14, 14, 8).numpy()
-    zoomed = scipy.ndimage.zoom(grid, (size[0] / 14, size[1] / 14, 1), order=1)
-    np.testing.assert_allclose(got[0, 1:].reshape(*size, 8), zoomed, atol=1e-12)
+    for size in ((24, 24), (7, 7), (14, 20), (14, 14)):
+        got = positions.resize(table, size, prefix=1, grid=(14, 14))
+        assert got.shape == (1, 1 + size[0] * size[1], 8) and torch.equal(got[:, :1], table[:, :1])
+        zoomed = scipy.ndimage.zoom(grid, (size[0] / 14, size[1] / 14, 1), order=1)
+        np.testing.assert_allclose(got[0, 1:].reshape(*size, 8), zoomed, atol=1e-12)
 
 
 def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
@@ -98,16 +93,12 @@ def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
     assert (got - positions.resize(table, (8, 9), prefix=2, grid=(4, 6))).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("size", "grid", "method", "words"),
-    [
-        ((8, 8), (5, 5), "paper", r"\(1, 26, D\), got \(1, 17, 8\)"),
-        ((8, 8), (4, 4), "bicubic", '"paper" or "timm".*bicubic'),
-    ],
-)
-def test_resize_refuses_what_does_not_fit(size, grid, method, words):
-    with pytest.raises(ValueError, match=words):
-        positions.resize(torch.randn(1, 17, 8), size, prefix=1, grid=grid, method=method)
+def test_resize_refuses_what_does_not_fit():
+    for grid, method, words in (
+        ((5, 5), "paper", r"\(1, 26, D\), got \(1, 17, 8\)"), ((4, 4), "bicubic", '"paper" or "timm".*bicubic'),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            positions.resize(torch.randn(1, 17, 8), (8, 8), prefix=1, grid=grid, method=method)
 
 
 def test_no_number_and_no_distance_give_no_correlation():

