@@ -13,7 +13,6 @@ import argparse
 import difflib
 import functools
 import json
-import logging
 import os
 import re
 import sys
@@ -30,13 +29,10 @@ from torch import Tensor, nn
 
 from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.recorder import supported
-from vitlens.recorder.forward import channels, run
-from vitlens.recorder.supported import architecture, family, model_name, states_preprocessing, unwrap, within
-
-__all__ = [
-    "OUTPUTS", "SPECIMEN", "architecture", "built_size", "class_count", "data_config", "guessed", "label_names",
-    "load_model", "output_kind", "pixels", "preprocess", "require_classes", "restore", "run", "scores", "top_classes",
-]  # fmt: skip
+from vitlens.recorder.forward import channels
+from vitlens.recorder.forward import run as run
+from vitlens.recorder.supported import architecture as architecture
+from vitlens.recorder.supported import family, model_name, states_preprocessing, unwrap, within
 
 SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""
@@ -366,20 +362,16 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
     import open_clip
 
     name, _, tag = name.partition("/")
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    if pretrained and checkpoint is None and tag not in tags:
-        raise ValueError(f"open_clip has no weights {name}/{tag}. It has {', '.join(f'{name}/{t}' for t in tags)}.")
+    tags = [f"{name}/{each}" for each in open_clip.list_pretrained_tags_by_model(name)]
+    if pretrained and checkpoint is None and f"{name}/{tag}" not in tags:
+        raise ValueError(f"open_clip has no weights {name}/{tag}. It has {', '.join(tags)}.")
     quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
     options = {"device": torch.empty(0).device, "force_quick_gelu": quick} | kwargs  # also the meta device
     if pretrained or checkpoint is not None:
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
     else:
-        logging.disable(logging.WARNING)  # that weights are random, as they should be
-        try:
-            model, _, transform = open_clip.create_model_and_transforms(name, **options)
-        finally:
-            logging.disable(logging.NOTSET)
+        model, _, transform = open_clip.create_model_and_transforms(name, **options)  # warns of random weights
     model.image_transform, model.pretrained_cfg = transform, {"architecture": name}
     return model
 
@@ -406,8 +398,7 @@ def class_count(model: nn.Module) -> int | None:
 def require_classes(model: nn.Module) -> None:
     """Raise ValueError for a model without a classifier: its output looks like logits, but is features."""
     if class_count(model) == 0:
-        raise ValueError(f"{model_name(unwrap(model))} has no classifier head, so its output is features. Open it with "
-                         "its classifier, or create it with num_classes=… and train one.")  # fmt: skip
+        raise ValueError(f"{model_name(unwrap(model))} has no classifier head, so its output is features.")
 
 
 def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
@@ -417,23 +408,19 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
     for another number of classes, because the head was replaced.
     """
     model = unwrap(model)
-    names = supported.label_names(model)
-    if names is None and count is not None:
+    if count is not None and supported.label_names(model) is None:
         model = within(model)  # a wrapper has the names of its model, if there are as many
-        names = supported.label_names(model)
-    classes = class_count(model)
+    names, classes = supported.label_names(model), class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
-        names = list(_imagenet_names())
+        names = [*_imagenet_names()]
     return names if names is not None and count in (None, len(names)) else None
 
 
 @functools.cache
-def _imagenet_names() -> tuple[str, ...]:
-    from timm.data import ImageNetInfo
-
-    info = ImageNetInfo()
-    return tuple(info.index_to_description(i) for i in range(1000))
+def _imagenet_names() -> list[str]:
+    info = timm.data.ImageNetInfo()
+    return [info.index_to_description(number) for number in range(1000)]
 
 
 def output_kind(model: nn.Module) -> str:
@@ -494,10 +481,8 @@ class _Processor:
 
 @functools.lru_cache(maxsize=32)
 def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
-    """Preprocessing of a library, measured on test images and expressed as timm's settings.
-
-    Flat images give mean and standard deviation. An image of coordinates gives the size, the part that is cut out
-    (`crop_pct`), and whether the image is squashed, padded or cropped.
+    """Preprocessing of a library in timm's settings, measured: mean and standard deviation on flat images; and on an
+    image of coordinates the size, the part that is cut out (`crop_pct`), and whether it is squashed, padded or cropped.
     """
 
     def level(value: int) -> Tensor:
@@ -553,8 +538,9 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
 def guessed(model: nn.Module) -> str:
     """A sentence if the preprocessing of a model is a guess, else ""."""
     parts = (unwrap(model), within(model))
-    if sentence := next((part.guessed_preprocessing for part in parts if hasattr(part, "guessed_preprocessing")), ""):
-        return sentence
+    for part in parts:
+        if hasattr(part, "guessed_preprocessing"):
+            return part.guessed_preprocessing
     if _own_transform(model) is not None or any(vars(part).get("pretrained_cfg") for part in parts):
         return ""
     return f"{model_name(parts[0])} has no pretrained_cfg, so how it wants images is a guess: {data_config(model)}."
@@ -582,9 +568,9 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     height, width = size or (height, width)
     if channels == 1:
         config.update({key: (float(np.mean(config[key])),) for key in ("mean", "std")})
-    elif wrong := [key for key in ("mean", "std") if np.size(config[key]) not in (1, channels)]:
-        came = f"{wrong[0]} of {model_name(model)}, got {config[wrong[0]]!r}"
-        raise ImageError(f"Expected {channels} numbers as the {came}.")
+    for key in ("mean", "std"):
+        if np.size(config[key]) not in (1, channels):
+            raise ImageError(f"Expected {channels} numbers as the {key} of {model_name(model)}, got {config[key]!r}.")
     return config | {"input_size": (channels, height, width)}
 
 
