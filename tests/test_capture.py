@@ -323,8 +323,6 @@ def test_refused_models(vit):
     ]:
         with pytest.raises(UnsupportedModelError, match=match):
             capture(model).__enter__()
-    with pytest.raises(TypeError, match="torch.nn.Module, but got str"):
-        capture("vit").__enter__()
 
 
 def test_attention_that_is_not_known_is_refused(vit):
@@ -339,16 +337,12 @@ def test_attention_that_is_not_known_is_refused(vit):
         def forward(self, x, **_):
             return x.mean(1, keepdim=True).expand_as(x)
 
-    tweaked, mixed, shared, empty = (vit() for _ in range(4))
+    tweaked, mixed = vit(), vit()
     tweaked.blocks[1].attn = TweakedAttention(96, 3)
     mixed.blocks[1].attn = Mixer()
-    shared.blocks[1].attn = shared.blocks[0].attn
-    empty.blocks = torch.nn.Sequential()
     for model, match in [
         (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not know"),
         (mixed, r"layer 1 \(timm.*Block\) holds no attention that vitlens knows"),
-        (shared, "its layers share one attention module"),
-        (empty, "it has no layers"),
     ]:
         refusal(model, images(1, 3, 64, 64), match=match)
 

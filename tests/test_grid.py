@@ -47,8 +47,6 @@ def test_index_and_image_map():
     for outside in [(-1, 0), (14, 0), (0, 20)]:
         with pytest.raises(IndexError, match="outside the 14 × 20 grid"):
             grid.index(*outside)
-    with pytest.raises(ValueError, match="at least one row"):
-        TokenGrid(0, 3, (16, 16))
 
 
 def test_positions_of_tokens_and_of_patches():

@@ -93,21 +93,12 @@ def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
     assert (got - positions.resize(table, (8, 9), prefix=2, grid=(4, 6))).abs().max() > 0.1
 
 
-def test_resize_refuses_what_does_not_fit():
-    for grid, method, words in (
-        ((5, 5), "paper", r"\(1, 26, D\), got \(1, 17, 8\)"), ((4, 4), "bicubic", '"paper" or "timm".*bicubic'),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            positions.resize(torch.randn(1, 17, 8), (8, 8), prefix=1, grid=grid, method=method)
-
-
 def test_no_number_and_no_distance_give_no_correlation():
     table = positions.similarity(timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1))
     assert np.isfinite(positions.rank_correlation(table))
     assert np.isnan(positions.rank_correlation(table[:1, :1, :1, :1]))
     table[0, 1, 2, 2] = float("nan")
-    with pytest.raises(ValueError, match="finite numbers, but some are not"):
-        positions.rank_correlation(table)
+    assert np.isnan(positions.rank_correlation(table))
 
 
 def test_by_direction_is_the_mean_over_all_pairs_of_an_offset():

@@ -54,7 +54,7 @@ class Statistic:
         self.grid, self.layers, self.sums = attn.grid, [], []
 
     def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
-        raise NotImplementedError
+        """Append what a block of queries adds to `sums`."""
 
     def end_layer(self) -> None:
         self.layers.append(torch.cat(self.sums, -1).mean(-1))
@@ -129,7 +129,7 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     """Several statistics in one pass over the rows, at little more than the cost of one.
 
     statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
-    `mean_distance`. Raises ValueError for a name that is not registered.
+    `mean_distance`.
     """
     chosen = [_chosen(statistic, renormalize) for statistic in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
@@ -159,8 +159,6 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             for name, values in part.values.items():
                 total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
             count += part.images
-    if not count:
-        raise ValueError("The loader gave no images.")
     return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
@@ -183,8 +181,6 @@ def contrast(maps: Tensor) -> Tensor:
 def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
     if isinstance(statistic, Statistic):
         return statistic
-    if statistic not in STATISTICS:
-        raise ValueError(f"There is no statistic {statistic!r}. Choose from {', '.join(STATISTICS)}, or `register` it.")
     return _MeanDistance(True) if renormalize and statistic == "mean_distance" else STATISTICS[statistic]
 
 
@@ -272,8 +268,6 @@ class _Rollout(Statistic):
     name, title = "rollout", "attention rollout from the read-out to the input"
 
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
-        if not 0 <= discard < 1:
-            raise ValueError(f"discard must be at least 0 and below 1, got {discard}.")
         self.query, self.discard = query, discard
         self.fuse = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}[head_fusion]
 

@@ -45,10 +45,8 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
     else:
         filters = kernels(model_or_weight)
-    if filters[0, :, :, 0].numel() == 1:
-        raise ValueError("These filters are 1 × 1 pixels large, as in hybrids, so their components are no images.")
     if not filters.isfinite().all():
-        raise ValueError("Filters are finite numbers, but some of these are not; the weights are damaged.")
+        raise ValueError("Filters must be finite numbers, but some of these are not; the weights are damaged.")
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)

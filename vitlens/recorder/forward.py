@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from vitlens.recorder.supported import family, known, model_name
+from vitlens.recorder.supported import family, known
 
 
 def require_images(images: object, model: nn.Module | None = None) -> None:
-    """Raise ValueError unless images are a batch (B, C, height, width) of finite floats, of C and a size that a known
-    model takes."""
+    """Raise ValueError unless images are a batch (B, C, height, width) of finite floats, of a size that a known model
+    takes."""
     shape = tuple(getattr(images, "shape", ()))
     if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
         came = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
@@ -24,8 +24,6 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
     if model is not None and known(model):
-        if shape[1] != (expected := channels(model)):
-            raise ValueError(f"{model_name(model)} takes images with {expected} channels, got the shape {shape}.")
         family(model).grid(shape[-2:])
     if not images.isfinite().all():
         first = (~images.isfinite()).flatten(1).any(1).nonzero()[0].item()

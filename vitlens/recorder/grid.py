@@ -31,8 +31,6 @@ class TokenGrid:
     readout: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        if min(self.rows, self.cols, *self.patch) < 1 or self.prefix < 0:
-            raise ValueError(f"A grid needs at least one row, one column and one pixel a patch, but got {self}.")
         if self.image is None:
             object.__setattr__(self, "image", (self.rows * self.patch[0], self.cols * self.patch[1]))
 
@@ -59,25 +57,17 @@ class TokenGrid:
     def index(self, row: int, col: int) -> int:
         """Position in the sequence of the patch at (row, col), both counted from 0. Raises IndexError outside."""
         if not (0 <= row < self.rows and 0 <= col < self.cols):
-            raise IndexError(
-                f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid: rows go from 0 to "
-                f"{self.rows - 1}, columns from 0 to {self.cols - 1}."
-            )
+            raise IndexError(f"Patch (row {row}, column {col}) lies outside the {self.rows} × {self.cols} grid.")
         return self.prefix + row * self.cols + col
 
     def position(self, query: tuple[int, int] | int) -> int:
-        """Position in the sequence of a patch (row, column), or of a token given by its position.
-
-        Raises IndexError outside of the grid or the sequence.
-        """
+        """Position in the sequence of a patch (row, column), or of a token given by its position. Raises IndexError
+        outside."""
         query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
         if isinstance(query, tuple | list):
             return self.index(*map(operator.index, query))
         if not 0 <= operator.index(query) < self.tokens:
-            raise IndexError(
-                f"Token {query} lies outside the sequence: it has {self.prefix} prefix tokens and {self.patches} "
-                f"patches, counted from 0 to {self.tokens - 1}."
-            )
+            raise IndexError(f"Token {query} lies outside the sequence of {self.tokens} tokens, counted from 0.")
         return query
 
     def centers(self, *, dtype=torch.float32, device=None) -> Tensor:

@@ -266,8 +266,6 @@ def register_model(
     reads no such mean, and then `rollout` and `relevance` need a query. mean, std: of the input's normalization; their
     length is the number of channels. head: logits from (model, tokens of the last layer), for `legrad` and the lens.
     """
-    if readout is not None and readout not in READOUTS:
-        raise ValueError(f"readout must be one of {', '.join(READOUTS)} or None, got {readout!r}.")
     pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
     settings = dict(
         blocks_path=blocks, attention_path=attention, embedding_path=embedding, patch=pair(patch),
@@ -317,11 +315,7 @@ def family(model: nn.Module) -> Family:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper. Raises TypeError for
-    anything but a module."""
-    if not isinstance(model, nn.Module):
-        got = type(model).__name__
-        raise TypeError(f"vitlens looks into a torch.nn.Module, but got {got}. `vitlens.load_model(name)` opens one.")
+    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -358,12 +352,7 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
     if not known(model):
         raise refuse(model, _why_not(model))
-    layers = family(model).attention()
-    if not layers:
-        raise refuse(model, "it has no layers")
-    if len({id(module) for layer in layers for _, module in layer}) < sum(map(len, layers)):
-        raise refuse(model, "its layers share one attention module, so its calls cannot be told apart")
-    return layers
+    return family(model).attention()
 
 
 def require_capturable(model: nn.Module) -> None:
