@@ -67,7 +67,7 @@ def sinks(model: nn.Module, images: Tensor) -> Sinks:
 
 def ratios(norms: Tensor) -> Tensor:
     """(…, P) norms of patches over the median of each image."""
-    return norms / tokens.median(norms)[..., None].clamp_min(torch.finfo(norms.dtype).tiny)
+    return norms / norms.quantile(0.5, -1, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
 
 
 def outliers(norms: Tensor, times: float = TIMES) -> Tensor:
@@ -87,7 +87,7 @@ def looked_at(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
         count, entering = twice.sum(-1), torch.zeros_like(twice)
         entering[:, 1:] = twice[:, :-1]
         parts.append({
-            "median_norm": tokens.median(patches),
+            "median_norm": patches.quantile(0.5, -1),
             "class_norm": seen.norms[..., 0],
             "largest_ratio": seen.ratios.amax(-1),
             "above_twice": 100 * twice.double().mean(-1),
