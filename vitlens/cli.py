@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -300,7 +299,6 @@ def explorer(
         raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
 
     serve(model, image, port=port, browser=browser)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
 
 
 @app.command()

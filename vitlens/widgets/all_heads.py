@@ -6,9 +6,9 @@ import numpy as np
 from torch import nn
 
 from vitlens.recorder.supported import attention_modules, unwrap
-from vitlens.widgets.drawing import mosaic, scale_of
+from vitlens.widgets.drawing import mosaic
 from vitlens.widgets.lanes import LARGEST
-from vitlens.widgets.page import Control, Panel
+from vitlens.widgets.page import Control, Panel, scale_of
 from vitlens.widgets.photographs import PAINT, Pictured
 from vitlens.widgets.views import VIEWS, Choice, map_panel, number, query_row, query_words
 

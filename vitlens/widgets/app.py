@@ -55,7 +55,7 @@ SENTENCES = {
 
 
 def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True) -> None:
-    """Serve the explorer of a model until interrupted.
+    """Serve the explorer of a model until interrupted, then end the process.
 
     model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. Prints the address with a token,
     without which nothing is shown. Raises what `load_image` and `load_model` raise, and OSError for a port in use.
@@ -76,9 +76,10 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, end)
     asyncio.run(app.run(port, began))
-    if not all([QUICK.close(), LONG.close()]):  # a download or a long forward goes on, and nobody needs it
-        sys.stdout.flush()
-        os._exit(0)
+    QUICK.close()
+    LONG.close()
+    sys.stdout.flush()
+    os._exit(0)  # a download may go on in a lane, and taking PyTorch's modules apart takes seconds
 
 
 class App:
@@ -148,7 +149,7 @@ class App:
         self.post(partial(self._report, "Drawing the first map …"))
         import vitlens.widgets.explorer  # noqa: F401
 
-        gc.freeze()
+        gc.freeze()  # so that no collection looks at the modules' objects
         gc.enable()
         return model
 

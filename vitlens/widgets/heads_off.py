@@ -6,17 +6,15 @@ A head that is off gives zero, or the mean of its outputs for the sample photogr
 
 from __future__ import annotations
 
-import functools
-
 from torch import Tensor, nn
 
-from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.recorder.forward import float64
 from vitlens.recorder.intervention import head_places, outputs
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules
 from vitlens.widgets.page import Check, Control
+from vitlens.widgets.photographs import sample_photographs
 
 ZERO, AVERAGE = "zero", "mean"
 WAYS = {AVERAGE: "their mean over {} sample photographs", ZERO: "zero"}
@@ -25,10 +23,9 @@ Head = tuple[int | str, int]
 """(layer, head); the attention pool is the layer "pool"."""
 
 
-@functools.cache  # samples() opens files
 def instead(way: str) -> str:
-    """What a head that is off gives, for people."""
-    return WAYS[way].format(len(samples()))
+    """The output of a head that is off, for people."""
+    return WAYS[way].format(len(sample_photographs()))
 
 
 def off_words(heads: tuple[Head, ...], way: str) -> str:
@@ -75,11 +72,11 @@ def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]
 
 def means(model: nn.Module, batch: Tensor, check: Check) -> dict[Head, Tensor]:
     """(T, K) mean output of each head over the sample photographs, at the size of a batch."""
-    places, photographs = _places(model), samples().values()
+    places, photographs = _places(model), sample_photographs().values()
     sums: dict[Head, Tensor] = {}
-    for image in photographs:
+    for photograph in photographs:
         check()
-        images = preprocess(model, image, size=tuple(batch.shape[-2:])).to(batch)
+        images = preprocess(model, photograph.image, size=tuple(batch.shape[-2:])).to(batch)
         found = outputs(model, attention_modules(model), places.values(), images)
         for head, place in places.items():
             sums[head] = sums.get(head, 0) + float64(found[place][0])

@@ -75,12 +75,11 @@ class Lane:
         """The result of function(check), for which the calling thread waits."""
         return self.submit(function).result()
 
-    def close(self, seconds: float = 1.0) -> bool:
-        """Stop all tasks, and wait some seconds for the one that is running. True if the thread has ended."""
+    def close(self, seconds: float = 1.0) -> None:
+        """Stop all tasks, and wait some seconds for the one that is running."""
         self.closed = True
         self._tasks.put(None)
         self._thread.join(seconds)
-        return not self._thread.is_alive()
 
 
 QUICK, LONG = Lane("quick"), Lane("long")

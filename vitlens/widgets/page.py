@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitlens.widgets.drawing import Scale
+from vitlens.plot.style import colors, translucent
 from vitlens.widgets.lanes import Answer, Cancelled, Job
 
 Check = Callable[[], None]
@@ -64,6 +64,36 @@ class Control:
             expected = f"a {'whole ' * whole}number from 0 to {self.high:g}"
         if not fits:
             raise ValueError(f"{self.label!r} must be {expected}, got {value!r}.")
+
+
+MAPS = ("viridis", "magma", "cividis", "gray", "RdBu_r")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A Matplotlib color map from low to high."""
+
+    cmap: str
+    low: float
+    high: float
+
+    def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
+        """(256, 4) uint8 RGBA colors from low to high, with the opacity that `plot.overlay` gives them."""
+        shown = translucent(self.cmap, self.low, self.high, alpha, opacity)
+        return (shown(np.arange(256)) * 255).round().astype(np.uint8)
+
+
+def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
+    """The color scale of a map: from 0 to its largest value, or ±largest in red and blue if some are negative.
+
+    limit: the end of the scale if it is known, as 1 for cosines; the scale is then signed. stretch: from the smallest
+    value to the largest instead. cmap: another color map.
+    """
+    if stretch:
+        return Scale(cmap or "viridis", float(values.min()), float(values.max()))
+    chosen = colors(values, cmap or None, signed=None if limit is None else True)
+    high = float(limit or chosen["vmax"])
+    return Scale(chosen["cmap"].name, -high if chosen["vmin"] < 0 else 0.0, high)
 
 
 @dataclass(frozen=True)

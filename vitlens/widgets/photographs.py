@@ -22,8 +22,8 @@ from vitlens.recorder.forward import evaluating
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import family, unwrap
-from vitlens.widgets.drawing import MAPS, enlarged
-from vitlens.widgets.page import Control, Page
+from vitlens.widgets.drawing import enlarged
+from vitlens.widgets.page import MAPS, Control, Page
 
 GIVEN = "the image given"
 READOUT, PATCH = "readout", "patch"
@@ -52,10 +52,16 @@ class Photograph:
         return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
 
+@functools.cache
+def sample_photographs() -> dict[str, Photograph]:
+    """The sample photographs by name, opened once for all pages."""
+    return {name: Photograph(each) for name, each in samples().items()}
+
+
 class Forward:
     """One forward of a model on a photograph.
 
-    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its capture. tokens: one
+    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its layers. tokens: one
     (1, T, D) per layer. classes: their number, 0 without a classifier. likeliest: numbers of the likeliest ones. off:
     replacements of the heads that are switched off, as `intervene` takes them. key: equal for equal weights,
     photographs, sizes and switches.
@@ -76,7 +82,7 @@ class Forward:
                 "The model's outputs for this image are not finite, so its attention has no meaning. Its weights are "
                 "damaged, or its precision is too low."
             )
-        self.attn, self.grid = attn, attn.grid
+        self.attn, self.grid, self.gated = [*attn], attn.grid, attn.gated
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()
@@ -176,7 +182,7 @@ class Pictured(Page):
         self.model, self.size = unwrap(model), size
         self.models = [self.model, *map(unwrap, others)]
         given = {} if image is None else {GIVEN: Photograph.read(image)}
-        photographs = given | {name: Photograph(each) for name, each in samples().items()} | (more or {})
+        photographs = given | sample_photographs() | (more or {})
         super().__init__(photographs=photographs, photograph=next(iter(photographs)), **state)
         self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
         self._weights = {id(model): weights(model) for model in self.models}

@@ -7,8 +7,8 @@ from PIL import Image
 from torch import nn
 
 from vitlens.positions import similarity
-from vitlens.widgets.drawing import Scale, mosaic, png
-from vitlens.widgets.page import Control, Page, Panel
+from vitlens.widgets.drawing import mosaic, png
+from vitlens.widgets.page import Control, Page, Panel, Scale
 from vitlens.widgets.views import number
 
 MOST = 24  # rows or columns up to which all maps are shown at once

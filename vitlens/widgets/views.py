@@ -24,8 +24,7 @@ from vitlens.models import preprocess, scores
 from vitlens.recorder.forward import evaluating, run
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.supported import family
-from vitlens.widgets.drawing import scale_of
-from vitlens.widgets.page import Check, Control, Panel
+from vitlens.widgets.page import Check, Control, Panel, scale_of
 from vitlens.widgets.photographs import READOUT, Forward, number, percent
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
@@ -133,8 +132,7 @@ class Layers(Sequence):
     """Some layers of a capture. `check` is called whenever one is read."""
 
     def __init__(self, forward: Forward, layers: slice, check: Check):
-        attn = forward.attn
-        self.layers, self.grid, self.model_name, self.check = attn[layers], attn.grid, attn.model_name, check
+        self.layers, self.grid, self.model_name, self.check = forward.attn[layers], forward.grid, forward.name, check
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -197,7 +195,7 @@ def _prefix_words(forward: Forward) -> str:
 
 def _gate_words(forward: Forward) -> str:
     """A note about gated attention, whose gate is in no map."""
-    return ". A learned gate on the output of attention is not part of it" if forward.attn.gated else ""
+    return ". A learned gate on the output of attention is not part of it" if forward.gated else ""
 
 
 def _attention(forward: Forward, choice: Choice, check: Check) -> Map:
