@@ -130,7 +130,7 @@ def test_a_lane_goes_on_after_a_failure_and_ends_with_its_tasks():
 
     tasks = lane.submit(endless), lane.submit(endless)
     assert started.wait(PATIENCE)
-    lane.close(PATIENCE)
+    lane.close()
     assert all(isinstance(task.exception(), Cancelled) for task in tasks)
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from tornado import httpserver, netutil, web, websocket
 
 from vitlens.images import load_image, samples
-from vitlens.widgets.lanes import LONG, QUICK, Connection, Task
+from vitlens.widgets.lanes import QUICK, Connection, Task
 
 HERE = Path(__file__).parent
 PAGES, MESSAGE = 16, 2**20
@@ -76,10 +76,8 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, end)
     asyncio.run(app.run(port, began))
-    QUICK.close()
-    LONG.close()
     sys.stdout.flush()
-    os._exit(0)  # a download may go on in a lane, and taking PyTorch's modules apart takes seconds
+    os._exit(0)  # waits for no download in a lane; and taking PyTorch's modules apart would take seconds
 
 
 class App:

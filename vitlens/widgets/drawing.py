@@ -50,29 +50,17 @@ def captioned(forward, panel) -> bytes:
     from matplotlib.figure import Figure
 
     from vitlens.plot.heatmaps import mark, overlay
-    from vitlens.plot.style import DPI, color_bar
 
-    height, width = forward.grid.image
-    across = 6.0 * min(1.5, max(0.7, width / height))
-    lines = textwrap.wrap(f"{forward.name}. {panel.words}", int(across * 13.5))
-    bar, foot, head = 0.8 if panel.scale else 0.1, 0.25 + 0.2 * len(lines), 0.35  # inches beside, below and above
-    wide = across - bar - 0.1
-    tall = wide * height / width
-    down = tall + foot + head
-    figure = Figure(figsize=(across, down), dpi=DPI)
-    ax = figure.add_axes((0.1 / across, foot / down, wide / across, tall / down))
-    scale = panel.scale and {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)}
+    figure = Figure(figsize=(7, 7), dpi=150)
+    ax = figure.subplots()
+    scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
     overlay(
-        forward.pixels, panel.values, grid=forward.grid, ax=ax, mode="heat", smooth=panel.smooth, colorbar=False,
-        alpha=panel.strength, opacity=panel.opacity, **(scale or {}),
+        forward.pixels, panel.values, grid=forward.grid, ax=ax, mode="heat", smooth=panel.smooth, alpha=panel.strength,
+        opacity=panel.opacity, **scale,
     )  # fmt: skip
-    if scale:
-        beside = (1 - (bar - 0.12) / across, foot / down, 0.14 / across, tall / down)
-        color_bar(ax.images[-1], cax=figure.add_axes(beside))
     mark(ax, panel.selected, forward.grid.patch)
-    ax.set(xlim=(0, width), ylim=(height, 0))
     ax.set_title(panel.title, fontsize=11)
-    ax.axis("off")
-    figure.text(0.1 / across, 0.1 / down, "\n".join(lines), fontsize=9, va="bottom", parse_math=False)
-    figure.savefig(file := io.BytesIO(), format="png", dpi=150)
+    caption = textwrap.fill(f"{forward.name}. {panel.words}", 88)
+    ax.text(0, -0.03, caption, fontsize=9, va="top", transform=ax.transAxes, parse_math=False)
+    figure.savefig(file := io.BytesIO(), format="png", bbox_inches="tight")
     return file.getvalue()

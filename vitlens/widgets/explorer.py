@@ -63,7 +63,7 @@ class Explorer(Pictured):
         if "pick" in content:
             self.change(row=content["row"], column=content["col"])
         elif "why" in content:
-            explaining = [name for name, view in possible(self.forward).items() if view.explains and not view.layered]
+            explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
             try:
@@ -94,7 +94,7 @@ class Explorer(Pictured):
     def job(self):
         forward, choice, shown = self.forward, self.choice, self.results.get(self._key)
         jobs = [Job(("distance", forward.key), partial(mean_distance, forward))]
-        if self._scored and shown:
+        if self.row.attributes and shown:
             maps = torch.from_numpy(shown.values)[None]
             random, own = self._scores
             jobs.append(Job(random, partial(curves, forward, choice, None)))
@@ -114,7 +114,7 @@ class Explorer(Pictured):
         target = against = None
         if row.explains:
             target = state["target"]
-            if target == PREDICTED or (isinstance(target, tuple) and not row.likes):
+            if target == PREDICTED or (isinstance(target, tuple) and not row.attributes):
                 target = forward.likeliest[0]
             elif isinstance(target, tuple):
                 photograph = self.photographs[target[1]] if target[0] == PICTURE else None
@@ -227,7 +227,7 @@ class Explorer(Pictured):
         known = dict.fromkeys([*forward.likeliest, *(k for k in typed if isinstance(k, int))])
         named = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
         offered = {"A class": [("the predicted class", PREDICTED), *named] if forward.likeliest else []}
-        if row.likes or not row.explains:
+        if row.attributes or not row.explains:
             texts = dict.fromkeys(each for each in typed if isinstance(each, tuple) and each[0] == TEXT)
             others = [name for name in self.photographs if name != state["photograph"]]
             offered["Likeness to a text"] = [(f"like “{each[1]}”", each) for each in texts]
@@ -268,18 +268,13 @@ class Explorer(Pictured):
         return replace(made, words=made.words + note)
 
     @property
-    def _scored(self) -> bool:
-        """True if the map that is shown has a score."""
-        return self.row.explains and not self.row.layered
-
-    @property
     def _scores(self) -> tuple[tuple, tuple]:
         """Keys of the curves of random orders, and of those of the map."""
         forward, choice = self.forward, self.choice
         return ("random", forward.key, choice.target, choice.against), ("score", *self._key)
 
     def _score(self) -> dict | None:
-        if not self._scored:
+        if not self.row.attributes:
             return None
         random, own = map(self.results.get, self._scores)
         failed = next((each for each in (random, own) if isinstance(each, str)), None)
@@ -304,7 +299,7 @@ class Explorer(Pictured):
         """Files: the figure with its caption, and all numbers."""
         shown = self.view()
         panel = self._panel(shown)
-        if measured := self._score():
+        if (measured := self._score()) and "curves" in measured:
             panel = replace(panel, words=f"{panel.words} {measured['words']}")
         visible = {c.name: c.value for c in self.shown.values() if not (c.hidden or c.disabled or c.kind == "text")}
         about = {"model": self.forward.name, "words": panel.words, **visible}

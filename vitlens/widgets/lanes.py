@@ -75,11 +75,11 @@ class Lane:
         """The result of function(check), for which the calling thread waits."""
         return self.submit(function).result()
 
-    def close(self, seconds: float = 1.0) -> None:
-        """Stop all tasks, and wait some seconds for the one that is running."""
+    def close(self) -> None:
+        """Stop all tasks, and wait for the one that is running."""
         self.closed = True
         self._tasks.put(None)
-        self._thread.join(seconds)
+        self._thread.join()
 
 
 QUICK, LONG = Lane("quick"), Lane("long")

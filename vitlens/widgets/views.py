@@ -39,8 +39,8 @@ LOOKS, HOLDS, WRITES, WHY, SLOWER = (
 )  # fmt: skip
 """The groups of the menu."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
-LONGEST, LONGEST_MAP = 120.0, 20.0
-"""The longest score in seconds, and the longest map in minutes. Beyond, the page gives only the estimate."""
+LONGEST = 120.0
+"""The longest score in seconds. Beyond, the page gives only the estimate."""
 AT_ONCE = 2**24
 """Logits of tokens that are computed at a time."""
 
@@ -101,8 +101,8 @@ class View:
 
     title: its name above the image. make: (forward, choice, check) → Map; it calls `check` during long work. group: its
     place in the menu, and entry: its name there, if it is another. query: whether the map depends on it. head: a key of
-    `HEADS`, or "" without heads. layered: whether the map is of a layer. explains: whether it is about a class; likes:
-    or a `Likeness` in its place; contrasts: and maybe rather than another class. slow: made in the long lane.
+    `HEADS`, or "" without heads. layered: whether the map is of a layer. explains: whether it is about a class;
+    contrasts: and maybe rather than another class. slow: made in the long lane.
     """
 
     title: str
@@ -113,9 +113,13 @@ class View:
     head: str = ""
     layered: bool = True
     explains: bool = False
-    likes: bool = False
     contrasts: bool = False
     slow: bool = False
+
+    @property
+    def attributes(self) -> bool:
+        """True for an attribution method: its map may be of a `Likeness`, and has a score."""
+        return self.explains and not self.layered
 
     def heads(self, count: int) -> tuple[tuple[str, str | int], ...]:
         """Names and values of the choices among so many heads."""
@@ -226,8 +230,8 @@ def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
     query = None if choice.query == READOUT else int(row.argmax())
     layers = Layers(forward, slice(choice.layer + 1), check)
     values = attention.rollout(layers, query=query, head_fusion=choice.head)[0].float().cpu()
-    through = "all layers" if choice.layer == len(forward.attn) - 1 else f"layers 0 to {choice.layer}"
-    words = f"Rollout from {query_words(forward, choice.query)} through {through}, {_head_words(choice.head)}"
+    words = f"Rollout from {query_words(forward, choice.query)} through layers 0 to {choice.layer}"
+    words += f", {_head_words(choice.head)}"
     if forward.grid.prefix:
         words += f". {percent(1 - values.sum())} stays with {_prefix_words(forward)}; the rest is not renormalized"
     return Map(values.numpy(), words + _gate_words(forward), unit="of the rollout")
@@ -326,16 +330,15 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
     each = chosen.reshape(-1, forward.grid.tokens).sum(0)
     whose = {EVERY: "All heads of all layers", SUM: f"All heads of layer {layer}"}
-    of = f"the logit of “{forward.label(target)}”"
-    if against is not None:
-        of += f" minus that of “{forward.label(against)}”"
+    minus = "" if against is None else f" minus that of “{forward.label(against)}”"
     prefix = forward.grid.prefix
+    signed = [("+" if value >= 0 else "") + number(value) for value in (each[prefix:].sum(), each[:prefix].sum())]
     words = (
         f"{whose.get(head, f'Head {head} of layer {layer}')}: what the model takes from each patch here and writes "
-        f"directly into {of}, {_signed(each[prefix:].sum())} in all"
+        f"directly into the logit of “{forward.label(target)}”{minus}, {signed[0]} in all"
     )
     if prefix:
-        words += f", and {_signed(each[:prefix].sum())} from {_prefix_words(forward)}"
+        words += f", and {signed[1]} from {_prefix_words(forward)}"
     words += f". The logit is {number(logit)}. What goes through later layers is not in this map"
     numbers = {name: getattr(parts, name)[0].float().cpu() for name in ("heads", "mlps", "embedding", "pool", "biases")}
     others = {"embedding": "embedding", "pool": "MLP of the pool", "biases": "biases"}
@@ -348,10 +351,6 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     }  # fmt: skip
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
     return Map(forward.grid.image_map(each).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
-
-
-def _signed(value: Tensor) -> str:
-    return ("+" if value >= 0 else "") + number(value)
 
 
 def _called(forward: Forward, target: int | Likeness) -> str:
@@ -368,8 +367,6 @@ def explaining(method: Method) -> View:
     slow = method.needs in ("pixels", "patches")
 
     def make(forward: Forward, choice: Choice, check: Check) -> Map:
-        if method.forwards_per_patch:
-            _refuse_long(forward, method, begin)
         with until(forward.model, check), forward.switched():
             values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
         values = values.detach().float().cpu().numpy()
@@ -382,26 +379,8 @@ def explaining(method: Method) -> View:
 
     return View(
         f"Why this class: {method.title}" if method.knows_class else begin, make, group=SLOWER if slow else WHY,
-        entry=begin, layered=False, explains=True, likes=True, contrasts=True, slow=slow,
+        entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
     )  # fmt: skip
-
-
-def seconds(forward: Forward) -> float:
-    """The time of one forward. Capturing was the first one, which is slower."""
-    start = time.perf_counter()
-    with evaluating(forward.model), torch.inference_mode():
-        run(forward.model, forward.batch).cpu()
-    return time.perf_counter() - start
-
-
-def _refuse_long(forward: Forward, method: Method, begin: str) -> None:
-    """Raise ValueError for a map that would take longer than `LONGEST_MAP`."""
-    forwards = method.forwards_per_patch * forward.grid.patches
-    if (minutes := forwards * seconds(forward) / 60) > LONGEST_MAP:
-        raise ValueError(
-            f"{begin} takes {forwards:,} forwards, here about {minutes:,.0f} minutes. "
-            f"Choose a smaller size, or let `vitlens explain --methods {method.name}` make it."
-        )
 
 
 VIEWS = {
@@ -435,7 +414,7 @@ def possible(forward: Forward) -> dict[str, View]:
         name: view
         for name, view in views().items()
         if not view.explains
-        or (forward.likeliest or (view.likes and embedded))
+        or (forward.likeliest or (view.attributes and embedded))
         and (view.layered or readable or "query" not in METHODS[name].options)
     }
 
@@ -488,9 +467,11 @@ def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) 
     which it may be that a sentence comes instead: that they would take longer than `LONGEST`."""
     grid, step = forward.grid, -(-forward.grid.patches // POINTS)
     if maps is None:
-        maps, minutes = faithfulness.random_maps(grid, ORDERS), 2 * POINTS * (1 + ORDERS) * seconds(forward) / 60
-        if minutes > LONGEST / 60:
-            return f"Not scored here: it would take about {minutes:.0f} minutes. `vitlens explain` does it."
+        maps, start = faithfulness.random_maps(grid, ORDERS), time.perf_counter()
+        with evaluating(forward.model), torch.inference_mode():
+            run(forward.model, forward.batch).cpu()
+        if (seconds := 2 * POINTS * (1 + ORDERS) * (time.perf_counter() - start)) > LONGEST:
+            return f"Not scored here: it would take about {seconds / 60:.0f} minutes. `vitlens explain` does it."
     with until(forward.model, check), forward.switched():
         both = faithfulness.curves(
             forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
