@@ -5,8 +5,8 @@ import dataclasses
 import gc
 import io
 import json
+import shutil
 import socket
-import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -20,8 +20,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
-from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, stream
+from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
 from vitlens.data.augment import Augment
+from vitlens.evaluate import PROTOCOLS
 from vitlens.images import samples
 from vitlens.models import preprocess
 from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
@@ -63,12 +64,6 @@ def photographs(tmp_path_factory):
 
 def summary_in(folder):
     return json.loads((folder / "summary.json").read_text())
-
-
-def test_command_runs_as_a_module(model_folder, tmp_path):
-    command = [sys.executable, "-m", "vitlens", "inspect", model_folder, "--out", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and "leaked" not in done.stderr and (tmp_path / "out" / "rollout.png").exists()
 
 
 def test_importing_pauses_the_garbage_collector(monkeypatch):
@@ -130,52 +125,50 @@ def test_inspect_writes_what_heads_add(model_folder, photographs, tmp_path):
     assert np.asarray(Image.open(tmp_path / "out" / "heads.png")).std() > 5
 
 
-def test_inspect_samples_and_a_data_set(model_folder, photographs, tmp_path):
-    vitlens("inspect", model_folder, "--out", tmp_path / "a")
-    assert len(summary_in(tmp_path / "a")["images"]) == len(samples())
-    vitlens("inspect", model_folder, photographs / "coffee.png", "--dataset", photographs, "--out", tmp_path / "b")
-    summary = summary_in(tmp_path / "b")
-    assert len(summary["images"]) == 1 and summary["images_in_mean_distance"] == 4
-
-
-def test_inspect_beside_another_model_and_a_damaged_image(model_folder, photographs, tmp_path):
+def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(model_folder, photographs, tmp_path):
     (tmp_path / "broken.jpg").write_text("nonsense")
     Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
     paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
-    other = saved(tmp_path / "other", "vit_relpos_small_patch16_224")
-    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--out", tmp_path / "out", expect=1)
+    other, out = saved(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
+    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--dataset", photographs, "--out", out, expect=1)
     assert done.stderr.count("broken.jpg") == done.stderr.count("strip.png") == 1
-    both, summary = json.loads((tmp_path / "out" / "beside.json").read_text()), summary_in(tmp_path / "out")
+    both, summary = json.loads((out / "beside.json").read_text()), summary_in(out)
     assert both["vit_tiny_patch16_224, patch 8, 32 px"] == summary
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
-    vitlens("inspect", other, photographs / "coffee.png", "--out", tmp_path / "alone")
-    assert both[list(both)[1]] == summary_in(tmp_path / "alone")
+    assert summary["images_in_mean_distance"] == 4
     assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
-    assert np.asarray(Image.open(tmp_path / "out" / "beside.png")).std() > 5
-    again = saved(tmp_path / "again")
+    assert np.asarray(Image.open(out / "beside.png")).std() > 5
+
+
+def test_inspect_calls_models_of_one_architecture_by_their_folders(model_folder, photographs, tmp_path, monkeypatch):
+    headings, again = [], saved(tmp_path / "again")
+    monkeypatch.setattr(report, "write_inspection", lambda *_: [])
+    monkeypatch.setattr(report, "write_beside", lambda found, _: headings.extend(found) or [])
     vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
-    assert list(json.loads((tmp_path / "out" / "beside.json").read_text())) == [str(model_folder), str(again)]
+    assert headings == [str(model_folder), str(again)]
 
 
-@pytest.mark.parametrize("name, options, note, lacks", [
-    ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
-    ("vit_tiny_patch16_224", {"global_pool": ""}, "gives classes for every token", {"top5", "rollout"}),
-    ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
-    ("vit_tiny_patch16_224", {"patch_size": 32}, "too few positions", set()),
-    ("vit_tiny_patch16_224", {"pos_embed": "none"}, "has no ", set()),
-    ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),
-])  # fmt: skip
-def test_inspect_notes_what_a_model_lacks(photographs, tmp_path, name, options, note, lacks):
-    folder, out = saved(tmp_path / "model", name, **options), tmp_path / "out"
-    out.mkdir()
-    for figure in ("positions", "rollout"):  # left by another model
-        (out / f"{figure}.png").write_text("")
-    done = vitlens("inspect", folder, photographs / "coffee.png", "--out", out)
-    assert note in done.stdout
-    (image,) = summary_in(out)["images"]
-    assert {part for part in ("top5", "rollout") if not image[part]} == lacks
-    assert (out / "rollout.png").exists() == ("rollout" not in lacks)
-    assert (out / "positions.png").exists() == (options.get("pos_embed") != "none")
+def test_inspect_notes_what_a_model_lacks(tmp_path):
+    for name, options, note, lacks in (
+        ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
+        ("vit_tiny_patch16_224", {"global_pool": ""}, "gives classes for every token", {"top5", "rollout"}),
+        ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
+        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "has no ", set()),
+        ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),
+    ):
+        model = load_model(saved(tmp_path / "model", name, **options))
+        inspection = report.inspect(model, list(samples().items())[:1])
+        numbers = inspection.to_dict()
+        assert any(note in words for words in numbers["notes"])
+        assert {part for part in ("top5", "rollout") if not numbers["images"][0][part]} == lacks
+        if note in ("no rollout", "has no "):
+            for figure in ("positions", "rollout"):  # left by another model
+                (tmp_path / f"{figure}.png").write_text("")
+            report.write_inspection(inspection, tmp_path)
+            assert (tmp_path / "rollout.png").exists() == ("rollout" not in lacks)
+            assert (tmp_path / "positions.png").exists() == (options.get("pos_embed") != "none")
+    single = report.inspect(load_model(saved(tmp_path / "one", patch_size=32)), list(samples().items())[:1])
+    assert "too few positions" in single.sentences["positions"] and single.sentences["distance"] == "a single patch"
 
 
 def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path):
@@ -236,28 +229,21 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
     vitlens("train", "--recipe", "digits", "--data", "d", "--out", tmp_path, expect=143)
 
 
-def test_train_and_inspect_the_model(tmp_path):
-    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny")
-    vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "figures")
-    summary = summary_in(tmp_path / "figures")
-    assert summary["grid"]["rows"] == 4 and summary["layers"] == 2
-
-
-@pytest.mark.parametrize("name, table", [
-    ("vit-b16-jft", "epochs=7 lr=0.0008 schedule=linear weight_decay=0.1 dropout=0.0 batch_size=4096"),
-    ("vit-l16-imagenet21k", "epochs=30 lr=0.001 schedule=linear weight_decay=0.03 dropout=0.1 warmup_steps=10000"),
-    ("vit-h14-imagenet", "epochs=300 lr=0.003 schedule=cosine weight_decay=0.3 dropout=0.1 clip=1.0"),
-    ("finetune-pets", "steps=500 lr=0.01 batch_size=512 image_size=384 optimizer=sgd momentum=0.9 weight_decay=0.0"),
-])  # fmt: skip
-def test_train_lists_recipes_as_the_papers_tables(name, table):
-    lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
-    assert set(table.split()) <= {line.split()[0] for line in lines}
-    assert f"{name}: " in vitlens("train", "--list").stdout
+def test_train_lists_recipes_as_the_papers_tables():
+    names = vitlens("train", "--list").stdout
+    for name, table in (
+        ("vit-b16-jft", "epochs=7 lr=0.0008 schedule=linear weight_decay=0.1 dropout=0.0 batch_size=4096"),
+        ("vit-l16-imagenet21k", "epochs=30 lr=0.001 schedule=linear weight_decay=0.03 dropout=0.1 warmup_steps=10000"),
+        ("vit-h14-imagenet", "epochs=300 lr=0.003 schedule=cosine weight_decay=0.3 dropout=0.1 clip=1.0"),
+        ("finetune-pets", "steps=500 lr=0.01 batch_size=512 image_size=384 optimizer=sgd momentum=0.9"),
+    ):
+        lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
+        assert set(table.split()) <= {line.split()[0] for line in lines} and f"{name}: " in names
 
 
 def test_train_lists_every_setting(tmp_path):
-    for name, recipe in RECIPES.items():
-        lines = vitlens("train", "--list", "--recipe", name).stdout.splitlines()
+    for name in ("digits", "vit-l16-imagenet21k", "finetune-small"):
+        lines, recipe = vitlens("train", "--list", "--recipe", name).stdout.splitlines(), RECIPES[name]
         fields = {f.name for f in dataclasses.fields(Recipe)} - {"augment"}
         fields |= {f"augment.{f.name}" for f in dataclasses.fields(Augment)}
         of_model = {*FROM_MODEL, "model_kwargs"} if recipe.continues else set()
@@ -279,7 +265,7 @@ def test_paper_models_and_compute(tmp_path):
     assert rows["flops"]["torchvision:vit_b_32"] == pytest.approx(rows["flops"]["ViT-B/32"], rel=1e-3)
 
 
-@pytest.mark.parametrize("arguments, words", [
+REFUSED = [
     ("inspect", "argument 'model'"),
     ("ablate MODEL --out OUT/a.csv", "--data"),
     ("trian", "No such command 'trian'"),
@@ -326,39 +312,49 @@ def test_paper_models_and_compute(tmp_path):
     ("paper compute no_such_model", "no_such_model"),
     ("paper compute test_vit --sizes 0", "0"),
     ("paper compute test_vit --sizes 64,8", "8 × 8"),
-])  # fmt: skip
-def test_refusals_are_one_line_and_exit_code_2(model_folder, photographs, tmp_path, arguments, words):
+]  # fmt: skip
+"""Command lines, and words of the line that they end with."""
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain", "train", "other"])
+def test_refusals_are_one_line_and_exit_code_2(model_folder, photographs, tmp_path, command):
     (tmp_path / "file").write_text("mine")
-    nan = tmp_path / "nan"
-    if "NAN" in arguments:
-        weights = load_file(saved(nan) / "model.safetensors")
-        save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
+    weights = load_file(saved(nan := tmp_path / "nan") / "model.safetensors")
+    save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
+    rows = [row for row in REFUSED if (kind := row[0].split()[0]) == command
+            or command == "other" and kind not in ("inspect", "explain", "train")]  # fmt: skip
+    assert len(rows) > 4
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         places = {"MODEL": model_folder, "OUT": tmp_path / "out", "FILE": tmp_path / "file", "NAN": nan,
                   "IMAGE": photographs / "coffee.png", "TAKEN": other.getsockname()[1]}  # fmt: skip
-        for name, place in places.items():
-            arguments, words = arguments.replace(name, str(place)), words.replace(name, str(place))
-        if arguments.startswith(("inspect", "explain")) and "--out" not in arguments:
-            arguments += f" --out {tmp_path / 'out'}"
-        done = vitlens(*arguments.split(), expect=2)
-    assert any(word.lower() in done.stderr.lower() for word in words.split("|")), done.stderr
-    assert done.stderr.startswith("vitlens: ") and len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists() or arguments.startswith("ablate")
+        for arguments, words in rows:
+            for name, place in places.items():
+                arguments, words = arguments.replace(name, str(place)), words.replace(name, str(place))
+            if arguments.startswith(("inspect", "explain")) and "--out" not in arguments:
+                arguments += f" --out {tmp_path / 'out'}"
+            done = vitlens(*arguments.split(), expect=2)
+            assert any(word.lower() in done.stderr.lower() for word in words.split("|")), done.stderr
+            assert done.stderr.startswith("vitlens: ") and len(done.stderr.strip().splitlines()) == 1
+            assert not (tmp_path / "out").exists() or arguments.startswith("ablate")
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
-@pytest.mark.parametrize("error, code, words", [
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
-    (KeyboardInterrupt(), 130, "vitlens: stopped."), (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
-])  # fmt: skip
-def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path, error, code, words):
-    monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
-    done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
-    assert words in done.stderr and done.stderr.count("\n") == 1
+def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path):
+    for error, code, words in (
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
+        (KeyboardInterrupt(), 130, "vitlens: stopped."),
+        (FloatingPointError("The loss is nan."), 2, "The loss is nan."),
+    ):
+        monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
+        done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
+        assert words in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_help_is_made_from_the_registered_rows():
+def test_help_lists_the_registered_names():
     assert "train" in vitlens().stdout
-    shown = "".join(vitlens("explain", "--help").stdout.split())
-    assert all(name in shown for name in attribution.METHODS)
+    lists = {"explain": attribution.METHODS, "evaluate": PROTOCOLS, "train": ["digits", "torch/NAME"]}
+    for command, names in lists.items():
+        shown = "".join(vitlens(command, "--help").stdout.split())
+        assert all(name in shown for name in names) and "{" not in shown.replace("{model}", "")

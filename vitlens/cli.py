@@ -18,12 +18,7 @@ from typing import Annotated, TextIO
 
 import typer
 from typer import Argument, Option
-
-from vitlens.attribution import METHODS
-from vitlens.attribution import methods as method_rows
-from vitlens.data.files import writable
-from vitlens.data.sources import source_names
-from vitlens.evaluate import PROTOCOLS
+from typer.core import TyperCommand
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="A microscope for Vision Transformers.")
 paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
@@ -81,21 +76,37 @@ def numbers_in(text: str | tuple) -> tuple[int, ...]:
 def result_file(path: Path | None) -> Path | None:
     """A file that is written at the end: its folder is made, and refused now if it cannot be written to."""
     if path is not None:
+        from vitlens.data.files import writable
+
         writable(path.parent, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
+class Listing(TyperCommand):
+    """A command whose help lists names in the places {quick}, {others}, {sources} and {protocols}."""
+
+    def format_help(self, ctx, formatter) -> None:
+        from vitlens.attribution import METHODS
+        from vitlens.data.sources import source_names
+        from vitlens.evaluate import PROTOCOLS
+
+        names = {"sources": source_names(), "protocols": ", ".join(PROTOCOLS)}
+        for key, quick in (("quick", True), ("others", False)):
+            names[key] = ", ".join(name for name, method in METHODS.items() if method.quick is quick)
+        for parameter in self.params:
+            parameter.help = (parameter.help or "").format(**names)
+        super().format_help(ctx, formatter)
+
+
 _FILE = {"dir_okay": False, "writable": True, "callback": result_file}
-_QUICK, _OTHERS = (", ".join(n for n, method in METHODS.items() if method.quick is quick) for quick in (True, False))
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
-Protocol = Enum("Protocol", {name: name for name in PROTOCOLS})
 
 Model = Annotated[
     str, Argument(help="A name of timm, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder.")
 ]
 Images = Annotated[list[Path] | None, Argument(exists=True, dir_okay=False, help="Images; by default six samples.")]
-Data = Annotated[str, Option(help=f"Labeled images: a folder, or {source_names()}.")]
+Data = Annotated[str, Option(help="Labeled images: a folder, or {sources}.")]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
 AnyDevice = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU if there is one.")]
@@ -184,6 +195,7 @@ def inspect(
         from tqdm import tqdm
 
         from vitlens import report
+        from vitlens.data.files import writable
         from vitlens.models import load_model
 
     names = [model, beside] if beside else [model]
@@ -216,7 +228,7 @@ def inspect(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Listing)
 def explain(
     model: Model,
     images: Images = None,
@@ -227,7 +239,7 @@ def explain(
     ] = None,
     text: Annotated[list[str] | None, Option(help="Explain the similarity to a text; twice: contrast.")] = None,
     methods: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help=f"Of {_QUICK} (the default), {_OTHERS}.")
+        tuple, Option(parser=names_in, metavar="NAMES", help="Of {quick} (the default), {others}.")
     ] = (),
     out: Folder = Path("explanations"),
     baseline: Annotated[Baseline, Option(help="What replaces covered patches.")] = "mean",
@@ -238,13 +250,14 @@ def explain(
     with importing():
         from tqdm import tqdm
 
-        from vitlens import report
+        from vitlens import attribution, report
+        from vitlens.data.files import writable
         from vitlens.models import load_model
 
     failures, complain = complaints()
     shown = named_images(images)
     writable(out, "--out")
-    parts = len(method_rows(methods or None)) + 1
+    parts = len(attribution.methods(methods or None)) + 1
     asked, other = _targets(target, against, like or [], text or [])
     vit = load_model(model).to(working_device(device))
     done = 0
@@ -301,7 +314,7 @@ def explorer(
     serve(model, image, port=port, browser=browser)
 
 
-@app.command()
+@app.command(cls=Listing)
 def train(
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
     data: Data = "",
@@ -365,11 +378,11 @@ def list_tasks(listed: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Listing)
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help=f"A task (see --list), a folder, or {source_names()}.")] = "",
-    protocol: Annotated[Protocol, Option(help="How to measure.")] = "top1",
+    data: Annotated[str, Option(help="A task (see --list), a folder, or {sources}.")] = "",
+    protocol: Annotated[str, Option(help="How to measure: {protocols}.")] = "top1",
     out: Annotated[Path | None, Option(**_FILE, help="JSON file to add the records to.")] = None,
     shots: Annotated[
         tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class; default 1,5,10,25.")
@@ -394,7 +407,7 @@ def evaluate(
     if out is not None and out.exists():
         evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured
     question = evaluation.Evaluation(
-        model, data, protocol.value, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
+        model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
         device, evaluation.command_of(sys.argv[1:]), note,
     )  # fmt: skip
     records = []
@@ -410,7 +423,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Listing)
 def ablate(
     model: Model,
     data: Data,

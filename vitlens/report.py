@@ -151,26 +151,19 @@ class Inspection:
 
     def to_dict(self) -> dict:
         """All numbers as plain Python objects, ready for JSON."""
-        grid, (layers, heads) = self.grid, self.mean_distance.shape
+        layers, heads = self.mean_distance.shape
         images = []
         for p in self.pictures:
             unit = "value" if p.kind == "value" else "probability"
             top5 = [{"class": label, unit: score} for label, score in p.top5]
             images.append({"image": p.name, "top5": top5, "rollout": _listed(p.rollout)})
+        fields = "rows", "cols", "patch", "prefix", "image", "cut", "padded"
         return {
-            "model": self.model,
-            "grid": {
-                "rows": grid.rows, "cols": grid.cols, "patch": list(grid.patch), "prefix": grid.prefix,
-                "image": list(grid.image), "cut": list(grid.cut), "padded": list(grid.padded),
-            },
-            "layers": layers,
-            "heads": heads,
-            "images_in_mean_distance": self.images,
-            "mean_distance": self.mean_distance.tolist(),
-            "uniform_distance": grid.uniform_distance(),
-            "explained_variance": _listed(self.explained_variance),
-            **self.measures,
-            "images": images,
+            "model": self.model, "grid": {name: getattr(self.grid, name) for name in fields},
+            "layers": layers, "heads": heads,
+            "images_in_mean_distance": self.images, "mean_distance": self.mean_distance.tolist(),
+            "uniform_distance": self.grid.uniform_distance(),
+            "explained_variance": _listed(self.explained_variance), **self.measures, "images": images,
             "notes": [*self.notes, *self.lacks.values()],
         }  # fmt: skip
 
@@ -249,45 +242,44 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
 
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
-    figures = {"distance": distance.figure}
+    contents = {"summary.json": inspection.to_dict(), "distance.png": distance.figure}
     if inspection.filters is not None:
-        figures["filters"] = plot.filters(inspection.filters, inspection.explained_variance)
+        contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
-        figures["positions"] = plot.position_similarity(inspection.similarity)
+        contents["positions.png"] = plot.position_similarity(inspection.similarity)
     if shown := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
-        figures["rollout"] = plot.rollouts(
-            [p.pixels for p in shown], [p.rollout for p in shown], grid=inspection.grid,
-            captions=[p.caption for p in shown],
-        )  # fmt: skip
-    paths = [_write_json(inspection.to_dict(), out / "summary.json")]
-    for name in {"filters", "positions", "rollout"} - figures.keys():
-        (out / f"{name}.png").unlink(missing_ok=True)
-    return paths + [_save(figure, out / f"{name}.png") for name, figure in figures.items()]
+        pixels, rollouts, captions = zip(*((p.pixels, p.rollout, p.caption) for p in shown), strict=True)
+        contents["rollout.png"] = plot.rollouts(pixels, rollouts, grid=inspection.grid, captions=captions)
+    for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
+        (out / name).unlink(missing_ok=True)
+    return _write(out, contents)
 
 
 def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]:
-    """Write beside.png, the figures of two inspections in two columns, and beside.json, the numbers of both.
+    """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
     inspections: by the heading of each column. Returns the paths.
     """
     from vitlens import plot
 
     numbers = {heading: inspection.to_dict() for heading, inspection in inspections.items()}
-    return [_write_json(numbers, out / "beside.json"), _save(plot.inspected(inspections), out / "beside.png")]
+    return _write(out, {"beside.json": numbers, "beside.png": plot.inspected(inspections)})
 
 
-def _write_json(numbers: dict, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return path
-
-
-def _save(figure, path: Path) -> Path:
+def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
+    """Write numbers (.json), tables (.csv) and figures (.png) by their file names, and return the paths."""
     import matplotlib.pyplot as plt
 
-    figure.savefig(path, dpi=SHARP)
-    plt.close(figure)
-    return path
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        if name.endswith(".json"):
+            files.write(out / name, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        elif name.endswith(".csv"):
+            files.write(out / name, content.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+        else:
+            content.savefig(out / name, dpi=SHARP)
+            plt.close(content)
+    return [out / name for name in contents]
 
 
 def heads(
@@ -317,15 +309,13 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
         for name, (label, part) in added.items()
         for piece, value in zip(part.names, part.parts[0].tolist(), strict=True)
     ]
-    out.mkdir(parents=True, exist_ok=True)
     table = DataFrame(rows, columns=["image", "class", "logit", "part", "added"])
-    table.to_csv(out / "heads.csv", index=False, float_format="%.6g", lineterminator="\n")
     maps, short = {}, Counter(Path(name).name for name in added)
     for name, (label, part) in list(added.items())[:SHOWN]:
         file = Path(name).name
         title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}, {part.logits[0]:.1f}"
         maps[title] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
-    return [out / "heads.csv", _save(plot.contributions(maps), out / "heads.png")]
+    return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
 
 
 @dataclass(frozen=True)
@@ -466,7 +456,6 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
 
     tables = []
     for k, explanation in enumerate(explanations):
-        out.mkdir(parents=True, exist_ok=True)
         rows = explanation.scores.set_index("method")
         mean, spread = rows.loc["random mean"], rows.loc["random std"]
         note = (
@@ -481,11 +470,9 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
             captions={name: _caption(rows.loc[name]) for name in explanation.maps},
         )  # fmt: skip
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
-        path = _save(figure, out / f"{k:02d}-{stem}.png")
         about = {"image": explanation.name, "target": explanation.target, "against": explanation.against}
         tables.append(DataFrame(about, explanation.scores.index).join(explanation.scores))
-        files.write(out / "scores.csv", concat(tables).to_csv(index=False, float_format="%.6g").encode())
-        yield path
+        yield _write(out, {f"{k:02d}-{stem}.png": figure, "scores.csv": concat(tables)})[0]
     yield out / "scores.csv"
 
 
