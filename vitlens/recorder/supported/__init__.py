@@ -143,21 +143,43 @@ class Family(ABC):
 class PlainPatches(Family):
     """A model whose patches are cut out from the top left. What is left at the bottom and at the right is not seen.
 
-    patch: (height, width) in pixels. read: the tokens whose mean the head reads, or None. table: learned position
-    embeddings (…, T, D), the patches' last, or None. usual: preprocessing of most of the published weights, taken for a
-    model without its own.
+    paths: names of the list of blocks in the model, of the attention in a block, and of the embedding in the model.
+    attends: the beginning of the full name of the attention's class. patch: (height, width) in pixels. only: True for a
+    model that takes images of the size it was built for. read: the tokens whose mean the head reads, or None. table:
+    learned position embeddings (…, T, D), the patches' last, or None. usual: preprocessing of most of the published
+    weights, taken for a model without its own.
     """
 
+    paths: tuple[str, str, str]
+    attends = "torch.nn.modules.activation.MultiheadAttention"
     patch: tuple[int, int]
+    built_size: tuple[int, int] = (0, 0)
+    prefix: list[str] = ["class token"]
+    only = True
     read: slice | None = slice(0, 1)
     table: Tensor | None = None
     usual: dict
 
+    def attention(self) -> list[list[tuple[str, nn.Module]]]:
+        layers, (path, name, _) = [], self.paths
+        for number, block in enumerate(self.blocks):
+            where, module = f"{path}.{number}.{name}", getattr(block, name, None)
+            if not qualified_name(module).startswith(self.attends):
+                raise refuse(self.model, f"{where} is {qualified_name(module)}, which vitlens does not know")
+            layers.append([(where, module)])
+        return layers
+
     @property
-    def prefix(self) -> list[str]:
-        return ["class token"]
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.model.get_submodule(self.paths[0])
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_submodule(self.paths[2])
 
     def grid(self, image: tuple[int, int]) -> TokenGrid:
+        if self.only:
+            require_size(self.model, image, only=self.built_size)
         grid = TokenGrid(*self._counts(image), self.patch, len(self.prefix), tuple(image))
         return grid if self.read is None else replace(grid, readout=mean_of(grid, self.read))
 
@@ -186,17 +208,6 @@ def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
     return row
 
 
-def multihead_layers(model: nn.Module, path: str, name: str) -> list[list[tuple[str, nn.Module]]]:
-    """`Family.attention` of blocks at `path` that each hold one nn.MultiheadAttention called `name`."""
-    layers = []
-    for number, block in enumerate(model.get_submodule(path)):
-        module = getattr(block, name, None)
-        if type(module) is not nn.MultiheadAttention:
-            raise refuse(model, f"layer {number} ({qualified_name(block)}) holds no attention that vitlens knows")
-        layers.append([(f"{path}.{number}.{name}", module)])
-    return layers
-
-
 READOUTS = {
     "class token": lambda prefix: slice(0, 1),
     "patches": lambda prefix: slice(prefix, None),
@@ -206,22 +217,9 @@ READOUTS = {
 
 
 class Registered(PlainPatches):
-    """Adapter of a registered class. The keyword arguments of `register_model` are its attributes."""
+    """Adapter of a registered class. `register_model` sets its attributes."""
 
-    prefix: list[str] = []
-    built_size: tuple[int, int] = (0, 0)
-
-    def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        names = [f"{self.blocks_path}.{number}.{self.attention_path}" for number in range(len(self.blocks))]
-        return [[(name, self.model.get_submodule(name))] for name in names]
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return self.model.get_submodule(self.blocks_path)
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.model.get_submodule(self.embedding_path)
+    attends, only = "", False
 
     @property
     def classes(self) -> int | None:
@@ -268,9 +266,8 @@ def register_model(
     """
     pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
     settings = dict(
-        blocks_path=blocks, attention_path=attention, embedding_path=embedding, patch=pair(patch),
-        built_size=pair(size), prefix=list(prefix), read=READOUTS[readout](len(prefix)) if readout else None,
-        logits=head and staticmethod(head),
+        paths=(blocks, attention, embedding), patch=pair(patch), built_size=pair(size), prefix=list(prefix),
+        read=READOUTS[readout](len(prefix)) if readout else None, logits=head and staticmethod(head),
         usual={"input_size": (len(mean), *pair(size)), "mean": tuple(mean), "std": tuple(std)},
     )  # fmt: skip
     FAMILIES[f"{kind.__module__}.{kind.__qualname__}"] = type(f"Registered{kind.__name__}", (Registered,), settings)

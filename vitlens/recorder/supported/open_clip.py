@@ -5,20 +5,17 @@ A whole CLIP is seen as its image tower; its text tower may run beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import (
     Family,
     PlainPatches,
     Pool,
     model_name,
-    multihead_layers,
     qualified_name,
     refuse,
-    require_size,
     timm,
 )
 
@@ -75,6 +72,11 @@ class OpenClip(_Tower, PlainPatches):
 
     usual = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
+    def __init__(self, whole: nn.Module, tower: nn.Module):
+        super().__init__(whole, tower)
+        path = "" if tower is whole else "visual."
+        self.paths = f"{path}transformer.resblocks", "attn", f"{path}conv1"
+
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
             raise refuse(self.model, f"its image tower is {qualified_name(self.tower)}, which vitlens does not know")
@@ -82,16 +84,15 @@ class OpenClip(_Tower, PlainPatches):
             raise refuse(self.model, "it has two attention pools, and which tokens they read together is no single map")
         if not self.tower.transformer.batch_first:
             raise refuse(self.model, "it runs with the tokens before the batch; build it with batch_first=True")
-        path = "" if self.tower is self.model else "visual."
-        return multihead_layers(self.model, f"{path}transformer.resblocks", "attn")
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return self.tower.transformer.resblocks
+        return super().attention()
 
     @property
     def patch(self) -> tuple[int, int]:
         return tuple(self.tower.patch_size)
+
+    @property
+    def built_size(self) -> tuple[int, int]:
+        return tuple(self.tower.image_size)
 
     @property
     def table(self) -> Tensor:
@@ -109,18 +110,6 @@ class OpenClip(_Tower, PlainPatches):
     @property
     def pool(self) -> Pool | None:
         return None if self.tower.attn_pool is None else Pool(self.tower.attn_pool, self.averaged)
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.tower.conv1
-
-    def grid(self, image: tuple[int, int]) -> TokenGrid:
-        require_size(self.model, image, only=self.built_size)
-        return super().grid(image)
-
-    @property
-    def built_size(self) -> tuple[int, int]:
-        return tuple(self.tower.image_size)
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         pooled, _ = self.tower._pool(tokens)

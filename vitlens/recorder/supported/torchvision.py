@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import PlainPatches, multihead_layers, require_size
+from vitlens.recorder.supported import PlainPatches
 
 MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 
@@ -18,32 +15,12 @@ class TorchVision(PlainPatches):
     usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bilinear",
              "crop_pct": 0.875}  # fmt: skip
 
-    def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        return multihead_layers(self.model, "encoder.layers", "self_attention")
+    paths = "encoder.layers", "self_attention", "conv_proj"
 
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return self.model.encoder.layers
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.model.conv_proj
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        return self.model.patch_size, self.model.patch_size
-
-    @property
-    def table(self) -> Tensor:
-        return self.model.encoder.pos_embedding
-
-    def grid(self, image: tuple[int, int]) -> TokenGrid:
-        require_size(self.model, image, only=self.built_size)
-        return super().grid(image)
-
-    @property
-    def built_size(self) -> tuple[int, int]:
-        return self.model.image_size, self.model.image_size
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self.patch, self.built_size = (model.patch_size,) * 2, (model.image_size,) * 2
+        self.table = model.encoder.pos_embedding
 
     @property
     def classes(self) -> int:

@@ -67,6 +67,10 @@ class Whole:
     kind: str = ""
     """Of the tower, in `TOWERS`; from the key."""
 
+    def at(self, path: str) -> str:
+        """Path in the whole model of a path in the tower."""
+        return ".".join(filter(None, (self.path, path)))
+
 
 READS = ("class token", "class and distillation token", "patches", "class token beside patches", "pool", "BEiT's")
 """What is read: a token, the mean of two heads' outputs, the mean of all patches, a token and the mean side by side
@@ -110,6 +114,8 @@ MODELS = {
 class Transformers(PlainPatches):
     """A vision model of transformers."""
 
+    only = False
+
     def __init__(self, model: nn.Module):
         super().__init__(model)
         self.whole = MODELS[qualified_name(model)]
@@ -117,15 +123,8 @@ class Transformers(PlainPatches):
         self.tower = model.get_submodule(self.whole.path)
         self.config = self.tower.config
         self.patch = _pair(self.config.patch_size)
-
-    def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        path, layers = ".".join(filter(None, (self.whole.path, self.parts.blocks))), []
-        for number, block in enumerate(self.blocks):
-            name, module = f"{path}.{number}.{self.parts.attention}", getattr(block, self.parts.attention)
-            if not qualified_name(module).startswith(f"transformers.models.{self.whole.kind}."):
-                raise refuse(self.model, f"{name} is {qualified_name(module)}, which vitlens does not know")
-            layers.append([(name, module)])
-        return layers
+        self.paths = (self.whole.at(self.parts.blocks), self.parts.attention, self.whole.at(self.parts.projection))
+        self.attends = f"transformers.models.{self.whole.kind}."
 
     @property
     def capture_problem(self) -> str | None:
@@ -158,10 +157,6 @@ class Transformers(PlainPatches):
         return [self.tower.embeddings.register_forward_hook(require_order)]
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return self.tower.get_submodule(self.parts.blocks)
-
-    @property
     def stream_problem(self) -> str | None:
         if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
             return "its pooler ends in a nonlinear function; set model.pooler = None to explain the token that it reads"
@@ -179,10 +174,6 @@ class Transformers(PlainPatches):
     @property
     def pool(self) -> Pool | None:
         return Pool(self.tower.head, slice(None)) if self.reads == "pool" else None
-
-    @property
-    def embedding(self) -> nn.Module:
-        return self.tower.get_submodule(self.parts.projection)
 
     @property
     def prefix(self) -> list[str]:
