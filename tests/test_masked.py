@@ -25,10 +25,7 @@ BASE = replace(
     recipe("masked-patches"), image_size=16, width=48, depth=2, heads=3, epochs=2, batch_size=32, log_every=1,
     precision="fp32", num_classes=10, readout="class-token", optimizer="adamw", lr=1e-3,
 )  # fmt: skip
-CHANGES = {
-    "mean-color": {}, "colors-4x4": {"objective": "colors-4x4"}, "pixels": {"objective": "pixels"},
-}  # fmt: skip
-VARIANTS = {name: replace(BASE, **changes) for name, changes in CHANGES.items()}
+VARIANTS = {name: replace(BASE, objective=name) for name in masked.OBJECTIVES}
 each_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
@@ -54,27 +51,21 @@ def batch(data, count=6):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.15])
-def test_the_shares_of_corruption_are_those_of_the_paper(share):
+def test_corruption_is_independent_and_has_the_shares_of_the_paper(share):
     """Counts of 640,000 draws stay within bounds that a right program leaves once in 10⁷ runs."""
     torch.manual_seed(0)
     corrupted, source = masked.corruption(10_000, 64, share)
     own = torch.arange(64)
-    counts = {
-        share: corrupted, 0.8 * share: source == -1, 0.1 * share: (source >= 0) & (source != own),
-    }  # fmt: skip
-    kept = corrupted & (source == own)
-    for chance, found in [*counts.items(), (0.1 * share, kept)]:
+    for chance, found in (
+        (share, corrupted), (0.8 * share, source == -1), (0.1 * share, (source >= 0) & (source != own)),
+        (0.1 * share, corrupted & (source == own)),
+    ):  # fmt: skip
         low, high = binom.interval(1 - 1e-7, found.numel(), chance)
         assert low <= int(found.sum()) <= high
     assert (source == own)[~corrupted].all()
     offset = ((source - own) % 64)[(source >= 0) & (source != own)]
     assert chisquare(torch.bincount(offset, minlength=64)[1:]).pvalue > 1e-6  # every other patch is equally likely
-
-
-@pytest.mark.parametrize("share", [0.5, 0.15])
-def test_patches_are_corrupted_independently(share):
-    torch.manual_seed(1)
-    counts = masked.corruption(20_000, 16, share)[0].sum(1)
+    counts = masked.corruption(20_000, 16, share)[0].sum(1)  # of independent patches: binomial
     expected = 20_000 * binom.pmf(np.arange(17), 16, share)
     kept = expected > 5
     observed = torch.bincount(counts, minlength=17).numpy()
@@ -82,18 +73,20 @@ def test_patches_are_corrupted_independently(share):
     assert chisquare(pooled[0], pooled[1] * pooled[0].sum() / pooled[1].sum()).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("side", [1, 4])
-def test_every_level_is_floor_of_8_times_the_mean_by_256(side):
+def test_every_level_is_floor_of_8_times_the_mean_by_256():
     """All 256 even colors, and means a 256th of a pixel value to both sides of every border between two levels."""
-    patch = 16 // (4 // side)
-    for value in range(256):
-        ids = masked.colors(torch.full((1, 3, patch, patch), value, dtype=torch.uint8), patch, side)
-        assert (ids == 73 * (value // 32)).all() and ids.shape == (1, 1, side * side)
+    for side, patch in ((1, 4), (4, 16)):
+        for value in range(256):
+            ids = masked.colors(torch.full((1, 3, patch, patch), value, dtype=torch.uint8), patch, side)
+            assert (ids == 73 * (value // 32)).all() and ids.shape == (1, 1, side * side)
     for border in range(32, 256, 32):
         image = torch.full((1, 3, 16, 16), border, dtype=torch.uint8)
         assert masked.colors(image, 16).item() == 73 * border // 32
         image[0, :, 3, 5] -= 1
         assert masked.colors(image, 16).item() == 73 * (border // 32 - 1)
+    ids = torch.arange(512)  # the color of a number lies in the middle of its bin
+    pixels = (masked.color_of(ids) * 255).round().to(torch.uint8)[..., None, None].expand(-1, -1, 4, 4)
+    assert torch.equal(masked.colors(pixels, 4)[:, 0, 0], ids)
 
 
 @pytest.mark.parametrize("side", [1, 4])
@@ -110,12 +103,6 @@ def test_colors_equal_an_independent_computation(data, side):
         mean = values[image, :, top : top + part, left : left + part].mean((1, 2))
         red, green, blue = np.floor(8 * mean / 256).astype(int)
         assert found[image, patch, cell] == 64 * red + 8 * green + blue
-
-
-def test_the_color_of_a_number_lies_in_the_middle_of_its_bin():
-    ids = torch.arange(512)
-    pixels = (masked.color_of(ids) * 255).round().to(torch.uint8)[..., None, None].expand(-1, -1, 4, 4)
-    assert torch.equal(masked.colors(pixels, 4)[:, 0, 0], ids)
 
 
 def test_pixels_go_into_patches_and_back(data):
@@ -149,12 +136,7 @@ def test_the_loss_is_that_of_the_corrupted_patches_alone(data, name):
             target = int(np.floor(8 * mean / 256) @ [64, 8, 1])
             each.append(np.log(np.exp(logits).sum()) - logits[target])
     np.testing.assert_allclose(loss.item(), np.mean(each), rtol=1e-5)
-
-
-def test_nothing_corrupted_is_no_loss_and_no_nan(data):
-    model, x = VARIANTS["mean-color"].build(), batch(data)
-    nothing = torch.zeros(len(x), 16, dtype=torch.bool)
-    assert model.objective.loss(torch.zeros(len(x), 16, 512), x, nothing).item() == 0
+    assert model.objective.loss(predicted, x, torch.zeros_like(corrupted)).item() == 0, "no NaN of 0 / 0"
 
 
 def test_embeddings_are_corrupted_before_positions_are_added(data):
@@ -206,82 +188,62 @@ def test_images_that_stand_in_for_damaged_ones_do_not_count(data, tmp_path):
     assert len(stream.damaged) == 1
 
 
-@pytest.mark.parametrize("positions", SETTINGS["positions"])
-def test_masked_patches_go_with_all_positions(data, positions):
-    r = replace(BASE, positions=positions)
-    model = r.build()
-    assert next(fit(model, data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
+def test_masked_patches_go_with_all_positions_and_precisions(data):
+    for positions in SETTINGS["positions"]:
+        r = replace(BASE, positions=positions)
+        assert next(fit(r.build(), data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
+    for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        r, seen = replace(BASE, precision=precision), []
+        model = r.build()
+        model.objective.head.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.dtype))
+        assert np.isfinite(next(fit(model, data, r, device="cpu")).loss) and set(seen) == {kind}
+        assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
 @each_variant
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
-def test_every_parameter_is_trained_and_mask_tokens_do_not_decay(name, optimizer):
-    r = replace(VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0)
-    model = r.build()
-    names = {p: n for n, p in model.named_parameters()}
-    groups = [(names[p], g) for o in optimizers(model, r) for g in o.param_groups for p in g["params"]]
-    assert sorted(n for n, _ in groups) == sorted(names.values())
-    assert dict(groups)["objective.mask_token"]["weight_decay"] == 0
-    assert dict(groups)["objective.head.weight"]["peak_lr"] == r.lr
-
-
-@each_variant
-def test_weights_are_a_function_of_the_seed(name):
+def test_every_parameter_is_trained_and_mask_tokens_do_not_decay(name):
+    for optimizer in ("adamw", "muon", "sgd"):
+        r = replace(VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0)
+        model = r.build()
+        names = {p: n for n, p in model.named_parameters()}
+        groups = [(names[p], g) for o in optimizers(model, r) for g in o.param_groups for p in g["params"]]
+        assert sorted(n for n, _ in groups) == sorted(names.values())
+        assert dict(groups)["objective.mask_token"]["weight_decay"] == 0
+        assert dict(groups)["objective.head.weight"]["peak_lr"] == r.lr
     one, same, other = (replace(VARIANTS[name], seed=s).build().state_dict() for s in (0, 0, 1))
     assert all(torch.equal(one[n], same[n]) for n in one)
     assert not torch.equal(one["objective.head.weight"], other["objective.head.weight"])
 
 
-@pytest.mark.parametrize("name", ["mean-color"])
-def test_precision_is_what_the_recipe_says(data, name):
-    for precision, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        r, seen = replace(VARIANTS[name], precision=precision), []
-        model = r.build()
-        handle = model.objective.head.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out.dtype))
-        step = next(fit(model, data, r, device="cpu"))
-        handle.remove()
-        assert set(seen) == {kind} and np.isfinite(step.loss)
-        assert all(p.dtype == torch.float32 for p in model.parameters())
-
-
 TINY = ("image_size=8", "patch_size=2")
 
 
-@pytest.mark.parametrize("name, changes", [
-    ("masked-patches", TINY), ("masked-patches", (*TINY, "average=0.5")),
-])  # fmt: skip
-def test_a_run_from_the_top_and_fine_tuning_after_it(tmp_path, name, changes):
+def test_a_run_resumes_from_the_top_and_its_model_is_fine_tuned(tmp_path):
     quiet = {"tiny": True, "device": "cpu", "quiet": True}
-    account = runs.run(name, "digits", tmp_path / "a", overrides=changes, watch=3, **quiet)
+    options = {"overrides": (*TINY, "average=0.5"), "watch": 3, **quiet}
+    account = runs.run("masked-patches", "digits", tmp_path / "a", **options)
+    assert not runs.run("masked-patches", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
+    rest = runs.run("masked-patches", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
+    assert rest["validation"] == account["validation"]
+    a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
+    assert a == b
     found = account["validation"]
     assert found["valid_loss"] > 0 and "top1" not in found and account["finished"]
     folder = tmp_path / "a" / "model"
     model = load_model(folder)
     assert model.num_classes == 0 and not hasattr(model, "objective") and not hasattr(model, "label_names")
-    assert not any(n.startswith("objective") for n in load_file(folder / "model.safetensors"))
+    kept = load_file(folder / "model.safetensors")
+    assert not any(n.startswith("objective") for n in kept)
     assert all(n.startswith("objective.") for n in load_file(folder / "pretraining_head" / "head.safetensors"))
     assert len(captured(model, torch.randn(2, 3, 8, 8))) == 2
     shots = snapshots.load(tmp_path / "a" / "snapshots.npz")
     assert shots["predicted"].shape[0] == len(shots["steps"]) and "top1_confidence" not in shots
     assert (shots["source"] == shots["source"][0]).all() and (shots["corrupted"] == shots["corrupted"][0]).all()
     assert shots["predicted"].min() >= 0 and shots["predicted"].max() <= 1
-    tuned = runs.run(
-        "masked-tuning", "digits", tmp_path / "b", model=str(folder), overrides=["image_size=8"], watch=0, **quiet
-    )
-    assert tuned["validation"]["top1"] > 0
+    options = {"model": str(folder), "overrides": ["image_size=8"], "watch": 0, **quiet}
+    assert runs.run("masked-tuning", "digits", tmp_path / "c", **options)["validation"]["top1"] > 0
     state = starting_from(recipe("masked-tuning").override("image_size=8"), folder).build().state_dict()
-    kept = load_file(folder / "model.safetensors")
     assert all(torch.equal(state[n], kept[n].float()) for n in kept)
-
-
-def test_a_stopped_run_is_resumed_from_the_top(tmp_path):
-    options = {"tiny": True, "device": "cpu", "quiet": True, "overrides": TINY, "watch": 3}
-    whole = runs.run("masked-patches", "digits", tmp_path / "a", **options)
-    assert not runs.run("masked-patches", "digits", tmp_path / "b", max_minutes=1e-9, **options)["finished"]
-    rest = runs.run("masked-patches", "digits", tmp_path / "b", resume=True, **options | {"tiny": False})
-    assert rest["validation"] == whole["validation"]
-    a, b = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in "ab")
-    assert a == b
 
 
 def test_pictures_without_classes_are_learned_from(data):
@@ -300,18 +262,18 @@ def test_validation_hides_the_same_patches_and_leaves_the_random_state(data):
     assert first == second and torch.equal(torch.get_rng_state(), before) and model.training
 
 
-@pytest.mark.parametrize("settings, message", [
-    (["masked=0"], "share between 0 and 1"), (["masked=1"], "below 1"), (["objective=colors"], "one of labels"),
-    (["architecture=vit_base_r50_s16_224"], "plain Vision Transformers"), (["image_size=30"], "multiple of patch_size"),
-    (["objective=colors-4x4", "image_size=36", "patch_size=6"], "multiple of 4"), (["attention=axial"], "whole images"),
-    (["label_smoothing=0.1"], "label_smoothing"), (["loss=sigmoid"], "loss"), (["head=mlp"], "head"),
-    (["patch_drop=0.5", "patch_drop_until=0.5"], "patch_drop"), (["augment.mixup=0.2"], "mixup"),
-    (["model.dynamic_img_size=true"], "one size"), (["init=elsewhere"], "come with the model"),
-    (["tokenizer=conv-stem"], "experiments/small_data"), (["objective=autoencoder"], "experiments/autoencoder"),
-])  # fmt: skip
-def test_contradictions_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        recipe("masked-patches").override(*settings)
+def test_contradictions_are_refused():
+    for settings, message in (
+        ("masked=0", "share between 0 and 1"), ("masked=1", "below 1"), ("objective=colors", "one of labels"),
+        ("architecture=vit_base_r50_s16_224", "plain Vision Transformers"), ("image_size=30", "multiple of patch_size"),
+        ("objective=colors-4x4 image_size=36 patch_size=6", "multiple of 4"), ("attention=axial", "whole images"),
+        ("label_smoothing=0.1", "label_smoothing"), ("loss=sigmoid", "loss"), ("head=mlp", "head"),
+        ("patch_drop=0.5 patch_drop_until=0.5", "patch_drop"), ("augment.mixup=0.2", "mixup"),
+        ("model.dynamic_img_size=true", "one size"), ("init=elsewhere", "come with the model"),
+        ("tokenizer=conv-stem", "experiments/small_data"), ("objective=autoencoder", "experiments/autoencoder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recipe("masked-patches").override(*settings.split())
 
 
 def test_capture_of_a_model_that_is_being_trained_is_that_of_the_plain_one(data):

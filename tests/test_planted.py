@@ -68,16 +68,16 @@ def test_rollout_and_random_weights_do_not_find_the_class(model):
     assert max(hit_rate(planted(200, 2), random, name) for name in ("relevance", "legrad")) <= 0.2
 
 
-@pytest.mark.parametrize("size", [(64, 96), (70, 100), (60, 90)])
-def test_energy_in_box_equals_the_sum_over_pixels(size):
+def test_energy_in_box_equals_the_sum_over_pixels():
     """Pixels outside all patches have no energy; patches that reach beyond the image are cut."""
-    grid, m = TokenGrid(4, 6, (16, 16), 0, size), maps(5, 4, 6)
-    pixels = np.zeros((5, *size))
-    whole = np.kron(np.maximum(m.numpy(), 0), np.ones((16, 16)))[..., : size[0], : size[1]]
-    pixels[..., : whole.shape[-2], : whole.shape[-1]] = whole
-    for left, top, right, bottom in ([3, 5, 41, 60], [17, 30, 90, 31]):
-        expected = pixels[:, top:bottom, left:right].sum((-2, -1)) / pixels.sum((-2, -1))
-        np.testing.assert_allclose(energy_in_box(m, (left, top, right, bottom), grid), expected, rtol=1e-6)
+    for size in ((64, 96), (70, 100), (60, 90)):
+        grid, m = TokenGrid(4, 6, (16, 16), 0, size), maps(5, 4, 6)
+        pixels = np.zeros((5, *size))
+        whole = np.kron(np.maximum(m.numpy(), 0), np.ones((16, 16)))[..., : size[0], : size[1]]
+        pixels[..., : whole.shape[-2], : whole.shape[-1]] = whole
+        for left, top, right, bottom in ([3, 5, 41, 60], [17, 30, 90, 31]):
+            expected = pixels[:, top:bottom, left:right].sum((-2, -1)) / pixels.sum((-2, -1))
+            np.testing.assert_allclose(energy_in_box(m, (left, top, right, bottom), grid), expected, rtol=1e-6)
 
 
 def test_energy_in_box_closed_form():

@@ -43,8 +43,8 @@ def pictures():
     return images
 
 
-@pytest.mark.parametrize("registers", [0, 4])
-def test_the_norms_and_what_is_received_are_those_of_the_blocks(registers):
+def test_the_norms_and_what_is_received_are_those_of_the_blocks():
+    registers = 4
     model, x = small(reg_tokens=registers), torch.randn(2, 3, 64, 64)
     found = sinks(model, x)
     seen = []
@@ -84,17 +84,21 @@ def test_a_map_is_rough_where_neighbors_differ():
     assert abs(roughness(noise).mean() - 1) < 0.03 and roughness(torch.ones(2, 2)).isnan()
 
 
-def test_the_planted_neuron_is_found_and_its_patches():
+def test_the_planted_neuron_is_found_and_the_model_stays_as_it_was():
     model, x = planted(), pictures()
     seen = sinks(model, x)
     expected = torch.zeros(3, 16, dtype=torch.bool)
     expected[:, [0, 5]] = True
     assert not seen.outliers()[:, 0].any()
     assert torch.equal(seen.outliers()[:, 1], expected)
-    assert register_neurons(model, x, 1) == {NEURON[0]: [NEURON[1]]}
+    for layer in (None, 1):
+        assert register_neurons(model, x, 1, layer=layer) == {NEURON[0]: [NEURON[1]]}
+    before, names = model(x), list(model.state_dict())
+    with_register(model, {1: [40], 2: [0, 3]})
+    assert torch.equal(model(x), before) and list(model.state_dict()) == names and model.num_prefix_tokens == 1
 
 
-@pytest.mark.parametrize("more", [{}, {"no_embed_class": True}, {"reg_tokens": 2}, {"global_pool": "avg"}])
+@pytest.mark.parametrize("more", [{}, {"no_embed_class": True, "reg_tokens": 2}, {"global_pool": "avg"}])
 def test_a_register_takes_over_as_by_hand(more):
     model, x = planted(**more), pictures()
     layer, neuron = NEURON
@@ -127,17 +131,8 @@ def test_a_register_takes_over_as_by_hand(more):
     assert after.grid.prefix == prefix + 1
 
 
-def test_the_model_itself_stays_as_it_was():
-    model, x = planted(), pictures()
-    before = model(x)
-    names = list(model.state_dict())
-    with_register(model, {1: [40], 2: [0, 3]})
-    assert torch.equal(model(x), before) and list(model.state_dict()) == names and model.num_prefix_tokens == 1
-
-
 def test_no_outlier_and_pooled_prefix_raise():
     with pytest.raises(ValueError, match=r"above 3 times the median .*: 1\.\d\d times.* nothing to take over"):
         register_neurons(small(), torch.randn(2, 3, 64, 64))
     with pytest.raises(ValueError, match="head reads all prefix tokens"):
         with_register(small(global_pool="avg", pool_include_prefix=True), {})
-    assert register_neurons(planted(), pictures(), 1, layer=1) == {NEURON[0]: [NEURON[1]]}

@@ -4,12 +4,11 @@ from vitlens.train import snapshots
 from vitlens.train.criteria import accuracy, compiled
 from vitlens.train.hub_layout import export
 from vitlens.train.loop import Step, fit
-from vitlens.train.model import relative_change
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import RECIPES, Recipe, read_recipe, recipe, register, starting_from
 from vitlens.train.runs import fitted, run
 
 __all__ = [
     "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "fitted", "hardware", "join",
-    "read_recipe", "recipe", "register", "relative_change", "run", "snapshots", "starting_from", "versions",
+    "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
 ]  # fmt: skip

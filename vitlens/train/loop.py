@@ -32,40 +32,32 @@ from vitlens.train.settings import Recipe
 
 @dataclass(frozen=True)
 class Step:
-    """What is known after an optimizer step."""
+    """What is known after an optimizer step.
+
+    step, epoch: the number of steps taken, from 1, of `steps`; and the epoch of this one, from 0. lr: learning rate of
+    AdamW or SGD (Muon's is the recipe's `muon_lr` / `lr` times as large). rate: the same as a share of its peak.
+    loss: of this step's batch. images_per_second: training speed since the last reading, without validation and saving.
+    Both are None between readings, each of which makes the host wait for the device. metrics: after steps that were
+    validated, `top1` and `top1_average` (%) on the validation images, or without labels `valid_loss` and
+    `valid_loss_average`.
+    """
 
     step: int
-    """Optimizer steps taken, from 1."""
     steps: int
-    """Steps of the whole run."""
     epoch: int
-    """Epoch that the step belongs to, from 0."""
     lr: float
-    """Learning rate of AdamW or SGD; Muon's is the recipe's `muon_lr` / `lr` times as large."""
     rate: float
-    """The same as a share of its peak."""
     loss: float | None = None
-    """Loss of this step's batch; None between readings, each of which makes the host wait for the device."""
     images_per_second: float | None = None
-    """Training speed since the last reading, without validation and saving; None between readings."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """After steps that were validated, `top1` and `top1_average` (%) on the validation images, or without labels
-    `valid_loss` and `valid_loss_average`; else empty."""
 
 
 def fit(
-    model: nn.Module,
-    data: tuple[ImageSet, ImageSet],
-    recipe: Recipe,
-    *,
-    out: Path | str | None = None,
-    resume: bool = False,
-    device: torch.device | str | None = None,
-    average: dict[str, Tensor] | None = None,
+    model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, *, out: Path | str | None = None,
+    resume: bool = False, device: torch.device | str | None = None, average: dict[str, Tensor] | None = None,
     objective: Callable[[nn.Module, Tensor], Tensor] | None = None,
-    criterion: Callable[[Tensor, Targets], Tensor] | None = None,
-    world: World | None = None,
-) -> Iterator[Step]:
+    criterion: Callable[[Tensor, Targets], Tensor] | None = None, world: World | None = None,
+) -> Iterator[Step]:  # fmt: skip
     """Train the model in place on `data` = (training set, validation set), yielding a `Step` after each step.
 
     out: folder for `log.jsonl` and `checkpoints/`; without it nothing is written. resume: continue from the newest good

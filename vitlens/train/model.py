@@ -123,19 +123,3 @@ def transfer(source: nn.Module, model: nn.Module) -> None:
     for name in heads:
         for parameter in model.get_submodule(name).parameters():
             nn.init.zeros_(parameter)
-
-
-def relative_change(before: nn.Module, after: nn.Module) -> dict[str, float]:
-    """‖after − before‖ / ‖before‖ of each part of a model, all weights of a part taken as one vector.
-
-    The parts, in the model's order, are what it is made of by name ("patch_embed", "pos_embed", "norm", "head") and,
-    for each layer, what its block is made of ("blocks.0.attn", "blocks.0.mlp"). A part that began at zero, as a fresh
-    head does, gives inf, or nan if it stayed there. Both models must have the same weights by name and shape.
-    """
-    squares = {}
-    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
-        part = ".".join(name.split(".")[: 3 if name.startswith("blocks.") else 1])
-        old, new = old.detach().double().cpu(), new.detach().double().cpu()
-        sums = torch.stack([(new - old).square().sum(), old.square().sum()])
-        squares[part] = squares.get(part, 0) + sums
-    return {part: (moved / length).sqrt().item() for part, (moved, length) in squares.items()}
