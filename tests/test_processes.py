@@ -23,7 +23,7 @@ from vitlens.data.augment import Augment
 from vitlens.train import Recipe, World, fit, join, recipe, starting_from
 
 torch.set_num_threads(1)
-STEPS = 48  # six epochs
+STEPS = 64  # eight epochs
 
 
 def deterministic(**changes) -> Recipe:
