@@ -9,19 +9,19 @@ from timm.models import save_for_hf
 
 from browser.fronts import chromium, notebook
 
-OPEN = "import vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')"
-CELLS = {
-    "explorer": "explorer = widgets.explore(model)\nexplorer",
-    "heads": "widgets.heads(model)",
-    "compare": "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
-    "positions": "widgets.positions(model)",
-    "training": "import numpy as np\nrun = dict(np.load('run.npz'))\nwidgets.training(run)",
-}
+CELLS = (
+    "import numpy as np, vitlens\nfrom vitlens import widgets\nmodel = vitlens.load_model('vit')",
+    "explorer = widgets.explore(model)\nexplorer",
+    "widgets.heads(model)",
+    "widgets.compare(model, vitlens.load_model('vit', pretrained=False))",
+    "widgets.positions(model)",
+    "widgets.training(dict(np.load('run.npz')))",
+)
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """The folder of a model whose attention differs from patch to patch, with notebooks beside it."""
+    """The folder of a model whose attention differs from patch to patch, with a notebook of all widgets beside it."""
     from test_plot import snapshots
 
     torch.manual_seed(0)
@@ -35,8 +35,7 @@ def model(tmp_path_factory):
     config = {"pretrained_cfg": made.pretrained_cfg}
     save_for_hf(made, folder, model_config=config, model_args=arguments, safe_serialization=True)
     np.savez(folder.parent / "run.npz", **snapshots(3))
-    for name, cell in CELLS.items():
-        (folder.parent / f"{name}.ipynb").write_text(notebook(OPEN, cell))
+    (folder.parent / "widgets.ipynb").write_text(notebook(*CELLS))
     return folder
 
 

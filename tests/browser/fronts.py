@@ -65,6 +65,9 @@ class Front:
             settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/apputils-extension")
             settings.mkdir(parents=True)
             (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+        settings = Path(places["JUPYTER_CONFIG_DIR"], "lab/user-settings/@jupyterlab/notebook-extension")
+        settings.mkdir(parents=True)  # cells out of sight keep their outputs
+        (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
         common = [f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"]
         common += [f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={folder}", "--no-browser"]
         command = {
@@ -117,9 +120,9 @@ class Front:
         self.log.close()
 
 
-def move(page, control, value):
-    """Move a slider, as a person does."""
-    page.locator(f"[data-control={control}] input").evaluate(
+def move(place, control, value):
+    """Move a slider of a page, or of a part of it, as a person does."""
+    place.locator(f"[data-control={control}] input").evaluate(
         "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
     )
 
@@ -136,7 +139,6 @@ class App:
             )
         self.opening = self.process.stdout.readline().strip()
         self.address = self.opening.split("?")[0]
-        self.host = self.address.split("/")[2]
 
     def __enter__(self):
         return self
@@ -149,8 +151,3 @@ class App:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-
-    def open(self, page) -> None:
-        """Open the page and wait for the explorer."""
-        page.goto(self.opening)
-        page.wait_for_selector(".vitlens[data-answers]", timeout=START)

@@ -147,8 +147,9 @@ class App:
         self.post(partial(self._report, "Drawing the first map …"))
         import vitlens.widgets.explorer  # noqa: F401
 
-        gc.freeze()  # so that no collection looks at the modules' objects
-        gc.enable()
+        if not gc.isenabled():
+            gc.freeze()  # so that no collection looks at the objects of modules
+            gc.enable()
         return model
 
     def _report(self, step: str) -> None:

@@ -1,0 +1,203 @@
+"""The server of `vitlens app`, by bare requests: its door, its pages and its end."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
+
+from vitlens.widgets.app import App
+from vitlens.widgets.lanes import QUICK
+
+PATIENCE = 60
+
+
+class Served:
+    """An app in a thread. opening: its address with the token. error: of the model."""
+
+    def __init__(self, model):
+        addresses = queue.SimpleQueue()
+        self.app, self.error = App(str(model)), None
+        self.thread = threading.Thread(target=self._run, args=(addresses.put,))
+        self.thread.start()
+        self.opening = addresses.get(timeout=PATIENCE)
+        self.address = self.opening.split("?")[0]
+
+    def _run(self, began):
+        try:
+            asyncio.run(self.app.run(0, began))
+        except Exception as error:
+            self.error = error
+
+    def end(self):
+        self.app.end()
+        self.thread.join(PATIENCE)
+
+    def cookie(self):
+        header = urllib.request.urlopen(self.opening).headers["Set-Cookie"]
+        assert "HttpOnly" in header and "SameSite=Strict" in header and self.opening.split("=")[1] not in header
+        return header.split(";")[0]
+
+    async def socket(self, cookie, origin=None):
+        headers = {"Cookie": cookie, "Origin": origin or self.address.rstrip("/")}
+        return await websocket_connect(HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers))
+
+
+async def message(socket):
+    """Name and value of the next message, or None once the socket is closed."""
+    if (data := await asyncio.wait_for(socket.read_message(), PATIENCE)) is None:
+        return None
+    (length,) = struct.unpack("<I", data[:4])
+    head = json.loads(data[4 : 4 + length])
+    return head["name"], head["value"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, arguments = tmp_path_factory.mktemp("app") / "vit", {"img_size": 64, "embed_dim": 48, "depth": 2}
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_heads=3, num_classes=10, **arguments)
+    save_for_hf(model, folder, model_args=arguments | {"num_heads": 3}, safe_serialization=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    served = Served(folder)
+    yield served
+    served.end()
+    assert served.error is None and not served.app.sockets
+
+
+def refused(served, path="", **headers):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(urllib.request.Request(served.address + path, headers=headers))
+    assert "Traceback" not in error.value.read().decode()
+    return error.value.code
+
+
+def test_app_serves_only_named_files_to_who_has_the_cookie(served):
+    cookie = served.cookie()
+    for path in ("", "?token=wrong", "front.js", "app.js", "photograph", "socket", "nothing"):
+        assert refused(served, path) == 403
+    assert refused(served, Cookie=cookie, Host="vitlens.example") == 403
+    name, token = cookie.split("=")[0], served.opening.split("=")[1]
+    assert refused(served, Cookie=f"{name}={token}") == 403, "the token is no cookie"
+    for path, kind in {"": "text/html", "front.js": "text/javascript", "photograph": "image/jpeg"}.items():
+        answer = urllib.request.urlopen(urllib.request.Request(served.address + path, headers={"Cookie": cookie}))
+        assert answer.headers["Content-Type"].startswith(kind)
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    for path in ("nothing", "app.py", "%2e%2e/app.py", "front.js/x", "%00", "static/front.js"):
+        assert refused(served, path, Cookie=cookie) == 404
+    connection = http.client.HTTPConnection(served.app.host)
+    with contextlib.suppress(ConnectionError):
+        connection.request("POST", "/", body=bytes(2**20 + 1), headers={"Cookie": cookie})
+        assert connection.getresponse().status >= 400
+
+
+def test_socket_checks_cookie_origin_and_size(served):
+    async def talk():
+        cookie = served.cookie()
+        for given, origin in (("", None), (cookie, "http://vitlens.example"), (cookie, "http://127.0.0.1:1")):
+            with pytest.raises(HTTPClientError, match="403"):
+                await served.socket(given, origin)
+        for wrong in (b"x" * (2**20 + 1), "no json", "[]", '{"job": [1]}', b"x"):
+            socket = await served.socket(cookie)
+            assert (await message(socket))[0] == "step"
+            await socket.write_message(wrong, binary=isinstance(wrong, bytes))
+            while await message(socket):
+                pass
+
+    asyncio.run(talk())
+
+
+def test_pages_share_one_model_and_are_limited(served):
+    async def talk():
+        cookie = served.cookie()
+        sockets = [await served.socket(cookie) for _ in range(17)]
+        assert "16 pages are open" in (await message(sockets.pop()))[1]
+        for socket in sockets:
+            while (received := await message(socket))[0] != "frame":
+                pass
+            assert received[1]["panels"] and received[1]["message"] == ""
+        assert {id(socket.connection.page.model) for socket in served.app.sockets} == {id(served.app.model)}
+        for socket in sockets:
+            socket.close()
+        while served.app.sockets:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(talk())
+
+
+def test_the_page_names_its_step_before_the_model_is_there(folder):
+    may = threading.Event()
+    QUICK.submit(lambda check: may.wait(PATIENCE))
+    served = Served(folder)
+
+    async def talk():
+        cookie = served.cookie()
+        photograph = urllib.request.Request(served.address + "photograph", headers={"Cookie": cookie})
+        assert urllib.request.urlopen(photograph).read()[:2] == b"\xff\xd8"
+        socket = await served.socket(cookie)
+        assert await message(socket) == ("step", "Importing PyTorch …")
+        may.set()
+        received = [await message(socket) for _ in range(4)]
+        assert [value.split()[0] for name, value in received[:2] if name == "step"] == ["Opening", "Drawing"]
+        assert [name for name, _ in received[2:]] == ["pictures", "frame"]
+
+    asyncio.run(talk())
+    served.end()
+
+
+def test_the_page_names_why_a_model_cannot_be_opened(tmp_path):
+    may = threading.Event()
+    QUICK.submit(lambda check: may.wait(PATIENCE))
+    served = Served(tmp_path)
+
+    async def talk():
+        socket = await served.socket(served.cookie())
+        may.set()
+        received = []
+        while (each := await message(socket)) is not None:
+            received.append(each)
+        return received
+
+    received = asyncio.run(talk())
+    served.thread.join(PATIENCE)
+    assert served.error and received[-1] == ("step", str(served.error))
+
+
+def test_interrupts_do_not_wait_for_a_download():
+    code = (
+        "import sys, time, types\n"
+        "from vitlens.widgets.app import serve\n"
+        "def load_model(name):\n"
+        "    print('downloading', flush=True)\n"
+        "    time.sleep(600)\n"
+        "sys.modules['vitlens.models'] = types.SimpleNamespace(load_model=load_model)\n"
+        "sys.modules['vitlens.recorder.supported'] = types.SimpleNamespace(attention_modules=None, unwrap=None)\n"
+        "serve('a model', browser=False)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert lines[0].startswith("http://127.0.0.1:") and lines[1] == "downloading\n"
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE)[1] == "" and process.returncode == 0
+        assert time.monotonic() - started < 5
