@@ -92,6 +92,7 @@ def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
              if open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
              and not open_clip.get_model_config(name).get("quick_gelu")]  # fmt: skip
     assert len(names) > 20
+    names = dict(names).items()  # a tag of each architecture
     small = {"embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
              "text_cfg": {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}}  # fmt: skip
     for name, tag in names:

@@ -132,7 +132,6 @@ ALONE = {
 """Figures of one Axes, which may be given."""
 PAGES = {
     "filters": lambda: plot.filters(RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28)),
-    "filters, two, gray, not square": lambda: plot.filters(RNG.normal(size=(2, 2, 4, 1)), [0.9, 0.001]),
     "positions": lambda: plot.position_similarity(cosines(14, 20)),
     "rollouts 1": lambda: plot.rollouts([picture()], attention(1, 14, 20), grid=CUT, captions=["a cat"]),
     "rollouts 8": lambda: plot.rollouts(
@@ -140,7 +139,7 @@ PAGES = {
     ),
     "contributions": lambda: plot.contributions({f"{k}.jpg: a class": RNG.normal(size=(6, 7)) for k in range(5)}),
     "heads": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0)),
-    "heads, many": lambda: plot.heads(attention(24, 14, 20)),
+    "heads, many": lambda: plot.heads(attention(16, 14, 20)),
     "patches": lambda: plot.patches(picture(), grid=CUT),
     "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
     "attributions": lambda: plot.attributions(
@@ -158,8 +157,7 @@ PAGES = {
     "training": lambda: plot.training(history(90), marks={"mixing off": 81}),
     "snapshot": lambda: plot.snapshot(snapshots(3)),
     "snapshot, small": lambda: plot.snapshot(snapshots(1, grid=2, patch=32, images=1)),
-    "film strip 2": lambda: plot.film_strip(snapshots(9), [0, -1], labels=["before", "after"]),
-    "film strip 9": lambda: plot.film_strip(snapshots(9, grid=16, patch=16, layers=24, heads=16), range(9)),
+    "film strip": lambda: plot.film_strip(snapshots(7, patch=16, layers=24, heads=16), labels=["a step"] * 7),
     "filled in": lambda: plot.filled_in(RNG.uniform(size=(4, 32, 32, 3)), fillings(12)),
     "inspected": lambda: plot.inspected({"deit_tiny_patch16_224": inspection(TokenGrid(14, 14, (16, 16)))}),
     "inspected, two": lambda: plot.inspected(
@@ -331,18 +329,14 @@ def test_nearest_is_a_kronecker_product_and_every_method_keeps_constants():
         assert large.shape == (230, 330) and large.dtype == np.float32 and np.allclose(large, 1 / 280, rtol=1e-5)
 
 
-def test_bilinear_is_exact_on_a_ramp_and_stays_in_range_where_lanczos_overshoots():
+def test_bilinear_is_exact_on_a_ramp():
     ramp = np.add.outer(2.0 * np.arange(6), 3.0 * np.arange(8))
     large = plot.upsample(ramp, (60, 80), method="bilinear")
     y, x = np.meshgrid((np.arange(60) + 0.5) / 10 - 0.5, (np.arange(80) + 0.5) / 10 - 0.5, indexing="ij")
     assert np.allclose(large[5:-5, 5:-5], (2 * y + 3 * x)[5:-5, 5:-5], atol=1e-4)
-    step = np.zeros((6, 8))
-    step[:, 4:] = 1
-    assert plot.upsample(step, (60, 80), method="bilinear").min() >= 0
-    assert plot.upsample(step, (60, 80)).max() > 1.01  # not clipped
 
 
-def test_mask_has_least_0_and_largest_1_and_agrees_with_the_authors_8_bit_rendering():
+def test_mask_agrees_with_the_authors_8_bit_rendering():
     values = np.random.default_rng(2).uniform(size=(14, 20)) ** 3
     grid = TokenGrid(14, 20, (16, 16))
     shown = plot.mask(values, grid)
@@ -366,17 +360,16 @@ def test_mask_puts_a_bright_patch_where_it_is():
         assert abs(y - 16 * row - 8) <= 8 and abs(x - 16 * col - 8) <= 8
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_mask_leaves_cut_borders_black_and_padding_out(smooth):
-    values = RNG.uniform(size=(14, 20))
-    cut = plot.mask(values, CUT, smooth=smooth)
-    assert cut.shape == (230, 330) and not cut[224:].any() and not cut[:, 320:].any() and cut[:224, :320].mean() > 0.1
-    assert np.array_equal(cut[:224, :320], plot.mask(values, TokenGrid(14, 20, (16, 16)), smooth=smooth))
-    values = RNG.uniform(size=(15, 21))
-    padded = plot.mask(values, PADDED, smooth=smooth)
-    whole = plot.mask(values, TokenGrid(15, 21, (16, 16)), smooth=smooth)
-    assert padded.shape == (230, 330) and (padded.min(), padded.max()) == (0, 1)
-    assert np.corrcoef(padded.ravel(), whole[:230, :330].ravel())[0, 1] == pytest.approx(1)
+def test_mask_leaves_cut_borders_black_and_padding_out():
+    few, many = RNG.uniform(size=(14, 20)), RNG.uniform(size=(15, 21))
+    for smooth in (True, False):
+        cut = plot.mask(few, CUT, smooth=smooth)
+        assert cut.shape == (230, 330) and not cut[224:].any() and not cut[:, 320:].any()
+        assert np.array_equal(cut[:224, :320], plot.mask(few, TokenGrid(14, 20, (16, 16)), smooth=smooth))
+        padded = plot.mask(many, PADDED, smooth=smooth)
+        whole = plot.mask(many, TokenGrid(15, 21, (16, 16)), smooth=smooth)
+        assert padded.shape == (230, 330) and (padded.min(), padded.max()) == (0, 1)
+        assert np.corrcoef(padded.ravel(), whole[:230, :330].ravel())[0, 1] == pytest.approx(1)
 
 
 def test_mask_of_a_constant_map_is_one_wherever_the_model_looked_and_zero_for_zeros():
@@ -390,14 +383,14 @@ def test_mask_of_a_constant_map_is_one_wherever_the_model_looked_and_zero_for_ze
 # Fig. 6 and 14
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_overlay_is_the_picture_times_the_mask(smooth):
+def test_overlay_is_the_picture_times_the_mask():
     image, values = picture(), RNG.uniform(size=(14, 20))
-    ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth)
-    (shown,) = ax.images
-    expected = image * plot.mask(values, CUT, smooth=smooth)[..., None]
-    assert np.abs(np.asarray(shown.get_array(), float) - expected).max() <= 0.5
-    assert shown.get_extent() == [0, 330, 230, 0] and ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
+    for smooth in (True, False):
+        ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth)
+        (shown,) = ax.images
+        expected = image * plot.mask(values, CUT, smooth=smooth)[..., None]
+        assert np.abs(np.asarray(shown.get_array(), float) - expected).max() <= 0.5
+        assert shown.get_extent() == [0, 330, 230, 0] and ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
 
 
 def test_heat_shows_the_values_themselves_where_the_patches_lie():
@@ -461,18 +454,6 @@ def test_nan_hides_the_picture_and_is_gray():
         heat = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, **options).images[1]
         assert np.allclose(heat.cmap(heat.norm(heat.get_array()))[5, 5], to_rgba("0.65"))
         assert heat.get_clim()[1] == np.nanmax(np.abs(values))
-
-
-def test_a_color_bar_lies_on_a_checker_where_something_shines_through():
-    bars = {}
-    for name, how in {"clear": {}, "dense": {"alpha": 1, "opacity": "even"}}.items():
-        ax = plot.overlay(picture(), SIGNED**2, grid=CUT, mode="heat", **how)
-        ax.figure.canvas.draw()
-        box = ax.figure.axes[1].get_window_extent()
-        pixels = np.asarray(ax.figure.canvas.buffer_rgba())[::-1, :, :3].astype(int)
-        bars[name] = pixels[int(box.y0) + 2 : int(box.y1) - 2, int(box.x0) + 2 : int(box.x1) - 2]
-    clear, dense = (np.ptp(bar, axis=1).max(-1) for bar in bars.values())  # within a line of equal value
-    assert clear[:20].max() > 30 and clear[-20:].max() < clear[:20].max() / 2 and dense.max() <= 1
 
 
 def test_rollouts_pairs_each_picture_with_its_own_map():
@@ -625,7 +606,6 @@ REFUSED = [
     (lambda: plot.attention_distance(np.ones(12)), r"\(12,\)"),
     (lambda: plot.mask(np.ones((20, 14)), CUT), "14 × 20 patches, the map 20 × 14"),
     (lambda: plot.mask(np.full((14, 20), np.nan), CUT), "finite"),
-    (lambda: plot.training("run/log.jsonl"), "got 'run/log.jsonl'"),
     (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
     (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="jet"), "jet"),
     (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), mode="heat"), "smooth=False"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,8 +11,6 @@ from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 from vitlens.plot import style
 from vitlens.plot.style import REFERENCE, SERIES, array, canvas, charts, colors, page, rule, scale_bar, styled
 
-METRICS = {"": ("weights", SERIES[0]), "_average": ("their moving average", SERIES[1])}
-"""Name and color of a validation curve, by the ending of its metric."""
 LOCAL = 1 / 3
 """Share of the distance of uniform attention below which a head is called local here. A convention, for orientation."""
 CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
@@ -33,19 +30,20 @@ def lines(
     """
     import seaborn as sns
 
-    count = max(len(each.columns) for each in (table, dotted) if each is not None)
+    tables = {"-": table} if dotted is None else {"-": table, ":": dotted}
+    count = max(len(each.columns) for each in tables.values())
     if isinstance(palette, str):
         palette = sns.color_palette(palette, count)
     palette = style.palette(count) if len(palette) < count else palette
     named = dict(zip(table, palette, strict=False))
     with canvas(ax, 720, 360) as (ax, result):
-        for name, color in named.items():
-            ax.plot(table.index, table[name], color=color, marker=marker, markersize=4, label=name)
-            if bands is not None:
-                ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
-        for color, name in zip(palette, () if dotted is None else dotted, strict=False):
-            how = {"color": named.get(name, color), "label": None if name in table else name}
-            ax.plot(dotted.index, dotted[name], ":", marker=marker, markersize=4, **how)
+        for line, each in tables.items():
+            for color, name in zip(palette, each, strict=False):
+                label = name if line == "-" or name not in table else None
+                look = {"color": named.get(name, color), "label": label, "marker": marker, "markersize": 4}
+                ax.plot(each.index, each[name], line, **look)
+        for name, color in named.items() if bands is not None else ():
+            ax.fill_between(table.index, *(end[name] for end in bands), color=color, alpha=0.25, linewidth=0)
         if level is not None:
             ax.axhline(level, **REFERENCE)
         if log:
@@ -71,12 +69,12 @@ def intervals(
     """
     import seaborn as sns
 
-    names, points = list(values.keys()), {} if points is None else points
+    names = list(values.keys())
     with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
-        single = [(value, name) for name in names for value in points.get(name, ())]
+        single = [(value, name) for name in names for value in (points or {}).get(name, ())]
         if single:
-            values_of, rows = zip(*single, strict=True)
-            sns.stripplot(x=values_of, y=rows, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
+            x, y = zip(*single, strict=True)
+            sns.stripplot(x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
         half = [errors[name] for name in names]
         ax.errorbar([values[name] for name in names], range(len(names)), xerr=half, fmt="o", color=SERIES[0], capsize=3)
         if level is not None:
@@ -96,43 +94,36 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     during training keeps its scale; without records the axes are empty. The legend at the foot has the last
     accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
     """
-    if isinstance(records, str | Path):
-        raise ValueError(
-            f"Expected the records of a run, got {str(records)!r}. Read them from a file with "
-            '`pandas.read_json(file, lines=True).to_dict("records")`.'
-        )
-    records = [record if isinstance(record, Mapping) else vars(record) for record in records]
-    losses = [(r["step"], r["loss"]) for r in records if r["loss"] is not None]
-    steps = records[-1]["steps"] if records else 1
-    unlabeled = any("valid_loss" in r["metrics"] for r in records)
-    measured = "Loss on validation images" if unlabeled else "Accuracy on validation images (%)"
+    import pandas as pd
+
+    table = pd.json_normalize([record if isinstance(record, Mapping) else vars(record) for record in records])
+    unlabeled = "metrics.valid_loss" in table
+    metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
+    if unlabeled:
+        metric, unit, measured = "valid_loss", "{:.3g}", "Loss on validation images"
     with styled():
-        figure, (loss, accuracy, rate) = charts(
-            ("Loss of the batch", measured, "Learning rate, share of its peak"), 900, 300
-        )
-        if records:
-            rate.plot([r["step"] for r in records], [r.get("rate", r["lr"]) for r in records], color="0.35")
-        if losses:
-            loss.plot(*zip(*losses, strict=True), color=SERIES[0])
+        titles = "Loss of the batch", measured, "Learning rate, share of its peak"
+        figure, (loss, valid, rate) = charts(titles, 900, 300)
+        for ax, column, color, name in (
+            (loss, "loss", SERIES[0], ""), (rate, "rate" if "rate" in table else "lr", "0.35", ""),
+            (valid, f"metrics.{metric}", SERIES[0], "weights"),
+            (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
+        ):  # fmt: skip
+            if column in table and (curve := table[["step", column]].dropna().astype(float)).size:
+                look = {"marker": "o", "markersize": 3, "clip_on": False} if name else {}
+                label = f"{name}: {unit.format(curve[column].iloc[-1])}"
+                ax.plot(curve["step"], curve[column], color=color, label=label, **look)
         for name, step in (marks or {}).items():
             loss.axvline(step, **REFERENCE)
-            loss.annotate(
-                f"{name} ", (step, 0.04), xycoords=("data", "axes fraction"), ha="right", size=8.5, annotation_clip=True
-            )
-        for ending, (name, color) in METRICS.items():
-            metric = ("valid_loss" if unlabeled else "top1") + ending
-            points = [(r["step"], r["metrics"][metric]) for r in records if metric in r["metrics"]]
-            if points:
-                label = f"{name}: {points[-1][1]:.3g}" if unlabeled else f"{name}: {points[-1][1]:.1f} %"
-                accuracy.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=label, clip_on=False)
-        for ax in (loss, accuracy, rate):
-            ax.set(xlim=(0, steps), xlabel="Step")
-        if accuracy.lines:
-            figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-        values = [value for _, value in losses]
-        values += [value for line in accuracy.lines for value in line.get_ydata()] * unlabeled
-        loss.set_ylim(0, 1.08 * max(values, default=1))
-        accuracy.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
+            where = {"xycoords": ("data", "axes fraction"), "annotation_clip": True}
+            loss.annotate(f"{name} ", (step, 0.04), ha="right", size=8.5, **where)
+        for ax in (loss, valid, rate):
+            ax.set(xlim=(0, table["steps"].iloc[-1] if len(table) else 1), xlabel="Step")
+        if valid.lines:
+            figure.legend(*valid.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        highest = table.filter(regex="^loss$|valid_loss").max().max() if len(table) else np.nan
+        loss.set_ylim(0, 1.08 * highest if highest > 0 else 1.08)
+        valid.set_ylim(*loss.get_ylim() if unlabeled else (0, 100))
         rate.set_ylim(0, 1.05)
     return figure
 
@@ -182,12 +173,13 @@ def attention_distances(
     """
     uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
     with styled():
-        figure, axes = charts(panels, 900, 350, sharey=True)
+        (figure, axes), tops = charts(panels, 900, 350, sharey=True), []
         for ax, (title, values) in zip(axes, panels.items(), strict=True):
             control = (controls or {}).get(title)
             attention_distance(values, uniform=uniform[title], control=control, ax=ax, title=title)
             ax.label_outer()
-        axes[0].set_ylim(0, 1.08 * max(*(np.nanmax(_by_head(each)) for each in panels.values()), *uniform.values()))
+            tops.append(ax.get_ylim()[1])
+        axes[0].set_ylim(0, max(tops))
     return figure
 
 
@@ -237,9 +229,8 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     as a band from the lowest to the highest and their mean, dashed. shares: (S,) of the patches, 0 to 1. score: its
     name, for the axis.
     """
-    curves = {name: np.asarray(both, dtype=float) for name, both in curves.items()}
-    chance = [array(orders, 2, "Random orders of shape (orders, S)") for orders in control]
-    every = np.concatenate([np.ravel(values) for values in (*curves.values(), *chance)])
+    chance = np.stack([np.asarray(orders, dtype=float) for orders in control])
+    every = np.concatenate([np.ravel(values) for both in (*curves.values(), chance) for values in both])
     limits = min(0.0, 1.05 * every.min()), max(0.0, 1.05 * every.max())  # logits may lie below 0
     with styled():
         figure, axes = charts(("Deletion: low is good", "Insertion: high is good"), 900, 310)
