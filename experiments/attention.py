@@ -6,19 +6,15 @@ Time is the median of several runs, memory the growth of the process's peak resi
 has a process of its own. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
 """
 
-import argparse
-import json
 import math
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import timm
 import torch
 
-from experiments.results import about, command, write
+from experiments.results import about, command, in_own_process, memory, parser, write
 from vitlens import attention, capture
 
 MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
@@ -48,25 +44,11 @@ def prepared(name: str, size: int):
     return model, images, attn
 
 
-def memory(name: str, size: int, way: str) -> float:
-    """Extra peak memory in MiB of one way, beyond the model and the stored q and k. Runs in its own process."""
-    model, images, attn = prepared(name, size)
-    del model, images
-    reset_peak()
-    before = peak_since_reset()
+def extra(name: str, size: int, way: str) -> float:
+    """Extra peak memory in MiB of one way, beyond the model and the stored q and k. Runs in a process of its own."""
+    *_, attn = prepared(name, size)
     with torch.no_grad():
-        (attention.summary if way == "summary" else materialized)(attn)
-    return peak_since_reset() - before
-
-
-def reset_peak() -> None:
-    """Linux: forget the peak resident size (proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_since_reset() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+        return memory(lambda: (attention.summary if way == "summary" else materialized)(attn))[1]
 
 
 def seconds(call, repeats: int) -> float:
@@ -90,50 +72,35 @@ def measure(name: str, size: int) -> dict:
     ours = (summary.mean_distance, summary.entropy, summary.received, summary.rollout)
     difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, naive, strict=True))
     stored = sum(t.numel() * t.element_size() for layer in attn for t in (layer.q, layer.k)) / 2**20
-    extra = {way: in_own_process(name, size, way) for way in ("summary", "materialized")}
+    mib = {way: in_own_process(extra, name, size, way) for way in ("summary", "materialized")}
     return {
         "model": name, "image_px": size, "tokens": (size // 16) ** 2 + 1,
         "forward_s": forward, "summary_s": streamed, "materialized_s": held,
         "summary/forward": streamed / forward, "summary/materialized": streamed / held,
-        "stored_q_k_MiB": stored, "summary_extra_MiB": extra["summary"],
-        "materialized_extra_MiB": extra["materialized"],
-        "materialized/summary_memory": extra["materialized"] / extra["summary"], "relative_difference": difference,
+        "stored_q_k_MiB": stored, "summary_extra_MiB": mib["summary"], "materialized_extra_MiB": mib["materialized"],
+        "materialized/summary_memory": mib["materialized"] / mib["summary"], "relative_difference": difference,
     }  # fmt: skip
 
 
-def in_own_process(name: str, size: int, way: str) -> float:
-    """`memory` in a fresh process: MiB."""
-    command = [sys.executable, __file__, "--memory", name, str(size), way]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
-    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory:
-        print(json.dumps(memory(options.memory[0], int(options.memory[1]), options.memory[2])))
-        return
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    options.add_argument("--sizes", nargs="*", type=int, default=SIZES)
+    options = options.parse_args(arguments)
+    if options.tiny:
+        options.models, options.sizes = ["ViT-S/16"], [224]
     rows = []
     for name in options.models:
         for size in options.sizes:
             rows.append(measure(name, size))
-            print(
-                " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()),
-                flush=True,
-            )
+            print({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+        first, last = rows[-len(options.sizes)], rows[-1]
         if len(options.sizes) > 1:
-            first, last = rows[-len(options.sizes)], rows[-1]
-            slope = math.log(last["summary_extra_MiB"] / first["summary_extra_MiB"]) / math.log(
-                last["tokens"] / first["tokens"]
-            )
+            grown = math.log(last["summary_extra_MiB"] / first["summary_extra_MiB"])
+            slope = grown / math.log(last["tokens"] / first["tokens"])
             print(f"{name}: slope of log extra memory against log N: {slope:.2f}")
-    if options.out:
-        how = about(command("experiments.attention"))
-        write(options.out, (row | how for row in rows), digits=4)
+    how = about(command("experiments.attention", arguments))
+    write(options.out, (row | how for row in rows), digits=4)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,13 @@ keeps what it once had. "materialized" is Chefer's relevance by autograd through
 their gradients held; `difference` is how far the relevance of vitlens lies from it, relative to its largest value.
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import timm
 import torch
 
-from experiments.attention import peak_since_reset, reset_peak
-from experiments.results import about, write
+from experiments.results import about, command, in_own_process, memory, parser, write
 from vitlens.attribution import METHODS
 
 MODEL, TARGET = "vit_base_patch16_224", 3
@@ -44,18 +39,19 @@ def materialized(model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
     return relevance[0, 1:].unflatten(0, (side, side))
 
 
-def measured(size: int, way: str) -> dict:
+def measured(name: str, size: int, way: str) -> dict:
     """What one map takes. Runs in a process of its own."""
     torch.manual_seed(0)
-    model = timm.create_model(MODEL, img_size=size).eval()
+    model = timm.create_model(name, img_size=size).eval()
     image = torch.randn(1, 3, size, size)
     with torch.no_grad():
         model(image)
-    reset_peak()
-    before, start = peak_since_reset(), time.perf_counter()
-    found = materialized(model, image) if way == "materialized" else METHODS[way](model, image, TARGET)[0]
-    seconds, peak = time.perf_counter() - start, peak_since_reset() - before
-    row = {"pixels": size, "tokens": (size // 16) ** 2 + 1, "way": way, "seconds": seconds, "mib": peak}
+    start = time.perf_counter()
+    found, peak = memory(
+        lambda: materialized(model, image) if way == "materialized" else METHODS[way](model, image, TARGET)[0]
+    )
+    row = {"pixels": size, "tokens": (size // 16) ** 2 + 1, "way": way}
+    row |= {"seconds": round(time.perf_counter() - start, 2), "mib": round(peak, 1)}
     if way == "materialized":
         for block in model.blocks:
             block.attn.fused_attn = True
@@ -65,23 +61,18 @@ def measured(size: int, way: str) -> dict:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.only:
-        return print(json.dumps(measured(options.sizes[0], options.only)))
-    rows = []
-    how = {"model": MODEL, **about("python -m experiments.attribution")}
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    options = options.parse_args(arguments)
+    name, ways, rows = MODEL, WAYS, []
+    if options.tiny:
+        name, ways, options.sizes = "vit_tiny_patch16_224", WAYS[:1], [64]
+    how = {"model": name, **about(command("experiments.attribution", arguments))}
     for size in options.sizes:
-        for way in (*WAYS, "materialized") if size <= LARGEST else WAYS:
-            command = [sys.executable, __file__, "--out", str(options.out), "--sizes", str(size), "--only", way]
-            row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            row |= {"seconds": round(row["seconds"], 2), "mib": round(row["mib"], 1)}
-            rows.append(row | how)
-            print(row, flush=True)
+        for way in (*ways, "materialized") if size <= LARGEST else ways:
+            rows.append(in_own_process(measured, name, size, way) | how)
+            print(rows[-1], flush=True)
     write(options.out, rows)
 
 

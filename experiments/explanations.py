@@ -15,12 +15,9 @@ single methods, on as many photographs with the same step and baseline, and puts
 there: without ranks, and without distances above what is not scored beside them.
 """
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -28,8 +25,7 @@ import pyarrow.parquet
 import torch
 from tqdm import tqdm
 
-from experiments.attention import peak_since_reset, reset_peak
-from experiments.results import about, kept, rounded, write
+from experiments.results import about, command, in_own_process, kept, memory, parser, rounded, write
 from vitlens import faithfulness, load_model
 from vitlens.attribution import METHODS
 from vitlens.evaluate import student
@@ -37,17 +33,21 @@ from vitlens.models import preprocess
 
 STEP, ORDERS, BASELINE = 14, 4, "mean"
 COVERS = 3136  # of KernelSHAP, in pairs: its default for the 196 patches of DeiT-Tiny
-SETTINGS = {"kernel_shap": {"n_samples": COVERS}}
+TINY = 256
 NAMES = tuple(METHODS)
 
 
-def scored(model, encoded: bytes, number: int, only: list[str]) -> pd.DataFrame:
+def settings(name: str, covers: int) -> dict:
+    return {"n_samples": covers} if name == "kernel_shap" else {}
+
+
+def scored(model, encoded: bytes, number: int, only: list[str], covers: int) -> pd.DataFrame:
     """One row for each method and two for chance, of one photograph; or rows of single methods alone."""
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
     maps = {
-        name: method(model, x, target, **SETTINGS.get(name, {}))
+        name: method(model, x, target, **settings(name, covers))
         for name, method in METHODS.items()
         if not only or name in only
     }
@@ -83,8 +83,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def measured(model_name: str, data: Path, name: str) -> None:
-    """Print seconds and forwards of one map and MiB at its peak, as JSON; runs in a process of its own."""
+def measured(model_name: str, data: Path, name: str, covers: int) -> dict[str, float]:
+    """Seconds and forwards of one map and MiB at its peak. Runs in a process of its own."""
     model = load_model(model_name)
     x = preprocess(model, photographs(data)[0])
     method = METHODS[name]
@@ -98,25 +98,23 @@ def measured(model_name: str, data: Path, name: str) -> None:
         return min(taken)
 
     def one() -> None:
-        method(model, x, 0, **SETTINGS.get(name, {}))
+        method(model, x, 0, **settings(name, covers))
 
     with torch.inference_mode():
         forward = best(lambda: model(x), 20)
     one()
-    reset_peak()
-    before = peak_since_reset()
-    seconds = best(one, 3)
-    print(json.dumps({"seconds": seconds, "forwards": seconds / forward, "peak_mib": peak_since_reset() - before}))
+    seconds, peak = memory(lambda: best(one, 3))
+    return {"seconds": seconds, "forwards": seconds / forward, "peak_mib": peak}
 
 
-def cost(name: str) -> dict:
+def cost(*case) -> dict:
     """Time and memory of one map. Memory is measured where whatever is freed goes back to the system at once."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--cost", name]
-    returning = os.environ | {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}
-    timed, freeing = (
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
-        for env in (os.environ, returning)
-    )
+    timed = in_own_process(measured, *case)
+    returning = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}
+    os.environ.update(returning)
+    freeing = in_own_process(measured, *case)
+    for name in returning:
+        del os.environ[name]
     return timed | {"peak_mib": freeing["peak_mib"]}
 
 
@@ -124,35 +122,31 @@ def photographs(data: Path) -> list[bytes]:
     return [image["bytes"] for image in pyarrow.parquet.read_table(data)["image"].to_pylist()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="a timm name, or a folder in timm's hub layout")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="Parquet file with a column image, as Hugging Face has"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue")
-    parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to score")
-    parser.add_argument("--cost", choices=NAMES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.cost:
-        return measured(options.model, options.data, options.cost)
-    model, sources = load_model(options.model), photographs(options.data)[: options.images]
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--model", required=True, help="a timm name, or a folder in timm's hub layout")
+    options.add_argument("--data", type=Path, required=True, help="Parquet file with a column image")
+    options.add_argument("--rows", type=Path, default=Path("explanations-rows.csv"), help="CSV to continue")
+    options.add_argument("--images", type=int, default=200)
+    options.add_argument("--only", nargs="+", choices=NAMES, default=[], help="single methods to score")
+    options = options.parse_args(arguments)
+    covers = TINY if options.tiny else COVERS
+    model, sources = load_model(options.model), photographs(options.data)[: 2 if options.tiny else options.images]
     before = pd.read_csv(options.rows) if options.rows.exists() else pd.DataFrame({"image": [], "covers": []})
-    if not (before.get("covers", pd.Series([0])) == COVERS).all():
-        parser.error(f"{options.rows} was begun with another number of covers than {COVERS}; begin another file.")
+    if not (before["covers"] == covers).all():
+        raise SystemExit(f"{options.rows} was begun with another number of covers than {covers}; begin another file.")
     how = {"images": len(sources), "step": STEP, "orders": 0 if options.only else ORDERS, "baseline": BASELINE}
-    how |= about(f"python -m experiments.explanations{' --only ' * bool(options.only)}{' '.join(options.only)}")
+    how |= about(command("experiments.explanations", arguments))
     records = kept(options.out, options.only, {name: how[name] for name in ("images", "step", "baseline")})
     done = set(before["image"])
     for number in tqdm([k for k in range(len(sources)) if k not in done]):
-        rows = scored(model, sources[number], number, options.only).assign(covers=COVERS)
+        rows = scored(model, sources[number], number, options.only, covers).assign(covers=covers)
         rows.to_csv(options.rows, mode="a", header=not options.rows.exists(), index=False, float_format="%.6g")
     rows = pd.read_csv(options.rows)
     for row in summary(rows).to_dict("records"):
-        if row["method"] in NAMES:
-            row |= cost(row["method"]) | {"covers": f"{COVERS} in pairs" if row["method"] == "kernel_shap" else ""}
+        if row["method"] == "relevance" or (row["method"] in NAMES and not options.tiny):
+            row |= cost(options.model, options.data, row["method"], covers)
+        row["covers"] = f"{covers} in pairs" if row["method"] == "kernel_shap" else ""
         records.append(rounded(row, lambda v: round(v, 4)) | how)
         print(records[-1])
     records.sort(key=lambda row: -float(row["difference"]))

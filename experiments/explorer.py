@@ -10,21 +10,20 @@ click turns one more head, so the model runs anew. Memory is the resident size o
 200 interactions.
 """
 
-import argparse
 import base64
 import io
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
 from playwright.sync_api import Page, sync_playwright
 
-from experiments.results import about, write
+from experiments.results import about, command, parser, write
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
@@ -138,8 +137,8 @@ def photographs(count: int) -> list[str]:
     return found
 
 
-def measured(name: str, front: Front, page: Page) -> list[dict]:
-    """One row for each thing that was timed."""
+def measured(name: str, front: Front, page: Page, marks: Sequence[int]) -> list[dict]:
+    """One row for each thing that was timed, and the memory after numbers of interactions."""
     size, count, uploads = CASES[name]
     side, rng, rows = size // 16, np.random.default_rng(0), []
     front.open(page, f"{name}.ipynb")
@@ -172,7 +171,7 @@ def measured(name: str, front: Front, page: Page) -> list[dict]:
         for what, seconds in inside(page, rng, side, count):
             row(what, seconds)
         memory, kernel = {0: psutil.Process(pid).memory_info().rss}, psutil.Process(pid)
-        for k in range(1, 201):
+        for k in range(1, marks[-1] + 1):
             if k % 5 == 0:
                 page.evaluate(CHOOSE, ["view", MENU[str(rng.choice(list(VIEWS)))]])
             elif k % 7 == 0:
@@ -180,19 +179,20 @@ def measured(name: str, front: Front, page: Page) -> list[dict]:
             elif page.locator(".vitlens .picture.picks").count():
                 clicks(page, rng, side, 1)
             memory[k] = kernel.memory_info().rss
-        for k in (0, 50, 200):
+        for k in marks:
             rows.append({"model": name, "pixels": size, "what": f"memory after {k} interactions",
                          "mib": round(memory[k] / 2**20, 1)})  # fmt: skip
             print(rows[-1], flush=True)
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--model", choices=list(CASES), action="append", help="one of them only")
-    options = parser.parse_args()
-    rows = []
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--model", choices=list(CASES), action="append", help="one of them only")
+    options = options.parse_args(arguments)
+    rows, marks = [], (0, 50, 200)
+    if options.tiny:
+        options.model, marks = ["vit_tiny_patch16_224"], (0, 2, 8)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         for name in options.model or CASES:
             size = CASES[name][0]
@@ -202,12 +202,12 @@ def main() -> None:
         try:
             for name in options.model or CASES:
                 page = browser.new_page(viewport={"width": 1400, "height": 1000})
-                rows += measured(name, front, page)
+                rows += measured(name, front, page, marks)
                 page.close()
         finally:
             browser.close()
             front.stop()
-    how = about("python -m experiments.explorer")
+    how = about(command("experiments.explorer", arguments))
     write(options.out, [row | how for row in rows])
 
 

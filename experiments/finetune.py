@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
     options = options.parse_args(arguments)
     if options.tiny:
-        options.seeds, options.set = 2, [*options.set, "epochs=1"]
+        options.seeds, options.set = 2, [*options.set, "epochs=1", "batch_size=4"]
     start, plan, model = time.perf_counter(), recipe(RECIPE).override(*options.set), load_model(options.model)
     train, valid = (
         features(model, datasets.load(options.data, split, size=plan.image_size, squash=plan.squash))

@@ -8,8 +8,8 @@ relative difference in L2, of the largest difference of a patch and of the mean 
 relative to the largest value of the map in float32; and the median rank correlation of the patches.
 """
 
-import argparse
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.explanations import photographs
-from experiments.results import about, write
+from experiments.results import about, command, parser, write
 from vitlens import load_model
 from vitlens.attribution import METHODS
 from vitlens.models import preprocess
@@ -37,16 +37,15 @@ def differences(low: Tensor, exact: Tensor) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="a timm name or a folder")
-    parser.add_argument("--data", type=Path, required=True, help="a Parquet file with a column of images")
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--model", required=True, help="a timm name or a folder")
+    options.add_argument("--data", type=Path, required=True, help="a Parquet file with a column of images")
+    options = options.parse_args(arguments)
     model = load_model(options.model)
     half = copy.deepcopy(model).bfloat16()
     found: dict[tuple[str, str], list[dict]] = {(name, way): [] for name in GRADIENT for way in ("model", "autocast")}
-    for encoded in tqdm(photographs(options.data)):
+    for encoded in tqdm(photographs(options.data)[: 2 if options.tiny else None]):
         x = preprocess(model, encoded)
         with torch.no_grad():
             target = model(x).argmax().item()
@@ -55,8 +54,7 @@ def main() -> None:
             found[name, "model"].append(differences(METHODS[name](half, x, target)[0], exact))
             with torch.autocast("cpu", torch.bfloat16):
                 found[name, "autocast"].append(differences(METHODS[name](model, x, target)[0].float(), exact))
-    command = f"python -m experiments.half_precision --model {Path(options.model).name} --data {options.data.name}"
-    how, rows = about(f"{command} --out data/results/{options.out.name}"), []
+    how, rows = about(command("experiments.half_precision", arguments)), []
     for (name, way), each in found.items():
         values = {measure: torch.tensor([d[measure] for d in each], dtype=torch.float64) for measure in each[0]}
         row = {"method": name, "bfloat16": way, "photographs": len(each)}

@@ -29,16 +29,19 @@ import sys, dataclasses
 from vitlens.data import load
 from vitlens.train.recipes import recipe
 from vitlens.train import fit
-data = load("digits", "train"), load("digits", "valid")
+data = [load("digits", split) for split in ("train", "valid")]
+if count := int(sys.argv[2]):
+    data = [split.subset(count) for split in data]
 plan = dataclasses.replace(recipe("digits"), epochs=2, save_every=0.0, log_every=1)
 for step in fit(plan.build(), data, plan, device="cpu", out=sys.argv[1], resume=True):
     print(step.step, flush=True)
 """
 
 
-def child(folder: Path) -> subprocess.Popen:
+def child(folder: Path, images: int) -> subprocess.Popen:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", CHILD, str(folder), str(images)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 def final(folder: Path) -> tuple[dict[str, torch.Tensor], list]:
@@ -55,16 +58,16 @@ def wait_for_a_save(folder: Path, seconds: float) -> None:
         pass
 
 
-def killed(folder: Path, rng: random.Random) -> dict:
-    """Kill and resume a run until it gets to its end."""
+def killed(folder: Path, images: int, most: int, rng: random.Random) -> dict:
+    """Kill and resume a run until it gets to its end, at most so many times."""
     steps, in_saves, damaged = [], 0, 0
     while True:
-        process, deadline = child(folder), None
+        process, deadline = child(folder, images), None
         for line in process.stdout:
             damaged += "damaged" in line
             if line.strip().isdigit() and deadline is None:
                 deadline = time.monotonic() + rng.uniform(0.0, 0.9)
-            if deadline is not None and time.monotonic() > deadline and len(steps) < 6:
+            if deadline is not None and time.monotonic() > deadline and len(steps) < most:
                 if rng.random() < 0.5:
                     time.sleep(rng.uniform(0.0, 0.06))  # anywhere in a step or in a save
                 else:
@@ -88,13 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--runs", type=int, default=20)
     options = options.parse_args(arguments)
     runs, how = 1 if options.tiny else options.runs, about(command("experiments.kills", arguments))
+    images, most = (300, 2) if options.tiny else (0, 6)
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name) / "whole"
-        child(whole).communicate()
+        child(whole, images).communicate()
         tensors, log = final(whole)
         rows = []
         for run in range(runs):
-            row = {"run": run, **killed(Path(name) / str(run), random.Random(run))}
+            row = {"run": run, **killed(Path(name) / str(run), images, most, random.Random(run))}
             ours, lines = final(Path(name) / str(run))
             row["bit_equal"] = set(ours) == set(tensors) and all(torch.equal(ours[n], tensors[n]) for n in tensors)
             row["log_equal"] = lines == log

@@ -23,15 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import about, command, labeled, parser, write
-from vitlens import load_model, tokens
+from experiments.results import about, command, labeled, opened_models, parser, write
+from vitlens import tokens
 from vitlens.attribution.maps import checked, explaining
 from vitlens.evaluate import proportion, student
 from vitlens.evaluate.ablation import divergence
 from vitlens.recorder.supported import family, transformer
 from vitlens.stream import read_out
 
-MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
 LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
 
 
@@ -176,33 +175,24 @@ def rows(name: str, lens: str, found) -> list[dict]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, data=True)
-    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    options.add_argument("--images", type=int, default=2000)
-    options.add_argument("--control", type=int, default=500, help="images for the untrained model")
+    options = parser(__doc__, data=True, images=2000, control=500)
     options.add_argument("--tuning", type=int, default=2000, help="other images that tune the lens")
     options.add_argument("--save", type=Path, help="folder for the tuned lens of the first model")
     options = options.parse_args(arguments)
     if options.tiny:
         options.images, options.control, options.tuning = 4, 2, 6
     table, how = [], about(command("experiments.lens", arguments))
-    for name in options.models:
-        model, path = load_model(name), Path(name)
-        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
-        batches = list(labeled(model, options.data, options.tuning, options.tuning + options.images))
-        tuning = labeled(model, options.data, 0, options.tuning)
-        lens = tune(model, (images for images, _ in tqdm(tuning, disable=None)))
-        if name == options.models[0] and options.save:
-            lens.save(options.save)
-            lens = TunedLens.load(options.save)
-        variants = {title: (model, batches, {"plain": None, "tuned": lens})}
-        if name == options.models[0]:
-            torch.manual_seed(0)
-            few = batches[: max(1, options.control // 10)]
-            variants[f"{title}, untrained"] = load_model(name, pretrained=False), few, {"plain": None}
-        for variant, (network, images, lenses) in variants.items():
-            for way, found in zip(lenses, scored(network, images, lenses.values()), strict=True):
-                table += [row | how for row in rows(variant, way, found)]
+    for number, (title, model, images) in enumerate(opened_models(options)):
+        lenses = {"plain": None}
+        if not title.endswith("untrained"):
+            tuning = labeled(model, options.data, 0, options.tuning)
+            lenses["tuned"] = tune(model, (images for images, _ in tqdm(tuning, disable=None)))
+        if number == 0 and options.save:
+            lenses["tuned"].save(options.save)
+            lenses["tuned"] = TunedLens.load(options.save)
+        batches = list(labeled(model, options.data, options.tuning, options.tuning + images))
+        for way, found in zip(lenses, scored(model, batches, lenses.values()), strict=True):
+            table += [row | how for row in rows(title, way, found)]
     write(options.out, table, digits=4)
 
 

@@ -128,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for marked, mark, other in questions:
                     x = normalized(marked.data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
                     against = None if other is None else marked.classes[:, other]
-                    settings = SETTINGS.get(name, {}) | ({"n_samples": 8} if options.tiny and "shap" in name else {})
+                    settings = SETTINGS.get(name, {})
+                    if options.tiny and "n_samples" in METHODS[name].options:
+                        settings = {"n_samples": 192}
                     maps = METHODS[name](model, x, marked.classes[:, mark], against=against, **settings)
                     shares.append(marked.hits(maps, mark).float().mean().item())
                 hits[name][case].append(statistics.mean(shares))

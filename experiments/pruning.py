@@ -7,6 +7,8 @@ divergence over --choose images, with the heads that are already removed). Those
 heads are taken too, are not among the ones that accuracy is measured on.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from experiments.results import SPECIMEN, about, command, labeled, parser, write
@@ -56,20 +58,20 @@ def pruned(model, chosen: list, measured: list, step: int = 1, orders: int = 3, 
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__, data=True)
     options.add_argument("--model", default=SPECIMEN, help="a folder in timm's hub layout")
     options.add_argument("--images", type=int, default=2000, help="images that accuracy is measured on")
     options.add_argument("--choose", type=int, default=50, help="images by which heads are chosen")
     options.add_argument("--step", type=int, default=4, help="heads removed at once")
     options.add_argument("--orders", type=int, default=2, help="random orders")
-    options = options.parse_args()
+    options = options.parse_args(arguments)
     if options.tiny:
         options.images, options.choose, options.step, options.orders = 10, 4, 18, 1
     model = load_model(options.model).eval()
     chosen = [images for images, _ in labeled(model, options.data, 0, options.choose)]
     measured = list(labeled(model, options.data, options.choose, options.choose + options.images))
-    how = about(command("experiments.pruning"))
+    how = about(command("experiments.pruning", arguments))
     write(options.out, (row | how for row in pruned(model, chosen, measured, options.step, options.orders)))
 
 

@@ -7,6 +7,7 @@ It has two pixels for each of the page's, so the README shows it at half its wid
 
 import argparse
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -16,11 +17,11 @@ from vitlens.images import samples
 from vitlens.report import SHARP
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="data/checkpoints/vit_tiny_patch16_224")
     parser.add_argument("--out", type=Path, default=Path("data/results/inspection.jpg"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     found = report.inspect(load_model(options.model), samples().items())
     figure = plot.inspected({Path(options.model).name: found})
     figure.savefig(pixels := io.BytesIO(), dpi=SHARP)

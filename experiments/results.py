@@ -1,31 +1,55 @@
-"""What the scripts share: options, the command and the machine in each row, and CSV files."""
+"""What the scripts share: options, the command and the machine in each row, CSV files, and the memory of a process."""
 
 import argparse
 import datetime
+import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from vitlens import load_model
 from vitlens.evaluate.classes import class_numbers
 from vitlens.evaluate.reading import normalized_for, opened
 from vitlens.train.runs import hardware, versions
 
 SPECIMEN = "data/checkpoints/vit_tiny_patch16_224"
+MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
 
 
-def parser(doc: str, *, data: bool = False) -> argparse.ArgumentParser:
-    """A parser with --out, the CSV file to write, --tiny, the same path in seconds, and with `data` a data set."""
+def parser(doc: str, *, data: bool = False, images: int = 0, control: int = 0) -> argparse.ArgumentParser:
+    """A parser with --out, the CSV file to write, and --tiny, the same path in seconds.
+
+    data: with --data, a data set. images: with --models, folders of models, and --images with this default. control:
+    with --control, the number of images for the first model with random weights (`opened_models`).
+    """
     options = argparse.ArgumentParser(description=doc.split("\n")[0])
     if data:
         options.add_argument("--data", required=True, help="a data set with validation images")
+    if images:
+        options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
+        options.add_argument("--images", type=int, default=images)
+    if control:
+        options.add_argument("--control", type=int, default=control, help="images for the untrained model")
     options.add_argument("--out", type=Path, required=True, help="CSV file to write")
     options.add_argument("--tiny", action="store_true", help="run the same path in seconds")
     return options
+
+
+def opened_models(options: argparse.Namespace) -> Iterator[tuple[str, nn.Module, int]]:
+    """Title, model and number of images of each of --models, and after the first one of the same, untrained."""
+    for name in options.models:
+        path = Path(name)
+        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
+        yield title, load_model(name), options.images
+        if name == options.models[0]:
+            torch.manual_seed(0)
+            yield f"{title}, untrained", load_model(name, pretrained=False), options.control
 
 
 def command(name: str, arguments: Sequence[str] | None = None) -> str:
@@ -80,3 +104,22 @@ def kept(path: Path, only: Sequence[str], same: Mapping[str, object]) -> list[di
         if other := set(rows[name]) - {str(value)}:
             raise ValueError(f"{path} has {name} {other.pop()}, and new rows have {value}. Give another --out.")
     return rows.to_dict("records")
+
+
+def in_own_process(function: Callable, *arguments: object) -> object:
+    """The result of a function in a new process, whose memory no other measurement has touched."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def memory(call: Callable[[], object]) -> tuple[object, float]:
+    """The result of a call, and the MiB by which the peak resident size of the process grew in it (Linux only)."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now, see proc(5)
+    before = _peak()
+    result = call()
+    return result, _peak() - before
+
+
+def _peak() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024

@@ -18,19 +18,17 @@ Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.results import SPECIMEN, about, command, labeled, parser, write
-from vitlens import TokenGrid, attention, capture, load_model, tokens
+from experiments.results import about, command, labeled, opened_models, parser, write
+from vitlens import TokenGrid, attention, capture, tokens
 from vitlens.evaluate import student
 
 TIMES = 3.0
 """Norm of an outlier, as a multiple of the median norm of its image's patches."""
-MODELS = SPECIMEN, "data/checkpoints/vit_tiny_patch8_64"
 
 
 @dataclass(frozen=True)
@@ -117,22 +115,12 @@ def rows(title: str, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, data=True)
-    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    options.add_argument("--images", type=int, default=2000)
-    options.add_argument("--control", type=int, default=500, help="images for the untrained model")
-    options = options.parse_args(arguments)
+    options = parser(__doc__, data=True, images=2000, control=500).parse_args(arguments)
+    if options.tiny:
+        options.images = options.control = 4
     table, how = [], about(command("experiments.sinks", arguments))
-    for name in options.models:
-        path = Path(name)
-        title = path.parent.name if path.name == "model" else path.name  # `vitlens train --out NAME` writes NAME/model
-        variants = {title: (load_model(name), options.images)}
-        if name == options.models[0]:
-            torch.manual_seed(0)
-            variants[f"{title}, untrained"] = load_model(name, pretrained=False), options.control
-        for variant, (model, images) in variants.items():
-            batches = labeled(model, options.data, 0, 6 if options.tiny else images)
-            table += [row | how for row in rows(variant, model, batches)]
+    for title, model, images in opened_models(options):
+        table += [row | how for row in rows(title, model, labeled(model, options.data, 0, images))]
     write(options.out, table, digits=4)
 
 

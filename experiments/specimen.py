@@ -23,7 +23,6 @@ from vitlens import attention, capture, data, load_model, report
 from vitlens.evaluate import student
 from vitlens.report import prepared
 
-MODELS = "data/checkpoints/vit_tiny_patch16_224", "data/checkpoints/vit_tiny_patch8_64"
 BATCH = 10
 
 
@@ -46,7 +45,7 @@ def coarser(maps, rows: int, cols: int):
 
 
 def mean(name: str, values) -> dict[str, float]:
-    return {name: values.mean().item(), f"{name}_95": student(values)}
+    return {name: values.mean().item(), f"{name}_95": student(values.numpy())}
 
 
 def of_model(name: str, model, images, shape: tuple[int, int]):
@@ -70,10 +69,7 @@ def of_model(name: str, model, images, shape: tuple[int, int]):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__, data=True)
-    options.add_argument("--models", nargs="+", default=MODELS, help="folders in timm's hub layout")
-    options.add_argument("--images", type=int, default=1000)
-    options = options.parse_args(arguments)
+    options = parser(__doc__, data=True, images=1000).parse_args(arguments)
     images = data.load(options.data, "valid", stream=False).subset(4 if options.tiny else options.images).images
     models = {Path(name).name: load_model(name) for name in options.models}
     shape = min(tuple(model.patch_embed.grid_size) for model in models.values())

@@ -7,19 +7,14 @@ process's peak resident size beyond the model, the image and one forward; every 
 own. Models have random weights, which cost the same.
 """
 
-import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import timm
 import torch
 
-from experiments.attention import peak_since_reset, reset_peak
-from experiments.results import about, write
+from experiments.results import about, command, in_own_process, memory, parser, write
 from vitlens.stream import contributions, direct
 
 MODELS = {"ViT-Ti/16": "vit_tiny_patch16_224", "ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
@@ -55,25 +50,20 @@ def seconds(name: str, size: int) -> dict[str, float]:
     return {way: statistics.median(found) for way, found in taken.items()}
 
 
-def memory(name: str, size: int, way: str) -> float:
+def extra(name: str, size: int, way: str) -> float:
     """MiB beyond the model, the image and a forward. Runs in a process of its own."""
     model, image = prepared(name, size)
-    reset_peak()
-    before = peak_since_reset()
-    WAYS[way](model, image)
-    return peak_since_reset() - before
+    return memory(lambda: WAYS[way](model, image))[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory:
-        return print(json.dumps(memory(options.models[0], options.sizes[0], options.memory)))
-    rows, how = [], about("python -m experiments.stream")
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    options = options.parse_args(arguments)
+    if options.tiny:
+        options.models, options.sizes = ["ViT-Ti/16"], [64]
+    rows, how = [], about(command("experiments.stream", arguments))
     for name in options.models:
         for size in options.sizes:
             taken = seconds(name, size)
@@ -81,10 +71,7 @@ def main() -> None:
                 row = {"model": name, "pixels": size, "tokens": (size // 16) ** 2 + 1, "what": way}
                 row |= {"seconds": round(taken[way], 4), "of_a_forward": round(taken[way] / taken["forward"], 3)}
                 if way != "forward":
-                    command = [sys.executable, __file__, "--out", str(options.out), "--models", name]
-                    command += ["--sizes", str(size), "--memory", way]
-                    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                    row["mib"] = round(json.loads(found), 1)
+                    row["mib"] = round(in_own_process(extra, name, size, way), 1)
                 rows.append(row | how)
                 print(row, flush=True)
     write(options.out, rows)

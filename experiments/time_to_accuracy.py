@@ -8,36 +8,32 @@ of training, and the same without the compilation and the trial that sets the nu
 before the first seed. Validation itself is inside the seconds.
 """
 
-from __future__ import annotations
-
-import argparse
-import datetime
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from experiments.results import write
+from experiments.results import about, command, parser, write
 from vitlens import data as datasets
 from vitlens.train import World, compiled, fit
 from vitlens.train.recipes import recipe
-from vitlens.train.runs import fitted, hardware, versions
+from vitlens.train.runs import fitted
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of Tiny-ImageNet's Parquet shards")
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--recipe", default="tiny-imagenet-2min")
-    parser.add_argument("--seconds", type=float, default=118, help="time to fit the epochs to; 0: as in the recipe")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__, data=True)
+    options.add_argument("--recipe", default="tiny-imagenet-2min")
+    options.add_argument("--seconds", type=float, default=118, help="time to fit the epochs to; 0: as in the recipe")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = options.parse_args(arguments)
     device = torch.device(options.device)
+    how = about(command("experiments.time_to_accuracy", arguments), device)
+    if options.tiny:
+        options.seconds, options.seeds = 0, 2
     world = World(device=device)
     plan = recipe(options.recipe)
     plan = (plan.tiny() if options.tiny else plan).override(*options.set)
@@ -68,8 +64,7 @@ def main() -> None:
                     "seconds": round(seconds, 2), "seconds_with_compilation": round(seconds + before, 2),
                     "top1": round(step.metrics["top1"], 2),
                     "top1_average": round(step.metrics.get("top1_average", float("nan")), 2),
-                    "loss": round(step.loss, 4), "settings": " ".join(options.set), "device": hardware(device),
-                    **versions(), "date": datetime.date.today().isoformat(),
+                    "loss": round(step.loss, 4), "settings": " ".join(options.set), **how,
                 })  # fmt: skip
                 write(options.out, rows)
         finals.append(max(step.metrics.values()))

@@ -19,15 +19,13 @@ two loops, or a share of the ceiling, that of the ratios within each turn.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import io
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import timm.optim
@@ -37,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from experiments.results import about, write
+from experiments.results import about, command, parser, write
 from vitlens.data import ImageSet
 from vitlens.data.augment import Augment
 from vitlens.train import compiled, fit
@@ -72,6 +70,9 @@ class Case:
         """FLOP of a training step for one image: 12·D² + 2·T·D multiply-adds a token and layer, and the embedding."""
         d, tokens = WIDTHS[self.model], (self.pixels // self.patch) ** 2 + 1
         return 3 * (12 * tokens * (24 * d**2 + 4 * tokens * d) + 2 * (tokens - 1) * 3 * self.patch**2 * d)
+
+
+TINY = Case("ViT-Ti", 32, 8, 4, "bf16")
 
 
 class Jpegs(Dataset):
@@ -139,9 +140,9 @@ def seconds(step: Step, steps: int, device: torch.device) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def ceiling(device: torch.device, dtype: torch.dtype) -> Step:
+def ceiling(device: torch.device, dtype: torch.dtype, side: int) -> Step:
     """One large square matrix product."""
-    a, b = (torch.randn(2 * (SQUARE[device.type],), device=device, dtype=dtype) for _ in range(2))
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return lambda: a @ b
 
 
@@ -161,7 +162,8 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         loops["DataLoader"] = lambda: timms(recipe, data, device, loader=loader)
 
     ready, speeds, began = {}, {name: [] for name in loops}, {}
-    product = ceiling(device, torch.bfloat16 if case.precision == "bf16" else torch.float32)
+    side = 64 if case == TINY else SQUARE[device.type]
+    product = ceiling(device, torch.bfloat16 if case.precision == "bf16" else torch.float32, side)
     torch._dynamo.reset()
     for name, make in loops.items():
         start = time.perf_counter()
@@ -175,7 +177,7 @@ def measured(case: Case, device: torch.device, turns: int, steps: int) -> list[d
         ready[name], began[name] = step, time.perf_counter() - start
     tops = []
     for _ in range(turns):
-        tops.append(2 * SQUARE[device.type] ** 3 / seconds(product, 20, device))
+        tops.append(2 * side**3 / seconds(product, 20, device))
         for name, step in ready.items():
             speeds[name].append(case.batch / seconds(step, steps, device))
     speed = {name: statistics.median(values) for name, values in speeds.items() if values}
@@ -199,7 +201,7 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
+def cases(device: torch.device, tiny: bool, batch: int | None) -> list[Case]:
     if device.type == "cuda":
         found = [Case(model, 224, 16, 512 if model == "ViT-B" else 1024, "bf16") for model in WIDTHS]
     else:
@@ -208,20 +210,18 @@ def cases(device: torch.device, quick: bool, batch: int | None) -> list[Case]:
                  for precision in precisions]  # fmt: skip
         found += [Case("ViT-S", 224, 16, 16, precision) for precision in precisions]
     found = [replace(case, batch=batch) for case in found] if batch else found
-    return [replace(found[0], batch=batch or 8)] if quick else found
+    return [TINY] if tiny else found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="one case, a small batch, few steps: to try it")
-    parser.add_argument("--batch", type=int, help="batch size, instead of one that is known to be fast")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--batch", type=int, help="batch size, instead of one that is known to be fast")
+    options = options.parse_args(arguments)
     device, rows = torch.device(options.device), []
-    turns, steps = (2, 2) if options.quick else (3, 20) if device.type == "cuda" else (10, 4)
-    how = about("python -m experiments.training" + " --quick" * options.quick, device)
-    for case in cases(device, options.quick, options.batch):
+    turns, steps = (2, 2) if options.tiny else (3, 20) if device.type == "cuda" else (10, 4)
+    how = about(command("experiments.training", arguments), device)
+    for case in cases(device, options.tiny, options.batch):
         rows += [row | how for row in measured(case, device, turns, steps)]
         for row in rows:
             print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",

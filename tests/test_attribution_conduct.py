@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -15,12 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitlens import UnsupportedModelError, attribution, capture, report
 from vitlens.attribution import (
     METHODS,
-    Method,
     attention_gradient,
     balanced_gradients,
     direct,
     explained,
-    feature_ablation,
     grad_cam,
     gradient_rollout,
     gradient_shap,
@@ -30,16 +26,13 @@ from vitlens.attribution import (
     legrad,
     methods,
     occlusion,
-    register,
     relevance,
     rollout,
 )
 from vitlens.attribution.maps import explaining
 from vitlens.images import samples
-from vitlens.recorder.forward import evaluating
 
 GRADIENT = (gradient_rollout, relevance, legrad, attention_gradient, grad_cam, balanced_gradients, direct)
-PIXELS = (integrated_gradients, gradient_shap, input_x_gradient)
 SIZE, TARGET = (64, 96), [3, 7]
 
 
@@ -90,42 +83,17 @@ def test_a_capture_of_ones_own_serves(vit):
     attn.differentiate(logits[0, 3] + logits[1, 7])
     for method in (relevance, gradient_rollout, attention_gradient):
         torch.testing.assert_close(method(attn), method(model, x, TARGET))
+    refuses("2", grad_cam, explained(model, x, needs=["inputs"], layer=1), error=KeyError)
 
 
-def test_rows_of_the_registry(vit, monkeypatch):
+def test_rows_of_the_registry():
     for name, method in METHODS.items():
         function = getattr(attribution, name)
         assert method.function is function and function.__doc__.startswith("(B, rows, cols)")
         assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
         assert name in dir(attribution) and name in attribution.__all__
     assert [name for name, method in METHODS.items() if not method.knows_class] == ["rollout"]
-    assert list(METHODS["relevance"].options) == ["query"]
     refuses("no method 'relevanz'; there are relevance, gradient_rollout", methods, ["relevanz"])
-
-    def length(model, images=None, target=None, *, against=None, names=None, power=1.0):
-        attn = explained(model, images, target, against=against, names=names).attn
-        return attn.grid.image_map(attn[-1].gradient.norm(dim=-1).mean(1) ** power)
-
-    monkeypatch.setitem(METHODS, "length", None)  # so that it is removed again
-    register(Method("length", "my method", "gradients", "one forward and one backward", length))
-    assert attribution.length is length and list(METHODS["length"].options) == ["power"]
-    (found,) = report.explain(vit(), [("cat", samples()["chelsea"])], names=["length", "relevance"], orders=2)
-    assert list(found.maps) == ["length", "relevance"]
-
-
-def test_help_lists_a_method_from_outside_without_importing_torch():
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'numpy', 'timm', 'matplotlib'): sys.modules[name] = None\n"
-        "from vitlens.attribution import Method, register\n"
-        "register(Method('mine', 'my method', 'gradients', 'one forward', 'my_package.my_module'))\n"
-        "from vitlens.cli import main\n"
-        "sys.argv = ['vitlens', 'explain', '--help']\n"
-        "main()"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert "kernel_shap, mine" in " ".join(found.stdout.replace("│", " ").split())
 
 
 def test_leaves_everything_as_found(vit):
@@ -133,24 +101,18 @@ def test_leaves_everything_as_found(vit):
     model.train()
     model.blocks[0].eval()
     model.head.weight.requires_grad_(False)
+    with torch.no_grad():
+        expected = [method(model, x, TARGET) for method in GRADIENT]
     with left_as_found(model, x.requires_grad_()):
-        with torch.no_grad():
-            expected = [method(model, x, TARGET) for method in GRADIENT]
         for method, here in zip(GRADIENT, expected, strict=True):
             with torch.inference_mode():
                 assert torch.equal(method(model, x.clone(), TARGET), here)
             got = method(model, x, TARGET)
             assert torch.equal(got, here) and not got.requires_grad
             refuses("classes 0 to 9, got 10", method, model, x, 10)
-
-
-def test_frozen_checkpointed_and_compiled_models_give_the_same(vit):
-    model, x = vit(img_size=SIZE), images()
-    expected = [method(model, x, TARGET) for method in GRADIENT]
-    frozen = copy.deepcopy(model).requires_grad_(False)
-    checkpointing = copy.deepcopy(model)
+    checkpointing = copy.deepcopy(model).requires_grad_(False)
     checkpointing.set_grad_checkpointing()
-    for other in (frozen, checkpointing, torch.compile(copy.deepcopy(model), backend="eager")):
+    for other in (checkpointing, torch.compile(copy.deepcopy(model), backend="eager")):
         assert all(torch.equal(method(other, x, TARGET), e) for method, e in zip(GRADIENT, expected, strict=True))
     assert checkpointing.grad_checkpointing
 
@@ -167,55 +129,38 @@ def test_parameters_are_constants_and_logits_those_of_the_model(vit):
 
 def test_half_precision(vit):
     model, x = vit(img_size=SIZE), images()
+    half = copy.deepcopy(model).bfloat16()
     for method in GRADIENT:
-        exact = method(model, x, TARGET)
-        low = method(copy.deepcopy(model).bfloat16(), x, TARGET)
+        exact, low = method(model, x, TARGET), method(half, x, TARGET)
         assert low.dtype == torch.float32
         assert (low - exact).abs().max() < 0.05 * exact.abs().max(), method.__name__
         assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.__name__
 
 
-def test_threads_that_overlap_leave_the_modes_as_found(vit):
-    model, inside, outside = vit().train(), threading.Event(), threading.Event()
+def test_several_threads_at_once(vit):
+    model, x = vit(img_size=SIZE).train(), images(3)
     model.blocks[0].eval()
     before = [module.training for module in model.modules()]
-
-    def other():
-        with evaluating(model):
-            inside.set()
-            outside.wait(60)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    inside.wait(60)
-    with evaluating(model):
-        outside.set()
-        thread.join()
-        assert not any(module.training for module in model.modules())  # though the other one is done
-    assert [module.training for module in model.modules()] == before
-
-
-def test_several_threads_at_once(vit):
-    model, x = vit(img_size=SIZE), images(4)
-    expected = {(m, i): m(model, x[i : i + 1], i) for m in GRADIENT for i in range(4)}
-    found, barrier = {}, threading.Barrier(4, timeout=60)
+    expected = {(m, i): m(model, x[i : i + 1], i) for m in GRADIENT for i in range(3)}
+    found, barrier = {}, threading.Barrier(3, timeout=60)
 
     def explain(i):
         for method in GRADIENT:
             barrier.wait()
             found[method, i] = method(model, x[i : i + 1], i)
 
-    threads = [threading.Thread(target=explain, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=explain, args=(i,)) for i in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
+    assert [module.training for module in model.modules()] == before
 
 
 def test_classes(vit):
-    model, x = vit(img_size=SIZE), images()
+    model, x = vit(img_size=SIZE, depth=2), images()
     names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
     three = relevance(model, x, 3)
     for target in (3, np.int64(3), torch.tensor(3), "3", [3, 3], (3, 3), np.array([3, 3]), torch.tensor([3, 3])):
@@ -230,47 +175,35 @@ def test_classes(vit):
         if method.knows_class:
             refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
     for target, words in (
-        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"),
-        ("-1", "classes 0 to 9, got -1"),
+        ("zebra", "no class called 'zebra'. Give a number from 0 to 9"), ("-1", "classes 0 to 9, got -1"),
         (10, "classes 0 to 9, got 10"),
-    ):
+    ):  # fmt: skip
         refuses(words, relevance, model, x, target)
+    refuses("size", relevance, model, x, [1, 2, 3], error=RuntimeError)
     model.label_names = names[:8] + ["crane", "crane"]
     refuses(r"several classes called 'crane', \[8, 9\]", relevance, model, x, "crane")
-
-
-def test_a_function_of_the_output_is_a_target(vit):
-    model, x = vit(img_size=SIZE, dtype=torch.float64), images().double()
-    for name, method in METHODS.items():
-        if method.knows_class:
-            options = {"kernel_shap": dict(n_samples=72), "integrated_gradients": dict(n_steps=4)}.get(name, {})
-            expected = method(model, x, 3, against=7, **options)
-            contrast = dict(against=lambda logits: logits[:, 7], **options)
-            got = method(model, x, lambda logits: logits[:, 3], **contrast)
-            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_refusals(vit):
     model, x = vit(img_size=SIZE), images()
     headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
     torch.nn.init.zeros_(untrained.head.weight)
-    damaged, padded = images(2), images(1, (80, 80))
+    damaged, broken, resnet = images(2), vit(img_size=SIZE), timm.create_model("resnet18")
     damaged[1, 0, 3, 4] = float("nan")
-    broken = vit(img_size=SIZE)
     with torch.no_grad():
         broken.blocks[1].mlp.fc1.weight[0, 0] = float("nan")
-    for method in (*GRADIENT, *PIXELS, occlusion):
+    for method in (relevance, legrad, grad_cam, balanced_gradients, direct, integrated_gradients, occlusion):
         for words, arguments in (
             ("no classifier head, so its output is features", (headless, images(1, (64, 64)))),
             ("images as a floating-point tensor", (model, x[0])),
-            ("vitlens cannot show the attention of resnet18", (timm.create_model("resnet18"), x)),
-            (r"does not take this size", (model, padded, 3)),
+            ("vitlens cannot show the attention of resnet18", (resnet, x)),
+            (r"does not take this size", (model, images(1, (80, 80)), 3)),
             ("finite.* image 1 ", (model, damaged, 3)),
             ("outputs of .* are not finite", (broken, x, 3)),
         ):
             refuses(words, method, *arguments)
-        if method is not occlusion:
-            refuses("No gradient of .* reaches the attention of layer 0", method, untrained, x, 3)
+    for method in (*GRADIENT, integrated_gradients, gradient_shap, input_x_gradient):
+        refuses("No gradient of .* reaches the attention of layer 0", method, untrained, x, 3)
     for method in (gradient_rollout, relevance, attention_gradient):
         refuses(r"no weighted sum .*query=\(row, column\).*grad_cam", method, maximum, images(1, (64, 64)))
         refuses("outside the 4 × 6 grid", method, model, x, query=(4, 0), error=IndexError)
@@ -280,9 +213,7 @@ def test_refusals(vit):
     assert legrad(maximum, images(1, (64, 64))).any() and grad_cam(maximum, images(1, (64, 64))).any()
     for method, option in [(attention_gradient, "layer"), (grad_cam, "layer"), (legrad, "first")]:
         refuses("3 layers.* layer 3", method, model, x, error=IndexError, **{option: 3})
-    refuses("588 covers or more, got 587", kernel_shap, vit(img_size=224), images(1, (224, 224)), 3,
-            n_samples=587)  # fmt: skip
-    refuses("2", grad_cam, explained(model, x, needs=["inputs"], layer=1), error=KeyError)
+    refuses("72 covers or more, got 71", kernel_shap, model, x, 3, n_samples=71)
     with torch.no_grad():
         model.head.bias[5] = -float("inf")  # a class that is excluded
     assert relevance(model, images(1), 3).isfinite().all()
@@ -310,8 +241,8 @@ def test_a_normalization_before_a_transformer_is_explained_as_the_transformer_is
     inner.label_names = [f"plant {k}" for k in range(10)]
     for method in GRADIENT:
         torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
-    for method in (occlusion, feature_ablation):  # the same cover, in the units of each
-        torch.testing.assert_close(method(wrapped, x, TARGET, baseline=0.5), method(inner, seen, TARGET))
+    covered = occlusion(wrapped, x, TARGET, baseline=0.5)  # the same cover, in the units of each
+    torch.testing.assert_close(covered, occlusion(inner, seen, TARGET))
     found = integrated_gradients(wrapped, x, TARGET, baseline=0.5)
     torch.testing.assert_close(found, integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())

@@ -1,17 +1,22 @@
 """Scripts of `experiments/`: the tables that they write."""
 
 import datetime
+import importlib
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from experiments import explorer, results, training
 from vitlens import widgets
+from vitlens.images import samples
 from vitlens.train import hardware
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +71,7 @@ def test_loops_of_training_are_measured_beside_each_other(monkeypatch):
 @pytest.mark.parametrize("has", [True, False])
 def test_training_is_measured_in_the_precisions_of_the_device(monkeypatch, has):
     monkeypatch.setattr(training, "computes_bf16", lambda device: has)
-    found = {case.precision for case in training.cases(torch.device("cpu"), quick=False, batch=None)}
+    found = {case.precision for case in training.cases(torch.device("cpu"), tiny=False, batch=None)}
     assert found == ({"fp32", "bf16"} if has else {"fp32"})
 
 
@@ -91,3 +96,59 @@ def test_the_explorer_is_timed_at_what_it_offers(vit):
     assert set(rows["switch of a head, mean"]) == {0.04}
     turned = [number for script, selector, number, *_ in asked if script == explorer.PRESS and selector == ".switch"]
     assert len(set(turned[-30:])) == 30, "a click that turns a head back shows what is there already"
+
+
+SMALL = "data/checkpoints/vit_tiny_patch8_64"
+RUNS = {
+    "attention": ([], "attention-cpu"), "attribution": ([], "attribution-memory-cpu"), "digits": ([], "digits"),
+    "explanations": (["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"], "explanations"),
+    "explorer": ([], "explorer"), "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
+    "half_precision": (["--model", SMALL, "--data", "PARQUET"], "attribution-bf16"), "kills": ([], "kills"),
+    "lens": (["--data", "FOLDER"], "lens"), "planted": ([], "planted"), "pruning": (["--data", "FOLDER"], "pruning"),
+    "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
+    "specimen": (["--data", "FOLDER"], "specimen"), "speed": ([], "speed-cpu"), "stream": ([], "stream-cpu"),
+    "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
+    "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""), "training": ([], "throughput-cpu"),
+}  # fmt: skip
+"""By script: its arguments beside --tiny and --out, and the table of data/results that it makes."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Crops of the sample photographs: a folder with three classes of the specimen, and a Parquet file."""
+    folder, encoded = tmp_path_factory.mktemp("photographs"), []
+    crops = [image.crop((k, k, k + 160, k + 160)) for image in samples().values() for k in range(0, 80, 20)]
+    for number, crop in enumerate(crops[:24]):
+        place = folder / ("valid" if number % 2 else "train") / ("trilobite", "scorpion", "tarantula")[number // 2 % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        crop.convert("RGB").save(path := place / f"{number}.png")
+        encoded.append({"bytes": path.read_bytes(), "path": path.name})
+    pq.write_table(pa.table({"image": encoded}), folder.with_suffix(".parquet"))
+    return folder
+
+
+def test_every_script_is_run():
+    scripts = {path.stem for path in ROOT.glob("experiments/*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
+    assert scripts == {*RUNS, "readme_picture"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    places = {"OUT": str(tmp_path), "FOLDER": str(photographs), "PARQUET": str(photographs.with_suffix(".parquet"))}
+    arguments, table = RUNS[name]
+    for word, place in places.items():
+        arguments = [argument.replace(word, place) for argument in arguments]
+    importlib.import_module(f"experiments.{name}").main([*arguments, "--tiny", "--out", str(tmp_path / "table.csv")])
+    rows = pd.read_csv(tmp_path / "table.csv")
+    assert len(rows) and rows["command"].str.startswith(f"python -m experiments.{name} ").all()
+    if table:
+        assert set(rows) >= set(pd.read_csv(ROOT / "data" / "results" / f"{table}.csv"))
+
+
+@pytest.mark.slow
+def test_readme_picture_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    importlib.import_module("experiments.readme_picture").main(["--out", str(tmp_path / "picture.jpg")])
+    assert Image.open(tmp_path / "picture.jpg").width > 1000

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.functional import gaussian_blur
 
 from vitlens import TokenGrid
-from vitlens.attribution import gradient_rollout, integrated_gradients
+from vitlens.attribution import gradient_rollout
 from vitlens.attribution.target import Target
 from vitlens.faithfulness import Randomization, blurred, curves, random_maps, randomization, table
 
@@ -31,22 +31,23 @@ def midpoints(map_, step):
     return (start + (start + step).clamp(max=patches)) / 2 / patches
 
 
-@pytest.mark.parametrize("step", [1, 5, 24])
-@pytest.mark.parametrize("baseline", ["mean", "blur", "zero"])
-def test_areas_of_a_linear_model(step, baseline):
+def test_areas_of_a_linear_model():
     """Each patch adds its gain for as long as it is there."""
     model, x, m = linear(), images(), maps(2, 4, 6)
-    blank = {"mean": x.mean((2, 3), keepdim=True).expand_as(x), "blur": blurred(x, 16), "zero": 0 * x}[baseline]
-    found = curves(model, x, m, TARGET, baseline=baseline, step=step, score="logit", grid=GRID)
-    gain = gains(model, x, blank, TARGET)
-    empty = model(blank).detach()[[0, 1], TARGET]
-    gone = torch.stack([midpoints(one, step) for one in m])
-    torch.testing.assert_close(found.deletion_area, empty + (gain * gone).sum(-1))
-    torch.testing.assert_close(found.insertion_area, empty + (gain * (1 - gone)).sum(-1))
-    assert found.counts.tolist() == [*range(0, 24, step), 24]
-    sorted_gains = gain.gather(-1, (-m.flatten(1)).argsort(-1)).cumsum(-1)
-    inserted = torch.cat([empty[:, None], empty[:, None] + sorted_gains], -1)[:, found.counts]
-    torch.testing.assert_close(found.insertion, inserted)
+    mean = torch.stack([torch.stack([c.mean().expand(64, 96) for c in one]) for one in x])
+    colors = torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]
+    blanks = {"mean": mean, "blur": blurred(x, 16), "zero": 0 * x, colors: colors.expand_as(x)}
+    for (baseline, blank), step in itertools.product(blanks.items(), (1, 5, 24)):
+        found = curves(model, x, m, TARGET, baseline=baseline, step=step, score="logit", grid=GRID)
+        gain = gains(model, x, blank, TARGET)
+        empty = model(blank).detach()[[0, 1], TARGET]
+        gone = torch.stack([midpoints(one, step) for one in m])
+        torch.testing.assert_close(found.deletion_area, empty + (gain * gone).sum(-1))
+        torch.testing.assert_close(found.insertion_area, empty + (gain * (1 - gone)).sum(-1))
+        assert found.counts.tolist() == [*range(0, 24, step), 24]
+        sorted_gains = gain.gather(-1, (-m.flatten(1)).argsort(-1)).cumsum(-1)
+        inserted = torch.cat([empty[:, None], empty[:, None] + sorted_gains], -1)[:, found.counts]
+        torch.testing.assert_close(found.insertion, inserted)
 
 
 def one_at_a_time(model, image, map_, target, blank, step, score):
@@ -69,22 +70,23 @@ def one_at_a_time(model, image, map_, target, blank, step, score):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("score", ["probability", "logit"])
-def test_pictures_covered_one_at_a_time(vit, score):
-    model, x, m = vit(img_size=(64, 96), dtype=torch.float64), images(), maps(3, 2, 4, 6)
+def test_pictures_covered_one_at_a_time(vit):
+    model, x, m = vit(img_size=(64, 96), depth=2, dtype=torch.float64), images(), maps(2, 2, 4, 6)
     model.head.weight.mul_(20)
     blank = x.mean((2, 3), keepdim=True).expand_as(x)
-    found = curves(model, x, m, TARGET, step=7, score=score, internal_batch_size=5)
-    assert found.deletion.shape == found.insertion.shape == (3, 2, 5) and found.deletion_area.shape == (3, 2)
     width = torch.tensor([7, 7, 7, 3]) / 24
-    for i, b in itertools.product(range(3), range(2)):
-        deleted, inserted = one_at_a_time(model, x[b], m[i, b], TARGET[b], blank[b], 7, score)
-        np.testing.assert_allclose(found.deletion[i, b], deleted, rtol=1e-9)
-        np.testing.assert_allclose(found.insertion[i, b], inserted, rtol=1e-9)
-        for area, row in ((found.deletion_area, deleted), (found.insertion_area, inserted)):
-            by_hand = sum(w * (a + z) / 2 for w, a, z in zip(width.tolist(), row[:-1], row[1:], strict=True))
-            assert area[i, b].item() == pytest.approx(by_hand, rel=1e-6)
-    assert (found.deletion[..., 0] - found.deletion[..., -1]).abs().min() > 1e-3
+    for score in ("probability", "logit"):
+        found = curves(model, x, m, TARGET, step=7, score=score, internal_batch_size=5)
+        assert found.deletion.shape == found.insertion.shape == (2, 2, 5) and found.deletion_area.shape == (2, 2)
+        for i, b in itertools.product(range(2), range(2)):
+            deleted, inserted = one_at_a_time(model, x[b], m[i, b], TARGET[b], blank[b], 7, score)
+            np.testing.assert_allclose(found.deletion[i, b], deleted, rtol=1e-9)
+            np.testing.assert_allclose(found.insertion[i, b], inserted, rtol=1e-9)
+            for area, row in ((found.deletion_area, deleted), (found.insertion_area, inserted)):
+                by_hand = sum(w * (a + z) / 2 for w, a, z in zip(width.tolist(), row[:-1], row[1:], strict=True))
+                assert area[i, b].item() == pytest.approx(by_hand, rel=1e-6)
+    alone = curves(model, x[1:2], m[1, 1:2], TARGET[1:], step=7, score="logit")
+    torch.testing.assert_close(alone.insertion[0], found.insertion[1, 1], rtol=1e-9, atol=0)
 
 
 @torch.no_grad()
@@ -97,43 +99,23 @@ def test_pixels_beside_the_patches_go_with_the_next_one():
     np.testing.assert_allclose(found.insertion[0], inserted)
 
 
-def test_batches_make_no_difference(vit):
-    model, x, m = vit(img_size=(64, 96), dtype=torch.float64), images(3), maps(2, 3, 4, 6)
-    whole = curves(model, x, m, internal_batch_size=1000)
-    for size in (1, 7):
-        for name, curve in vars(curves(model, x, m, internal_batch_size=size)).items():
-            torch.testing.assert_close(curve, getattr(whole, name), rtol=1e-9, atol=0)
-    alone = curves(model, x[1:2], m[1, 1:2])
-    torch.testing.assert_close(alone.deletion[0], whole.deletion[1, 1], rtol=1e-9, atol=0)
-    torch.testing.assert_close(alone.insertion[0], whole.insertion[1, 1], rtol=1e-9, atol=0)
-
-
-class OnePatch(nn.Module):
-    """Knows class 1 by the color of one patch of six."""
-
-    def __init__(self, patch):
-        super().__init__()
-        self.y, self.x = patch // 3 * 8, patch % 3 * 8
-
-    def forward(self, x):
-        return torch.stack(
-            [x.new_zeros(len(x)), 4 * x[..., self.y : self.y + 8, self.x : self.x + 8].mean((1, 2, 3))], 1
-        )
-
-
-@pytest.mark.parametrize("planted", range(6))
-def test_a_map_that_points_at_the_deciding_patch_is_best(planted):
-    """Among all 720 orders of six patches."""
+def test_a_map_that_points_at_the_deciding_patch_is_best():
+    """Among all 720 orders of six patches, for a model that knows class 1 by the color of the fifth."""
     grid, x = TokenGrid(2, 3, (8, 8), prefix=0), torch.zeros(1, 3, 16, 24)
-    x[..., planted // 3 * 8 :, planted % 3 * 8 :][..., :8, :8] = 1
+    x[..., 8:, 8:16] = 1
+
+    class OnePatch(nn.Module):
+        def forward(self, x):
+            return torch.stack([x.new_zeros(len(x)), 4 * x[..., 8:, 8:16].mean((1, 2, 3))], 1)
+
     all_orders = torch.tensor(list(itertools.permutations(range(6))), dtype=torch.float32).reshape(720, 1, 2, 3)
-    found = curves(OnePatch(planted), x, all_orders, 1, baseline="zero", grid=grid, internal_batch_size=500)
+    found = curves(OnePatch(), x, all_orders, 1, baseline="zero", grid=grid, internal_batch_size=500)
     pointing = torch.zeros(1, 2, 3)
-    pointing[0, planted // 3, planted % 3] = 1
-    best = curves(OnePatch(planted), x, pointing, 1, baseline="zero", grid=grid)
+    pointing[0, 1, 1] = 1
+    best = curves(OnePatch(), x, pointing, 1, baseline="zero", grid=grid)
     assert torch.isclose(best.deletion_area, found.deletion_area.min())
     assert torch.isclose(best.insertion_area, found.insertion_area.max())
-    points = all_orders.flatten(1).argmax(-1) == planted
+    points = all_orders.flatten(1).argmax(-1) == 4
     assert best.deletion_area < found.deletion_area[~points].min() - 0.05
     sure, even = 1 / (1 + math.exp(-4)), 0.5
     assert best.deletion_area.item() == pytest.approx((sure - even) / 12 + even)
@@ -174,23 +156,6 @@ def test_ties_are_broken_by_the_seed_alone():
     assert torch.equal(curves(model, x, m, 3, **options).insertion, shifted.insertion)
 
 
-def test_baselines(vit):
-    x, m = images(), maps(2, 4, 6)
-    model, options = linear(), dict(target=TARGET, score="logit", grid=GRID)
-    logits = lambda blank: model(blank).detach()[[0, 1], TARGET]  # noqa: E731
-    end = lambda baseline: curves(model, x, m, baseline=baseline, **options).deletion[:, -1]  # noqa: E731
-    torch.testing.assert_close(end("zero"), logits(torch.zeros_like(x)))
-    by_hand = torch.stack([torch.stack([c.mean().expand(64, 96) for c in one]) for one in x])
-    torch.testing.assert_close(end("mean"), logits(by_hand))
-    torch.testing.assert_close(end("blur"), logits(blurred(x, 16)))
-    torch.testing.assert_close(end(torch.tensor([1.0, 2.0, 3.0])[:, None, None]), logits(by_hand * 0 + end_color()))
-    refuses("one of mean, blur, zero, or a tensor, got 'gray'", end, "gray")
-
-
-def end_color():
-    return torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]
-
-
 def test_blur_equals_torchvisions():
     x = images(1, (81, 81))
     inside = (..., slice(24, -24), slice(24, -24))  # edges are mirrored in two ways
@@ -199,16 +164,7 @@ def test_blur_equals_torchvisions():
     assert blurred(x.bfloat16(), 3).dtype == torch.bfloat16
 
 
-def test_all_maps_share_full_batches():
-    sizes = []
-    model = linear()
-    model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
-    curves(model, images(2), maps(3, 2, 4, 6), 3, step=5, grid=GRID, internal_batch_size=7)
-    pictures = 2 + 2 + 3 * 2 * 2 * 4  # images whole, images empty, and maps × images × two curves × steps
-    assert sizes == [2, *[7] * (pictures // 7), pictures % 7]
-
-
-def test_memory_is_that_of_one_batch():
+def test_maps_share_full_batches_and_memory_is_that_of_one():
     class Largest(TorchDispatchMode):
         numbers = 0
 
@@ -218,22 +174,13 @@ def test_memory_is_that_of_one_batch():
                 self.numbers = max(self.numbers, result.numel())
             return result
 
+    sizes, model = [], linear()
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
     with Largest() as largest:
-        curves(linear(), images(2), maps(30, 2, 4, 6), 3, step=1, grid=GRID, internal_batch_size=4)
-    assert largest.numbers <= max(4 * 3 * 64 * 96, linear()[1].weight.numel())
-
-
-def test_deletion_equals_quantus():
-    import quantus
-
-    model, x, m = linear().eval(), images(), maps(2, 4, 6)
-    flipping = quantus.PixelFlipping(
-        features_in_step=3 * 256, perturb_baseline=0.0, abs=False, normalise=False, disable_warnings=True
-    )
-    pixels = m.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None].numpy()
-    theirs = flipping(model.float(), x.float().numpy(), TARGET.numpy(), a_batch=pixels, softmax=True, device="cpu")
-    ours = curves(model, x.float(), m, TARGET, baseline="zero", step=1, grid=GRID)
-    np.testing.assert_allclose(ours.deletion[:, 1:], np.array(theirs), rtol=1e-4)  # theirs begins after the first step
+        curves(model, images(2), maps(3, 2, 4, 6), 3, step=5, grid=GRID, internal_batch_size=7)
+    pictures = 2 + 2 + 3 * 2 * 2 * 4  # images whole, images empty, and maps × images × two curves × steps
+    assert sizes == [2, *[7] * (pictures // 7), pictures % 7]
+    assert largest.numbers <= max(7 * 3 * 64 * 96, model[1].weight.numel())
 
 
 def edges(model, x, target):
@@ -247,14 +194,13 @@ def fixed(*values):
     return lambda model, x, target: queue.pop(0)
 
 
-@pytest.mark.parametrize("method", [gradient_rollout, lambda *a: integrated_gradients(*a, n_steps=4)])
-def test_an_edge_detector_is_flagged_and_a_gradient_method_is_not(vit, method):
+def test_an_edge_detector_is_flagged_and_a_gradient_method_is_not(vit):
     model, x = vit(img_size=(64, 96)), images(dtype=torch.float32)
     flagged = randomization(model, x, edges)
     assert flagged.unchanged and flagged.parts == PARTS
     torch.testing.assert_close(flagged.rank_correlation, torch.ones(8, 2))
     torch.testing.assert_close(flagged.ssim, torch.ones(8, 2))
-    found = randomization(model, x, method, 3)
+    found = randomization(model, x, gradient_rollout, 3)
     assert not found.unchanged and found.rank_correlation[-1].abs().max() < 0.5 and found.ssim[-1].max() < 0.5
 
 
@@ -376,14 +322,6 @@ def test_table():
         assert rows.difference["best"] == pytest.approx(-rows.difference["worst"])
 
 
-def test_one_image_of_a_table_is_as_alone(vit):
-    model, x, m = vit(img_size=(64, 96), dtype=torch.float64), images(2), maps(2, 4, 6)
-    both = table(model, x, {"a": m, "b": m.sign()}, orders=3)
-    alone = table(model, x[1:], {"a": m[1:], "b": m[1:].sign()}, orders=3)
-    numbers = ["deletion", "insertion", "difference"]
-    np.testing.assert_allclose(both[both.image == 1][numbers], alone[numbers], rtol=1e-9)
-
-
 def test_leaves_everything_as_found(vit):
     model, x, m = vit(drop_rate=0.5, drop_path_rate=0.2, img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     model.train()
@@ -422,28 +360,21 @@ def test_refusals(vit):
         ("no classifier head, so its output is features", (vit(img_size=(64, 96), num_classes=0), x, m), {}),
         ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
+        ("one of mean, blur, zero, or a tensor, got 'gray'", (model, x, m), dict(baseline="gray")),
         (r"\(96, 64\) pixels, got \(64, 96\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
         ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
     ):
         refuses(words, curves, *arguments, **options)
-    refuses("at least 2 of them, got 1", table, model, x, {"a": m}, orders=1)
+    found = curves(resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0))  # a model without tokens
+    assert found.deletion.shape == (2, 7) and found.deletion.isfinite().all()
 
 
-def test_wrapped_compiled_and_half_models(vit):
+def test_half_precision(vit):
     model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     expected = vars(curves(model, x, m, 3))
-    for other in (torch.nn.DataParallel(model), torch.compile(copy.deepcopy(model), backend="eager")):
-        for k, v in vars(curves(other, x, m, 3)).items():
-            torch.testing.assert_close(v, expected[k])
     for k, v in vars(curves(copy.deepcopy(model).bfloat16(), x, m, 3)).items():
         assert v.dtype == expected[k].dtype
         torch.testing.assert_close(v, expected[k], atol=0.02, rtol=0.05)
-
-
-def test_models_without_tokens():
-    model, x, m = timm.create_model("resnet18", num_classes=7), images(1, dtype=torch.float32), maps(1, 2, 3)
-    found = curves(model, x, m, 3, grid=TokenGrid(2, 3, (32, 32), prefix=0))
-    assert found.deletion.shape == (1, 7) and found.deletion.isfinite().all()
 
 
 def test_insertion_and_deletion_equal_torch_cam(vit):

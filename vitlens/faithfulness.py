@@ -4,10 +4,9 @@
     table(model, images, maps, target)                # all areas, ranks, and where they lie against random orders
 
 Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for what speaks for the class.
-Leading dimensions, such as one for methods, come first in the results too; all maps share the model's batches. model:
-anything that gives (B, classes) logits; for a model that vitlens does not know, give its patches by
-`grid=TokenGrid(…)`. images: (B, C, H, W), normalized as the model expects. target, against: as in
-`vitlens.attribution`. The model runs in eval mode without autograd and is left as it was.
+Leading dimensions, such as one for methods, come first in the results too. model: anything that gives (B, classes)
+logits; for a model that vitlens does not know, give its patches by `grid=TokenGrid(…)`. images: (B, C, H, W),
+normalized as the model expects. target, against: as in `vitlens.attribution`. The model is left as it was.
 
 No score proves that a map is right: each measures one consequence that a right map would have, and covered patches make
 images of a kind that the model never saw. Compare maps by the same score, the same baseline and the same step.
@@ -33,9 +32,6 @@ from vitlens.recorder.supported import family, known, model_name, pooled, token_
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-STEPS = 32
-"""The largest default number of steps of a curve."""
 
 BASELINES = {
     "mean": "by the mean color",
@@ -69,7 +65,7 @@ class Curves:
 
 def usual_step(patches: int) -> int:
     """The default step of `curves`: the fewest patches at a time that make at most 32 steps."""
-    return math.ceil(patches / STEPS)
+    return math.ceil(patches / 32)
 
 
 def curves(
@@ -88,11 +84,9 @@ def curves(
     32 steps, 7 of 196. score: of a class its "probability", the default, or its "logit"; with `against` another class,
     the probability among the two, or the difference of the logits. The score of a function is its value, not rescaled:
     a cosine need not be 0 where all patches are covered, so compare areas of one target only. seed: the order among
-    patches of the same value, the same for all maps and images. internal_batch_size: images in one forward, whichever
-    maps they are of; no more than these are in memory.
+    patches of the same value, the same for all maps and images. internal_batch_size: images in one forward.
 
-    Raises ValueError for maps that do not fit the patches or are not finite, a class that the model does not have,
-    outputs that are not finite, and a model without classes.
+    Raises ValueError for maps that do not fit the patches or are not finite, and as `vitlens.attribution` does.
     """
     grid = _grid(model, images, grid)
     batch, patches = len(images), grid.patches
@@ -105,26 +99,22 @@ def curves(
     images = _on_model(model, images)
     device, pixels, blanks = images.device, grid.pixel_patches(images.device), blank(images, baseline, grid)
     counts = torch.tensor([*range(0, patches, step), patches], device=device)
-    rank = _ranks(maps, seed).flatten(0, -2).to(device)
     # First every image whole and empty, then, map by map, what lies between: deletion and insertion.
-    image, inner = torch.arange(batch, device=device), counts[1:-1]
-    row = torch.cat([image, image, torch.arange(len(rank), device=device).repeat_interleave(2 * len(inner))])
-    count = torch.cat([0 * image, 0 * image + patches, inner.repeat(2 * len(rank))])
-    inserted = torch.tensor([False] * 2 * batch + ([False] * len(inner) + [True] * len(inner)) * len(rank))
-    inserted = inserted.to(device)
-    scores = images.new_empty(len(row), dtype=torch.promote_types(images.dtype, torch.float32))
+    shown = _ranks(maps, seed).to(device).reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
+    between = torch.stack([~shown, shown], 2).flatten(0, -2)
+    ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
+    visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
+    image = torch.cat([image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))])
+    scores = images.new_empty(len(image), dtype=torch.promote_types(images.dtype, torch.float32))
     with evaluating(model), torch.no_grad():
-        for part in torch.arange(len(row), device=device).split(internal_batch_size):
-            chosen = row[part] % batch
-            seen = ((rank[row[part]] < count[part, None]) == inserted[part, None]).to(images.dtype)[:, None, pixels]
+        for part in torch.arange(len(image), device=device).split(internal_batch_size):
+            seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
             covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
             scores[part] = target.of(chosen).measured(output, score)
-    full, empty, between = scores.split([batch, batch, len(row) - 2 * batch])
-    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in (full, empty))
-    between = between.reshape(*maps.shape[:-2], 2, len(inner))
-    deletion = torch.cat([full, between[..., 0, :], empty], -1)
-    return Curves(counts, deletion, torch.cat([empty, between[..., 1, :], full], -1))
+    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
+    deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
+    return Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
 
 
 def table(
@@ -144,8 +134,6 @@ def table(
     """
     import pandas as pd
 
-    if orders < 2:
-        raise ValueError(f"The spread of random orders needs at least 2 of them, got {orders}.")
     grid = _grid(model, images, grid)
     control = random_maps(grid, orders, seed)[:, None].expand(-1, len(images), -1, -1).double()
     stacked = torch.cat([torch.stack([values.cpu().double() for values in maps.values()]), control])
@@ -169,8 +157,7 @@ def table(
 def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
     """(count, rows, cols) maps that rank the patches at random, without ties: the control of every score.
 
-    They are drawn one after the other, so a larger count with the same seed begins with the same maps. The order that
-    breaks the ties of other maps is not among them.
+    A larger count with the same seed begins with the same maps. The order that breaks ties is not among them.
     """
     return _permutations(grid.patches, count + 1, seed)[1:].float().unflatten(-1, (grid.rows, grid.cols))
 
@@ -204,10 +191,7 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """(B, C, H, W) images blurred by a Gaussian of standard deviation sigma, in pixels.
-
-    The Gaussian is cut off at 4 sigma, and the image mirrored at its edges.
-    """
+    """(B, C, H, W) images, mirrored at the edges, blurred by a Gaussian of sigma pixels that is cut off at 4 sigma."""
     from scipy.ndimage import gaussian_filter
 
     smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
@@ -259,8 +243,7 @@ def _fitting(maps: Tensor, grid: TokenGrid, batch: int) -> Tensor:
 class Randomization:
     """How similar the maps of ever more random models are to the model's own map.
 
-    parts: (S,) the model's parts in the order in which they were randomized; step s has all of parts[: s + 1] random. A
-    map that is still the same when the head is random does not depend on the class: rollout, for one.
+    parts: (S,) the model's parts in the order in which they were randomized; step s has all of parts[: s + 1] random.
     rank_correlation: (S, B) Spearman's, over the patches of each image; two constant maps count as 1, one as 0. ssim:
     (S, B) structural similarity of the maps stretched to 0 … 1, nan on grids below 3 × 3. threshold: see `unchanged`.
     """
@@ -272,32 +255,28 @@ class Randomization:
 
     @property
     def unchanged(self) -> bool:
-        """True if, with all weights random, the mean |rank correlation| of the map is above the threshold.
-
-        The sign is left out, because a random model may turn the map of a class into its negative.
-        """
+        """True if, with all weights random, the mean |rank correlation| of the map is above the threshold. The sign is
+        left out, because a random model may turn the map of a class into its negative."""
         return self.rank_correlation[-1].abs().mean().item() > self.threshold
 
 
 def randomization(
     model: nn.Module, images: Tensor, method: Callable[[nn.Module, Tensor, Tensor], Tensor], target=None, *,
-    threshold: float = 0.5, seed: int = 0, internal_batch_size: int = 32,
+    threshold: float = 0.5, seed: int = 0,
 ) -> Randomization:  # fmt: skip
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
     The parts are the model's own, blocks one by one, from the last it holds to the first: in a timm model the head, the
     final norm, the last block … the first, the patch embedding, the position embedding and the class token. Parts that
     the target does not depend on, such as the text tower of CLIP, are left out. Every parameter of a part is drawn anew
-    from a normal distribution with its own mean and standard deviation, so that activations keep their size; buffers
-    stay.
+    from a normal distribution with its own mean and standard deviation; buffers stay.
 
     method: (model, images, target (B,)) → (B, rows, cols), as all of `vitlens.attribution` are; it is called once for
-    the model and once for each part, with a copy of the model in eval mode. The class stays that of the model as it
-    is; so does what a similarity is compared with. threshold: above which a map is flagged, 0.5 by choice, as Adebayo
-    et al. name none; unrelated maps of P patches have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196.
-    internal_batch_size: images in one forward where the class is looked up.
+    the model and once for each part, with a copy of the model in eval mode. The target stays that of the model as it
+    is. threshold: above which a map is flagged, 0.5 by choice, as Adebayo et al. name none; unrelated maps of P patches
+    have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196.
     """
-    target = _target(model, images, target, None, internal_batch_size)
+    target = _target(model, images, target, None, 32)
     target = target if target.numbers is None else target.numbers
     images = _on_model(model, images)
     subject = copy.deepcopy(unwrap(model)).eval()

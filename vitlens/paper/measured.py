@@ -65,9 +65,11 @@ def table_2(records: Iterable[Record]) -> str:
     )
     first = "; ".join(f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}" for p in FIRST_SUBMISSION)
     note = f"The first submission of the paper (October 2020) had other numbers: {first}."
-    columns = _columns(records, rows)
-    left_out = [record for record in records if row_of(record) is None]
-    return _text(title, [*rows, "TPUv3-core-days"], published, columns, [note, *_others(left_out)])
+    others = [
+        f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+        for r in records if row_of(r) is None
+    ]  # fmt: skip
+    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
 
 
 def table_5(records: Iterable[Record]) -> str:
@@ -80,10 +82,11 @@ def table_5(records: Iterable[Record]) -> str:
     for p in TABLE_5:
         printed = {(p.data, row): cell for row, cell in _printed(p, rows).items()}
         published.setdefault((p.model, ""), {}).update(printed)
-    columns = [
-        {(_pretraining_data(record) or "unknown data", row): record for row, record in column.items()}
-        for column in _columns(records, rows)
-    ]
+    columns = []
+    for column in _columns(records, rows):
+        weights = origin(next(iter(column.values())).model)[1]
+        data = weights.data if weights else "unknown data"
+        columns.append({(data, row): record for row, record in column.items()})
     sources = [*dict.fromkeys(p.data for p in TABLE_5)]
     sources += ["unknown data"] * any(key[0] == "unknown data" for column in columns for key in column)
     title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
@@ -121,11 +124,7 @@ def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, R
 
 
 def _text(
-    title: str,
-    rows: Sequence,
-    published: dict[tuple[str, str], dict],
-    measured: Sequence[dict],
-    notes: Sequence[str],
+    title: str, rows: Sequence, published: dict[tuple[str, str], dict], measured: Sequence[dict], notes: Sequence[str]
 ) -> str:
     """The table as lines of at most `WIDTH` characters, with a note about each measured column."""
     from pandas import DataFrame
@@ -140,21 +139,9 @@ def _text(
         record = next(iter(column.values()))
         counts = ", ".join(f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items())
         lines.append(f"({number}) {record.model}: {_described(record)}; {record.manner}")
-        lines.append(f"    images: {counts}; {record.when[:10]}; {_versions(record)}")
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
+        lines.append(f"    images: {counts}; {record.when[:10]}; {versions}")
     return "\n".join([*lines, *notes])
-
-
-def _versions(record: Record) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
-
-
-def _others(records: Iterable[Record]) -> list[str]:
-    return [f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}" for r in records]
-
-
-def _pretraining_data(record: Record) -> str | None:
-    weights = origin(record.model)[1]
-    return weights.data if weights else None
 
 
 def _described(record: Record) -> str:

@@ -60,8 +60,6 @@ class Cost(NamedTuple):
 
     def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
         """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
-        if data not in IMAGES:
-            raise ValueError(f"Pre-training is counted for {', '.join(IMAGES)}; got {data!r}.")
         head = 2 * self.features * (CLASSES[data] - 1000)
         return exaflops(self.flops + head, IMAGES[data], epochs)
 
@@ -125,17 +123,17 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
 
 def matching(text: str) -> list[Model]:
     """The models with `text` in one of their names: the paper's, timm's, the kind or the source of the weights."""
-    return [
-        model
-        for model in MODELS.values()
-        for names in [(model.name, model.timm, model.kind, *CALLED.get(model.name, ()),
-                       *(name for w in model.weights for name in (w.timm, w.source)))]
-        if any(_plain(text) in _plain(name) for name in names)
-    ]  # fmt: skip
 
+    def plain(name: str) -> str:
+        return re.sub("[^a-z0-9]", "", name.lower())
 
-def _plain(text: str) -> str:
-    return re.sub("[^a-z0-9]", "", text.lower())
+    found = []
+    for model in MODELS.values():
+        names = [model.name, model.timm, model.kind, *CALLED.get(model.name, ())]
+        names += [name for weights in model.weights for name in (weights.timm, weights.source)]
+        if any(plain(text) in plain(name) for name in names):
+            found.append(model)
+    return found
 
 
 def find(name: str) -> Model:

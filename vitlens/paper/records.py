@@ -68,18 +68,12 @@ class Record:
 
 
 def read(path: str | Path) -> list[Record]:
-    """The results in a JSON file: an object with the fields of `Record`, or a list of such; more fields are ignored.
-
-    Raises ValueError for another file, or numbers that are not percentages, and OSError.
-    """
+    """The results in a JSON file: an object with the fields of `Record`, or a list of such; more fields are ignored."""
     return [record for record, _ in _entries(path)]
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
-    """Add records to a JSON file, a list of objects; those in it that measure the same are replaced.
-
-    Raises ValueError if the file holds anything else.
-    """
+    """Add records to a JSON file, a list of objects; those in it that measure the same are replaced."""
     records = list(records)
     new = {record.key for record in records}
     kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
@@ -102,7 +96,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _entries(path: str | Path) -> list[tuple[Record, dict]]:
-    """The records of a file, each with the object that it was read from."""
+    """The records of a file, each with the object that it was read from. Raises ValueError for any other file."""
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]
     try:
