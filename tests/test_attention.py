@@ -213,16 +213,6 @@ def test_contrast_closed_forms():
         attention.contrast(maps - 0.1)
 
 
-def test_rollout_that_depends_on_the_image():
-    maps = random_maps(TokenGrid(4, 6, (16, 16), 1))
-    start = torch.rand(2, 25, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    grid = TokenGrid(4, 6, (16, 16), 1, None, start)
-    got = attention.rollout(Maps(maps, grid))
-    for i in range(2):
-        expected = naive_rollout([a[i : i + 1] for a in maps], start[i])
-        torch.testing.assert_close(got[i : i + 1], grid.image_map(expected))
-
-
 def naive_summary(attn, renormalize):
     grid, maps = attn.grid, [layer.weights().double() for layer in attn]
     patches = [a[:, :, grid.prefix :, grid.prefix :] for a in maps]
