@@ -288,9 +288,3 @@ def test_models_of_torchvision_are_fed_what_their_own_transform_gives(monkeypatc
     model, image = load_model("torchvision:vit_b_16/IMAGENET1K_SWAG_LINEAR_V1"), samples()["chelsea"]
     torch.testing.assert_close(preprocess(model, image)[0], weights.transforms()(image), atol=1e-4, rtol=0)
     assert "image_transform" not in dict(model.named_modules())
-
-
-def test_checkpoints_of_other_architectures_are_refused(tmp_path):
-    torch.save(timm.create_model("resnet18", num_classes=2).state_dict(), tmp_path / "r.pth")
-    with pytest.raises(ValueError, match="Vision Transformers of timm and open_clip"):
-        load_model("resnet18", checkpoint=tmp_path / "r.pth", num_classes=2)

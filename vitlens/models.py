@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -206,15 +207,13 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
                    lambda weights, _: weights)  # fmt: skip
     heads = tuple(f"{name}." for name in np.atleast_1d(model.pretrained_cfg.get("classifier") or "head"))
     _require_patches({name: value.shape for name, value in state.items() if hasattr(value, "shape")}, model, file)
-    last = next((name for name in reversed(model.state_dict()) if "blocks." in name), None)
-    if last is None:
-        raise ValueError(f"checkpoint= fills Vision Transformers of timm and open_clip, not {model_name(model)}.")
+    last = next((name for name in reversed(model.state_dict()) if "blocks." in name), "")
     prefixes = {name.removesuffix(last) for name in state if name.endswith(f".{last}")}
     prefix = next((p for p in prefixes if "teacher." in p), min(prefixes, default=""))
     part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     beside = [n for n in state if not n.startswith(tuple(prefixes)) and not _is_head(n)] if prefix else []
-    names = sorted({name.split(".")[0] for name in inside})
-    holds = f"{file} does not hold the weights of {model_name(model)}: it holds {', '.join(names[:12])}"
+    names = ", ".join(sorted({name.split(".")[0] for name in inside})[:12])
+    holds = f"{file} does not hold the weights of {model_name(model)}: it holds {names}"
     try:
         weights = convert(part, model)
         count = len(weights.get(f"{heads[0]}weight", ()))
@@ -302,9 +301,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
     from vitlens.recorder.supported.transformers import MODELS
 
-    config, unused = _here_first(
-        transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs
-    )
+    config, unused = _here_first(transformers.AutoConfig.from_pretrained, name, return_unused_kwargs=True, **kwargs)
     kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
     if kind not in known or unused:
@@ -350,9 +347,7 @@ def _here_first(from_pretrained: Callable, name: str, **options):
 
 
 def _require_library(package: str, extra: str, name: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(package) is None:
+    if importlib.util.find_spec(package) is None:
         raise ModuleNotFoundError(f'{name} is a model of {package}: pip install "vitlens[{extra}]".')
 
 
