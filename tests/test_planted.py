@@ -50,9 +50,9 @@ def test_planted_marks_decide_the_class():
 
 @pytest.mark.parametrize("name", [*GOOD, *FAIR])
 def test_good_methods_find_the_mark(model, name):
-    count = {"feature_ablation": 30, "integrated_gradients": 40}.get(name, 200)
+    count = 20 if name in ("feature_ablation", "integrated_gradients") else 200
     assert hit_rate(planted(count, 2), model, name) >= 0.95
-    two = planted(min(count, 40) if name in (*GOOD, "feature_ablation") else 200, 3, marks=2)
+    two = planted(min(count, 40) if name in GOOD else count, 3, marks=2)
     rates = [hit_rate(two, model, name, mark) for mark in (0, 1)]
     assert min(rates) >= 0.95 if name in GOOD else sum(rates) / 2 >= 0.6
     assert name in GOOD or hit_rate(two, model, name, against=two.classes[:, 1]) >= 0.6

@@ -55,33 +55,23 @@ def test_a_batch_in_parts_trains_the_same_model(data, alone):
     assert steps[-1].metrics == pytest.approx(alone[1])
 
 
-def train(rank: int, port: int, text: str, out, pause: float) -> None:
-    """What each of two processes does; keeps its steps, and statistics of batch normalization, in a file."""
+def train(rank: int, port: int, convolutions: str, text: str, out) -> None:
+    """What each of two processes does: a short run with batch normalization, and a slow one whose steps it stores."""
     torch.set_num_threads(1)
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
               "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core  # fmt: skip
     os.environ |= {name: str(value) for name, value in shared.items()}
     sys.stderr = open(out / f"said-{rank}", "w", buffering=1)  # noqa: SIM115
+    r, world = Recipe.from_json(convolutions), join("cpu")
+    model, data = r.build(), digits()
+    list(fit(model, data, r, world=world))
+    statistics = {name: b.tolist() for name, b in model.named_buffers() if "running" in name}
+    (out / f"statistics-{rank}").write_text(json.dumps(statistics))
     r = Recipe.from_json(text)
-    model = r.build()
     with open(out / f"steps-{rank}", "w", buffering=1) as file:
-        for step in fit(model, digits(), r, out=out, world=join("cpu")):
-            statistics = [b.tolist() for name, b in model.named_buffers() if name == "layer1.0.bn1.running_var"]
-            print(json.dumps([step.step, step.loss, step.metrics, statistics]), file=file)
-            time.sleep(pause)
-
-
-@pytest.fixture
-def launched(forked, tmp_path):
-    """Start a recipe in two processes, as torchrun does."""
-
-    def launch(r: Recipe, pause: float = 0.0):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        return [forked(train, rank, port, r.to_json(), tmp_path, pause) for rank in range(2)]
-
-    return launch
+        for step in fit(r.build(), data, r, out=out, world=world):
+            print(json.dumps([step.step, step.loss]), file=file)
+            time.sleep(0.1)
 
 
 def steps_of(folder, rank: int) -> list:
@@ -95,24 +85,23 @@ def wait_for(children) -> list[int]:
     return [child.exitcode for child in children]
 
 
-def test_processes_share_what_batch_normalization_knows_of_the_images(launched, tmp_path):
+def test_processes_share_statistics_and_a_lost_one_leaves_a_checkpoint(data, alone, forked, tmp_path):
     """Else each would validate another model, and the first one's would be saved."""
     save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
-    r = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
-    r = starting_from(replace(r, epochs=0, steps=3, precision="fp32", average=0.5), tmp_path / "start")
-    assert wait_for(launched(r)) == [0, 0], (tmp_path / "said-0").read_text()
-    first, second = ([step[3] for step in steps_of(tmp_path, rank)] for rank in range(2))
-    assert first == second and len(first) == 3 and first[0]
-
-
-def test_a_lost_process_ends_the_run_with_a_sentence_and_a_checkpoint(data, alone, launched, tmp_path):
+    short = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
+    short = starting_from(replace(short, epochs=0, steps=3, precision="fp32", average=0.5), tmp_path / "start")
     r = deterministic(save_every=1e9)
-    first, second = launched(r, pause=0.1)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    first, second = (forked(train, rank, port, short.to_json(), r.to_json(), tmp_path) for rank in range(2))
     while len(steps_of(tmp_path, 1)) < 5:
-        assert second.is_alive()
+        assert second.is_alive(), (tmp_path / "said-1").read_text()
         time.sleep(0.02)
     second.kill()
     assert wait_for([first, second])[0] != 0
+    a, b = (json.loads((tmp_path / f"statistics-{rank}").read_text()) for rank in range(2))
+    assert a == b and a
     said = (tmp_path / "said-0").read_text()
     assert re.search(r"One of the 2 processes of this run has ended .* start all of them again with --resume", said)
     rest = list(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True))

@@ -274,9 +274,8 @@ def test_global_state_is_left_as_found(data):
         assert torch.equal(torch.get_rng_state(), before) and precision() == found
 
 
-@pytest.mark.parametrize("optimizer, precision", [("muon", "bf16"), ("sgd", "fp32")])
-def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, tmp_path, optimizer, precision):
-    r = tiny(average=0.9, optimizer=optimizer, precision=precision)
+def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, tmp_path):
+    r = tiny(average=0.9, precision="bf16")
     whole, averages = r.build(), ({}, {})
     losses = [s.loss for s in fit(whole, data, r, device="cpu", average=averages[0])]
     train(5, r, data, out=tmp_path)
@@ -495,17 +494,6 @@ def test_an_export_opens_in_timm(data, tmp_path):
     assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
     with pytest.raises(ValueError, match="Expected 10 class names.* got 2"):
         export(model, tmp_path / "m", r, ["a", "b"])
-
-
-def test_the_compiled_path_computes_the_same(data):
-    """Through dynamo and autograd's tracing, without a C++ compiler."""
-    r = tiny()
-    model = r.build()
-    model.patch_drop.prob = 0.0
-    plain = compiled(model.eval(), r, "cpu")
-    x, y = one_batch(data, r)
-    fast = torch.compile(plain, backend="aot_eager", dynamic=False, fullgraph=True)
-    torch.testing.assert_close(fast(x, y), plain(x, y))
 
 
 def one_batch(data, r):

@@ -209,27 +209,6 @@ def test_the_readout_is_recorded_with_registers_of_timm():
         assert attn.grid.readout.tolist() == expected and attn.grid.prefix == len(expected) - 16
 
 
-def test_a_row_and_a_column_of_axial_attention_compose_to_a_map_over_the_image():
-    """Along the row, then along the column, attention is computed line by line, and differentiated by its values."""
-    attn = captured(made({"attention": "axial", "readout": "mean"}), images().double())
-    assert len(attn) == 6
-    for rows, columns in zip(attn[::2], attn[1::2], strict=True):
-        whole = columns.weights() @ rows.weights()
-        assert (whole > 0).all() and (rows.weights() == 0).sum() == (columns.weights() == 0).sum() == 2 * 2 * 16 * 12
-
-        def both(v, rows=rows, columns=columns):
-            """(B, H, rows, cols, K) values → the same, from the queries and keys of both."""
-            grid = lambda t: t.unflatten(2, (4, 4))  # noqa: E731
-            along = F.scaled_dot_product_attention(grid(rows.q), grid(rows.k), v)
-            turned = [t.transpose(2, 3) for t in (grid(columns.q), grid(columns.k), along)]
-            return F.scaled_dot_product_attention(*turned).transpose(2, 3)
-
-        values = torch.zeros(2, 2, 4, 4, 1, dtype=torch.float64)
-        slope = torch.autograd.functional.jacobian(lambda v, both=both: both(v).sum((0, 1)), values)
-        slope = slope.squeeze((2, -1)).permute(2, 3, 0, 1, 4, 5).flatten(4).flatten(2, 3)
-        torch.testing.assert_close(slope, whole)
-
-
 def test_a_model_with_a_variant_is_started_from(tmp_path):
     r = replace(BASE, positions="learned-2d", positions_at="every-layer")
     model = r.build()

@@ -131,13 +131,11 @@ def accuracy(
 ) -> float:  # fmt: skip
     """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
 
-    Images that stand in for damaged ones do not count. The model is evaluated as it is, uncompiled; the training flag
-    of each module is left as found.
+    Images that stand in for damaged ones do not count. The training flag of each module is left as found.
     """
 
     def right(x: Tensor, labels: Tensor) -> Tensor:
-        logits = torch.func.functional_call(model, weights or {}, (x,))
-        return (logits.argmax(-1) == labels).sum()
+        return (torch.func.functional_call(model, weights or {}, (x,)).argmax(-1) == labels).sum()
 
     return 100 * _mean(right, model, data, recipe, world)
 
@@ -148,8 +146,7 @@ def objective_loss(
 ) -> float:  # fmt: skip
     """The loss on `data` of the objective that the model carries, of the model or with other `weights`.
 
-    Which patches are hidden is the same at every call with a recipe of the same batch size and parts; others move the
-    loss in the third digit.
+    Which patches are hidden depends on the recipe's batch size and parts, and moves the loss in the third digit.
     """
     whole, swapped = ObjectiveLoss(model), {f"model.{name}": t for name, t in (weights or {}).items()}
 

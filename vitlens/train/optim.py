@@ -20,12 +20,10 @@ UNDECAYED = (
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies.
+    """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies. Frozen parameters stay out.
 
-    Muon takes the matrices inside the blocks; a fused `qkv` counts as three, and the kernel of a ResNet's convolution
-    as a matrix of (output channels, all that each of them reads). Embeddings, the stem, the head and everything of one
-    dimension go to AdamW, which decays matrices but neither norms, biases, tokens nor positions. AdamW and SGD can
-    take smaller steps in lower layers (`layer_decay`). Frozen parameters stay out.
+    Muon takes the matrices inside the blocks. Embeddings, the stem, the head and everything of one dimension go to
+    AdamW, which decays matrices but neither norms, biases, tokens nor positions.
     """
     if recipe.optimizer != "muon":
         return [_plain(model, recipe)]

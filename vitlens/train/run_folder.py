@@ -156,8 +156,8 @@ class RunFolder:
         self.path = None if out is None else Path(out)
         self.writes = self.path is not None and world.rank == 0
         self.recipe, self.state, self.facts = recipe, state, facts
-        self.saved_step, self.saved_at = 0, time.monotonic()
-        self.began, self.seconds_before = self.saved_at, 0.0
+        self.saved_step, self.seconds_before = 0, 0.0
+        self.began = self.saved_at = time.monotonic()
 
     def begin(self, resume: bool) -> int:
         """Start the log, or restore the newest good checkpoint; returns the steps done.
@@ -258,9 +258,8 @@ def finish(
 ) -> dict:  # fmt: skip
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
-    The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever are more
-    accurate, or without labels have the lower loss; after fine-tuning always the averaged ones, since its validation
-    images may be the test images, too.
+    The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever validate
+    better; after fine-tuning always the averaged ones, since its validation images may be the test images, too.
     """
     world = world or World(device=next(model.parameters()).device)
     finished = last is None or last.step == steps  # a finished run, resumed, yields nothing

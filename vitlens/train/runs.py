@@ -172,22 +172,20 @@ def refuse(out: Path, device: torch.device, resume: bool, minutes: dict[str, flo
 def planned(
     name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
 ) -> Recipe:
-    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden.
-
-    name: of a recipe, or a JSON file; when a run is resumed, only its name is compared. model: to start from; a recipe
-    that is made to continue a model needs one.
-    """
+    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden."""
     kept = out / "recipe.json"
     resumed = resume and kept.exists()
     plan = read_recipe(kept if resumed else name)
     if resumed:
         named = read_recipe(name).name if name.endswith(".json") else name
-        if plan.name != named:
-            raise ValueError(f"The run in {out} follows the recipe {plan.name}, not {named}. Resume it by that name.")
-        if tiny and not plan.train_images:
-            raise ValueError(f"The run in {out} is not a tiny one. Resume it without --tiny.")
-        if model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve()):
-            raise ValueError(f"The run in {out} started from {plan.init or 'random weights'}, not {model}.")
+        other = model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve())
+        for wrong, sentence in (
+            (plan.name != named, f"follows the recipe {plan.name}, not {named}. Resume it by that name."),
+            (tiny and not plan.train_images, "is not a tiny one. Resume it without --tiny."),
+            (other, f"started from {plan.init or 'random weights'}, not {model}."),
+        ):
+            if wrong:
+                raise ValueError(f"The run in {out} {sentence}")
     source = plan.init if resumed else model or plan.init
     fixed = [key for key in (each.partition("=")[0] for each in overrides) if key in FROM_MODEL or key[:6] == "model."]
     if source and fixed:

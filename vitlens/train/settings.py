@@ -74,7 +74,7 @@ CONTRADICTIONS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. Sizes in pixels, fractions of the run where a field says progress."""
+    """One training run. Sizes in pixels; progress is a fraction of the run. `described` lists what settings mean."""
 
     name: str = setting(dataclasses.MISSING, "Its name, as `vitlens train --recipe` takes it.")
     # The model: a timm VisionTransformer, described so that it can be built anew.

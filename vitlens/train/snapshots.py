@@ -68,17 +68,16 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     def principal() -> dict[str, Tensor]:
         components, variance = filters.components(model, COMPONENTS)
         rest = COMPONENTS - len(variance)
-        components = torch.cat([components, components.new_zeros(rest, *components.shape[1:])])
-        return {"filters": components, "filters_variance": torch.cat([variance, variance.new_zeros(rest)])}
+        return {
+            "filters": torch.cat([components, components.new_zeros(rest, *components.shape[1:])]),
+            "filters_variance": torch.cat([variance, variance.new_zeros(rest)]),
+        }
 
     def attended() -> dict[str, Tensor]:
         with capture(model) as attn:
             logits.append(model(images))
-        return {
-            "distances": attention.mean_distance(attn).mean(dim=0),
-            "rollout": attention.rollout(attn)[:ROLLOUTS],
-            "prefix": torch.tensor(attn.grid.prefix),
-        }
+        distances, rollout = attention.mean_distance(attn).mean(dim=0), attention.rollout(attn)[:ROLLOUTS]
+        return {"distances": distances, "rollout": rollout, "prefix": torch.tensor(attn.grid.prefix)}
 
     arrays: dict[str, Tensor] = {}
     logits: list[Tensor] = []
@@ -103,8 +102,7 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
     """Add the snapshot of `step` to the file `path`, a compressed `.npz`; later steps in it are dropped.
 
-    The file holds `steps` (S,) and each array with S in front. Rewritten whole, so that a crash leaves the old one:
-    some 20 to 100 kB a snapshot.
+    The file holds `steps` (S,) and each array with S in front: some 20 to 100 kB a snapshot, rewritten whole.
     """
     path = Path(path)
     content = {name: array[None] for name, array in {"steps": np.int64(step), **arrays}.items()}
