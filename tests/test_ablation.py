@@ -37,7 +37,7 @@ def labeled(n=11, seed=0):
 QUIET = dict(progress=False, say=lambda text: None)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "beit_base_patch16_224"])
+@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "beit_base_patch16_224"])
 def test_effects_equal_interventions_by_hand(name):
     model, data = small(name), labeled()
     found = ablation.effects(model, data, batch=5, seed=3, **QUIET)
@@ -76,17 +76,18 @@ def test_the_interval_of_a_change_is_agresti_and_mins():
     assert found == pytest.approx((-4.0, 100 * ((c - b) / n - half), 100 * ((c - b) / n + half)))
     none = scores.paired(0, 0, 1000)
     assert none.value == 0 and 0.19 < none.high < 0.2 and none.low == -none.high
-    assert scores.half_width(2.0, 25) == pytest.approx(student.ppf(0.975, 24) * 2 / 5)
+    values = np.random.default_rng(0).normal(size=25)
+    assert scores.student(values) == pytest.approx(student.ppf(0.975, 24) * values.std(ddof=1) / 5)
 
 
 def colored(folder):
-    """Pictures whose color is their class, by number, with some noise."""
+    """Images whose color is their class, by number, with some noise."""
     for label, color in enumerate(((0, 0, 255), (0, 255, 0), (255, 0, 0))):
         (folder / str(label)).mkdir(parents=True)
         for i in range(8):
             noise = np.random.default_rng(i).integers(-60, 60, (36, 40, 3))
             Image.fromarray(np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)).save(folder / f"{label}/{i}.png")
-    (folder / "2" / "damaged.png").write_bytes(b"no picture")
+    (folder / "2" / "damaged.png").write_bytes(b"no image")
     return folder
 
 
@@ -94,7 +95,7 @@ def test_effects_of_models_in_other_precisions():
     """The rounding of the weights, not that of the computation, makes the difference."""
     data, columns = labeled(), ["kl", "margin"]
     expected = ablation.effects(small().double(), data, batch=5, seed=3, **QUIET)[columns]
-    for precision, close in {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.1}.items():
+    for precision, close in {torch.float32: 1e-5, torch.bfloat16: 0.1}.items():
         found = ablation.effects(small().to(precision), data, batch=5, seed=3, **QUIET)[columns]
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * expected.abs().to_numpy().max())
 

@@ -46,47 +46,31 @@ def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
         assert not torch.equal(a[0], run(*key)[0])
     assert torch.equal(before, torch.get_rng_state())
     assert a[0].shape == batch[0].shape and a[0].isfinite().all()
+    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785), "or a resumed run would differ"
 
 
-def test_nothing_asked_is_nothing_done(batch):
+def test_without_augmentation_a_batch_is_only_normalized(batch):
     x, y = augmented(*batch, Augment(), draws("cpu", 0), **PLAIN)
     assert torch.equal(x, batch[0].float() / 255)
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
-
-
-def test_normalization_equals_torchvisions(batch):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    expected = tv.normalize(batch[0].float() / 255, mean, std)
-    torch.testing.assert_close(normalized(batch[0], mean, std), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalized(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6)
 
 
 def test_shift_and_flip_are_slices_of_the_padded_image(batch):
     images, pad = batch[0], 3
     out = transforms.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
-    found = set()
-    for image, border in zip(out, padded, strict=True):
-        matches = [
-            (dy, dx, mirror)
-            for dy in range(2 * pad + 1)
-            for dx in range(2 * pad + 1)
-            for mirror in (False, True)
-            if torch.equal(image, _window(border, dy, dx, mirror))
-        ]
-        assert len(matches) == 1
-        found.add(matches[0])
-    assert len(found) > 20 and {m[2] for m in found} == {False, True}
+    found = [places(image, border, 16) for image, border in zip(out, padded, strict=True)]
+    assert all(len(several) == 1 for several in found)
+    assert len({*sum(found, [])}) > 20 and {mirrored for ((_, _, mirrored),) in found} == {False, True}
 
 
-def _window(border, dy, dx, mirror):
-    window = border[:, dy : dy + 16, dx : dx + 16]
-    return window.flip(-1) if mirror else window
-
-
-def test_a_resized_crop_of_everything_is_everything(batch):
-    x = batch[0].float() / 255
-    same = transforms.resized_crop(x, (16, 16), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
-    torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
+def places(window, image, size):
+    """The corners at which a window, or its mirror image, lies in an image."""
+    corners = range(image.shape[-1] - size + 1)
+    cuts = {(y, x): image[:, y : y + size, x : x + size] for y in corners for x in corners}
+    return [(*at, m) for at, cut in cuts.items() for m in (False, True) if window.equal(cut.flip(-1) if m else cut)]
 
 
 def test_a_resized_crop_shows_a_part_of_the_asked_size():
@@ -116,6 +100,8 @@ def test_a_resized_crop_reads_where_affine_grid_does():
     out = transforms.resized_crop(x, (24, 33), (0.1, 0.6), (0.5, 2.0), 30.0, draws("cpu", 2))
     assert max(w.max(), h.max()) < 1
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+    same = transforms.resized_crop(x, (40, 56), (1.0, 1.0), (1.0, 1.0), 0.0, draws("cpu", 0))
+    torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
 def test_rotation_turns_about_the_center():
@@ -184,44 +170,32 @@ def test_mixing_equals_a_loop_over_samples(batch):
 
 def test_a_window_is_cut_from_a_larger_image(batch):
     out, _ = augmented(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
-    places = set()
-    for window, image in zip(out, batch[0].float() / 255, strict=True):
-        cuts = {(y, x): image[:, y : y + 11, x : x + 11] for y in range(6) for x in range(6)}
-        found = [at for at, cut in cuts.items() if torch.equal(window, cut) or torch.equal(window, cut.flip(-1))]
-        assert len(found) == 1
-        places.add(found[0])
-    assert len(places) > 12 and {y for y, _ in places} == set(range(6)) == {x for _, x in places}
+    found = [places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)]
+    assert all(len(several) == 1 for several in found)
+    assert {y for ((y, _, _),) in found} == set(range(6)) == {x for ((_, x, _),) in found}
     resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
     assert resized.shape == (32, 3, 11, 11)
     with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
         augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
 
 
-def test_seeds_are_for_good():
-    """Or a run would not be what a resumed one was."""
-    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785)
-
-
-@pytest.mark.parametrize("parts", [2, 4, 16])
-def test_a_batch_in_parts_is_the_batch_at_once(batch, parts):
+def test_a_batch_in_parts_is_the_batch_at_once(batch):
     whole, y = augmented(*batch, EVERYTHING, draws("cpu", 0, 3), size=12, **PLAIN)
-    images, labels = (t.chunk(parts) for t in batch)
-    pieces = [
-        augmented(images[k], labels[k], EVERYTHING, draws("cpu", 0, 3, part=k, parts=parts), size=12, **PLAIN)
-        for k in range(parts)
-    ]
-    assert torch.equal(whole, torch.cat([x for x, _ in pieces]))
-    for field in range(3):
-        assert torch.equal(y[field], torch.cat([target[field] for _, target in pieces]))
+    for parts in (2, 16):
+        images, labels = (t.chunk(parts) for t in batch)
+        pieces = [
+            augmented(images[k], labels[k], EVERYTHING, draws("cpu", 0, 3, part=k, parts=parts), size=12, **PLAIN)
+            for k in range(parts)
+        ]
+        assert torch.equal(whole, torch.cat([x for x, _ in pieces]))
+        for field in range(3):
+            assert torch.equal(y[field], torch.cat([target[field] for _, target in pieces]))
 
 
-def test_the_last_of_an_odd_number_is_not_mixed(batch):
+def test_mixing_leaves_the_last_of_an_odd_number_and_other_choices(batch):
     x, labels = batch[0][:5].float(), batch[1][:5]
     out, y = transforms.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
-
-
-def test_switching_mixing_off_changes_nothing_else(batch):
     quiet = Augment(flip=0.5, pad=2, erase=0.5)
     a, _ = augmented(*batch, Augment(flip=0.5, pad=2, erase=0.5, cutmix=1.0), draws("cpu", 1), **PLAIN, mix=False)
     b, _ = augmented(*batch, quiet, draws("cpu", 1), **PLAIN)
@@ -236,30 +210,31 @@ def test_erasing_zeroes_one_rectangle(batch):
     for mask in erased[erased.any(dim=(1, 2))]:
         rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
         assert mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
-    assert torch.equal(out[:, :, :, :][~erased[:, None].expand_as(x)], x[~erased[:, None].expand_as(x)])
+    kept = ~erased[:, None].expand_as(x)
+    assert torch.equal(out[kept], x[kept])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_equals_timms_on_one_hot_rows(batch, smoothing):
+def test_the_loss_equals_timms_on_one_hot_rows(batch):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
     _, y = transforms.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
-    expected = SoftTargetCrossEntropy()(logits, (1 - smoothing) * rows + smoothing / 10)
-    torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), expected)
-    expected = BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, (1 - smoothing) * rows + smoothing / 10)
-    torch.testing.assert_close(sigmoid_cross_entropy(logits, y, smoothing), expected)
-    hard = Targets(y.a, y.b, torch.ones(32))
-    expected = F.cross_entropy(logits, y.a, label_smoothing=smoothing)
-    torch.testing.assert_close(soft_cross_entropy(logits, hard, smoothing), expected)
+    for smoothing in (0.0, 0.1):
+        soft = (1 - smoothing) * rows + smoothing / 10
+        torch.testing.assert_close(soft_cross_entropy(logits, y, smoothing), SoftTargetCrossEntropy()(logits, soft))
+        expected = BinaryCrossEntropy(smoothing=0.0, sum_classes=True)(logits, soft)
+        torch.testing.assert_close(sigmoid_cross_entropy(logits, y, smoothing), expected)
+        hard = Targets(y.a, y.b, torch.ones(32))
+        expected = F.cross_entropy(logits, y.a, label_smoothing=smoothing)
+        torch.testing.assert_close(soft_cross_entropy(logits, hard, smoothing), expected)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
-    ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
-])  # fmt: skip
-def test_contradictions_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        Augment(**change)
+def test_contradictions_are_refused():
+    for change, message in (
+        ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
+        ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Augment(**change)
 
 
 def test_saved_recipes_open_where_randaugment_was_off():

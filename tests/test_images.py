@@ -67,20 +67,17 @@ def oriented(format, orientation):
     return saved(corners(), format, exif=exif, **ORIENTED[format])
 
 
-@pytest.mark.parametrize("format", ORIENTED)
-def test_exif_orientation(format):
+def test_exif_orientation():
     """The EXIF standard defines where the first row and the first column of the file are seen."""
-    for orientation, letters in UPRIGHT.items():
-        width, height = (64, 32) if orientation < 5 else (32, 64)
-        expected = np.asarray(corners(letters, width, height))
-        data = oriented(format, orientation)
-        for source in (data, Image.open(io.BytesIO(data))):
-            once = load_image(source)
-            assert_close(pixels(source), expected, 8)
-            assert (pixels(once) == np.asarray(once)).all(), "turned twice"
-
-
-def test_nonsense_in_exif_counts_as_upright():
+    for format in ORIENTED:
+        for orientation, letters in UPRIGHT.items():
+            width, height = (64, 32) if orientation < 5 else (32, 64)
+            expected = np.asarray(corners(letters, width, height))
+            data = oriented(format, orientation)
+            for source in (data, Image.open(io.BytesIO(data))):
+                once = load_image(source)
+                assert_close(pixels(source), expected, 8)
+                assert (pixels(once) == np.asarray(once)).all(), "turned twice"
     for exif in (b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0MM\0*\xff\xff\xff\xff"):
         assert_close(pixels(saved(corners(), "PNG", exif=exif)), np.asarray(corners()), 0)
     for orientation in (0, 9, 65535):
@@ -126,14 +123,6 @@ def gray_alpha(mode):
     return Image.merge("LA", (Image.fromarray(LEVELS), Image.fromarray(ALPHA))).convert(mode)
 
 
-def flat_mode(mode, *colors):
-    """One row of pixels of these colors."""
-    image = Image.new(mode, (len(colors), 1))
-    for x, color in enumerate(colors):
-        image.putpixel((x, 0), color)
-    return image
-
-
 def cmyk_as_rgb(c, m, y, k):
     return [(255 - ink) * (255 - k) / 255 for ink in (c, m, y)]
 
@@ -149,9 +138,7 @@ MODES = {
     "1": (lambda: Image.fromarray(LEVELS > 127), gray([[0, 0, 0], [255, 255, 255]]), 0),
     "L": (lambda: Image.fromarray(LEVELS), gray(LEVELS), 0),
     "L, one level transparent": (
-        lambda: noted(Image.fromarray(LEVELS), transparency=127),
-        gray([[0, 1, 255], [128, 254, 255]]),
-        0,
+        lambda: noted(Image.fromarray(LEVELS), transparency=127), gray([[0, 1, 255], [128, 254, 255]]), 0,
     ),
     "LA": (lambda: gray_alpha("LA"), over_white(gray(LEVELS)), 1),
     "La": (lambda: gray_alpha("La"), over_white(gray(LEVELS)), 2),
@@ -162,35 +149,20 @@ MODES = {
     "PA": (palette_alpha, over_white(COLORS), 1),
     "RGB": (lambda: Image.fromarray(COLORS), COLORS, 0),
     "RGB, one color transparent": (
-        lambda: noted(Image.fromarray(COLORS), transparency=RED),
-        over_white(COLORS, OPAQUE_BUT_FIRST),
-        0,
+        lambda: noted(Image.fromarray(COLORS), transparency=RED), over_white(COLORS, OPAQUE_BUT_FIRST), 0,
     ),
     "RGBA": (lambda: with_alpha("RGBA"), over_white(COLORS), 1),
     "RGBa": (lambda: with_alpha("RGBa"), over_white(COLORS), 2),
-    "RGBX": (lambda: Image.fromarray(COLORS).convert("RGBX"), COLORS, 0),
-    "CMYK": (
-        lambda: flat_mode("CMYK", (0, 0, 0, 0), (255, 0, 0, 0), (10, 100, 200, 60)),
-        [[(255, 255, 255), (0, 255, 255), cmyk_as_rgb(10, 100, 200, 60)]],
-        1,
-    ),
-    "YCbCr": (lambda: flat_mode("YCbCr", (200, 128, 128), (76, 85, 255)), [[(200, 200, 200), RED]], 2),
-    "HSV": (
-        lambda: flat_mode("HSV", (0, 255, 255), (85, 255, 255), (170, 255, 255), (0, 0, 99)),
-        [[RED, GREEN, BLUE, (99, 99, 99)]],
-        0,
-    ),
-    "LAB": (lambda: flat_mode("LAB", (255, 128, 128), (0, 128, 128)), [[(255, 255, 255), (0, 0, 0)]], 2),
+    "CMYK": (lambda: Image.new("CMYK", (1, 1), (10, 100, 200, 60)), [[cmyk_as_rgb(10, 100, 200, 60)]], 1),
+    "LAB": (lambda: Image.new("LAB", (1, 1), (0, 128, 128)), [[(0, 0, 0)]], 2),
     "I;16": (lambda: Image.fromarray(DEEP), gray(DEEP / 257), 0.5),
     "I;16B": (lambda: Image.frombytes("I;16B", (3, 2), DEEP.astype(">u2").tobytes()), gray(DEEP / 257), 0.5),
     "I;16, one level transparent": (
-        lambda: Image.open(io.BytesIO(deep_png(1000))),
-        gray(np.where(DEEP == 1000, 65535, DEEP) / 257),
-        0.5,
+        lambda: Image.open(io.BytesIO(deep_png(1000))), gray(np.where(DEEP == 1000, 65535, DEEP) / 257), 0.5,
     ),
     "I": (lambda: Image.fromarray(DEEP.astype(np.int32)), gray(DEEP / 257), 0.5),
     "F": (lambda: Image.fromarray((LEVELS / 255).astype(np.float32)), gray(LEVELS), 0),
-}
+}  # fmt: skip
 FILES = {
     "PNG": ["1", "L", "L, one level transparent", "LA", "P", "P, one index transparent", "P, alpha in bytes", "RGB"]
     + ["RGB, one color transparent", "RGBA", "I;16"],
@@ -205,16 +177,13 @@ FILES = {
 SAVING = {"WEBP": {"lossless": True, "exact": True}, "ICO": {"bitmap_format": "bmp", "sizes": [(3, 2)]}}
 
 
-def test_every_mode():
+def test_every_mode_and_through_files():
     for make, expected, tolerance in MODES.values():
         image = make()
         image.load()
         before = image.mode, image.tobytes(), dict(image.info)
         assert_close(pixels(image), expected, tolerance)
         assert (image.mode, image.tobytes(), dict(image.info)) == before
-
-
-def test_every_mode_through_a_file():
     for format, mode in ((format, mode) for format, modes in FILES.items() for mode in modes):
         make, expected, tolerance = MODES[mode]
         image = make()
@@ -237,18 +206,15 @@ def test_sixteen_bits_at_every_level():
     assert (dark == gray(np.floor(levels // 16 / 257 + 0.5))).all() and "levels up to 4,095 of 65,535" in note
 
 
-def test_adobe_cmyk_is_inverted_back():
+def test_adobe_cmyk_is_inverted_back_and_the_first_frame_is_taken():
     data = saved(Image.new("CMYK", (16, 16), (10, 100, 200, 60)), "JPEG", quality=100)
     assert b"Adobe" in data
     assert_close(pixels(data), np.broadcast_to(cmyk_as_rgb(10, 100, 200, 60), (16, 16, 3)), 4)
-
-
-@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_first_frame(format):
-    data = saved(flat(RED), format, save_all=True, append_images=[flat(BLUE), flat(GREEN)])
-    first, note = noted_pixels(data)
-    assert_close(first, np.asarray(flat(RED)), 3)
-    assert "holds 3 images; the first is shown" in note
+    for format in ("GIF", "WEBP", "PNG", "TIFF"):
+        data = saved(flat(RED), format, save_all=True, append_images=[flat(BLUE), flat(GREEN)])
+        first, note = noted_pixels(data)
+        assert_close(first, np.asarray(flat(RED)), 3)
+        assert "holds 3 images; the first is shown" in note
 
 
 def test_files_and_streams(tmp_path):
@@ -276,25 +242,15 @@ def test_files_and_streams(tmp_path):
 ARRAYS = {
     "(H, W)": (RAMP[..., 0], gray(RAMP[..., 0])),
     "(H, W, 1)": (RAMP[..., :1], gray(RAMP[..., 0])),
-    "(H, W, 3)": (RAMP, RAMP),
+    "(H, W, 3), a view": (RAMP[::-1, ::2], RAMP[::-1, ::2]),
     "(H, W, 4)": (np.dstack([COLORS, OPAQUE_BUT_FIRST]).astype(np.uint8), over_white(COLORS, OPAQUE_BUT_FIRST)),
-    "(1, 1)": (np.array([[7]], np.uint8), [[[7, 7, 7]]]),
     "bool": (RAMP > 127, (RAMP > 127) * 255),
     "uint16": (RAMP.astype(np.uint16) * 257, RAMP),
-    "uint16, (H, W, 4)": (
-        np.dstack([COLORS, OPAQUE_BUT_FIRST]).astype(np.uint16) * 257,
-        over_white(COLORS, OPAQUE_BUT_FIRST),
-    ),
     "float16": ((RAMP / 255).astype(np.float16), RAMP),
-    "float32": ((RAMP / 255).astype(np.float32), RAMP),
-    "float64": (RAMP / 255, RAMP),
+    "float64": (np.asfortranarray(RAMP / 255), RAMP),
     "a rounding error outside [0, 1]": (np.array([[-1e-7, 1 + 1e-7]]), [[[0] * 3, [255] * 3]]),
-    "views": (RAMP[::-1, ::2], RAMP[::-1, ::2]),
-    "columns first": (np.asfortranarray(RAMP), RAMP),
     "tensor, channels first": (torch.from_numpy(RAMP).permute(2, 0, 1), RAMP),
-    "tensor, channels last": (torch.from_numpy(RAMP), RAMP),
     "tensor, (1, H, W)": (torch.from_numpy(RAMP[..., 0])[None], gray(RAMP[..., 0])),
-    "tensor, (H, W)": (torch.from_numpy(RAMP[..., 0]), gray(RAMP[..., 0])),
     "tensor of floats that needs a gradient": (torch.tensor(RAMP / 255, requires_grad=True), RAMP),
     "tensor of bfloat16": (torch.ones(3, 5, 7, dtype=torch.bfloat16), np.full((5, 7, 3), 255)),
 }
@@ -303,14 +259,11 @@ ARRAYS = {
 def test_arrays_and_tensors():
     for source, expected in ARRAYS.values():
         assert_close(pixels(source), expected, 0)
-
-
-def test_the_result_is_a_copy():
     array, image = RAMP.copy(), Image.fromarray(RAMP)
     from_array, from_image = load_image(array), load_image(image)
     array[:] = 0
     image.paste((0, 0, 0), (0, 0, *image.size))
-    assert (np.asarray(from_array) == RAMP).all() and (np.asarray(from_image) == RAMP).all()
+    assert (np.asarray(from_array) == RAMP).all() and (np.asarray(from_image) == RAMP).all(), "copies"
 
 
 NOT_IMAGES = {
@@ -321,28 +274,19 @@ NOT_IMAGES = {
     "jpeg begun": (b"\xff\xd8", "damaged"),
     "png without data": (png(5, 5), "damaged"),
     "png of no pixels": (png(0, 5, (b"IDAT", zlib.compress(b""))), "no format"),
-    "png with nonsense": (png(5, 5, (b"IDAT", b"nonsense")), "damaged"),
     "address": ("https://example.org/cat.jpg", "https://example.org/cat.jpg"),
     "missing": ("missing.png", "'missing.png'", "No such file"),
-    "nul": ("a\0b.png", "cannot be read"),
     "contents as a name": ("x" * 100_000, "cannot be read"),
     "none": (None, "NoneType"),
-    "list": ([[1, 2], [3, 4]], "list"),
-    "text stream": (io.StringIO("P1 1 1 1"), "StringIO"),
     "(0, 5, 3)": (np.zeros((0, 5, 3), np.uint8), "image"),
-    "(5,)": (np.zeros(5), "(5,)", "shape"),
     "(5, 5, 2)": (np.zeros((5, 5, 2)), "(5, 5, 2)", "shape"),
-    "(3, 20, 30)": (np.zeros((3, 20, 30)), "(3, 20, 30)", "shape"),
     "a batch": (torch.zeros(2, 3, 8, 8), "(2, 3, 8, 8)", "one image"),
     "either end": (torch.zeros(3, 8, 4), "(3, 8, 4)", "first or last"),
     "nan": (np.array([[0.0, np.nan]]), "nan", "finite"),
     "above 1": (np.array([[0.0, 1.01]]), "1.01", "0 and 1"),
-    "below 0": (np.array([[-0.01, 1.0]]), "-0.01", "0 and 1"),
     "int64": (np.zeros((5, 5), int), "int64", "uint8"),
     "I above": (Image.new("I", (2, 2), 65536), "65536", "0 … 65535"),
-    "I below": (Image.new("I", (2, 2), -1), "-1", "0 … 65535"),
     "F above": (Image.new("F", (2, 2), 255), "255", "0 and 1"),
-    "PIL image of no pixels": (Image.new("RGB", (0, 5)), "0 × 5"),
 }
 
 
@@ -355,32 +299,28 @@ def test_refusals(tmp_path):
     refused(image, "ImageFile given", "closed")
 
 
-@pytest.mark.parametrize("size", [(9_000, 9_000), (9_500, 9_500), (20_000, 20_000), (2**31 - 1, 2**31 - 1)])
-def test_too_many_pixels_are_refused_by_the_header(size, monkeypatch):
+def test_too_many_pixels_are_refused_by_the_header(monkeypatch):
     """The files hold no data, so only the header can be the reason. Pillow warns at 90 and raises at 179 megapixels."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        refused(png(*size), "pixels")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        refused(saved(flat(RED, (12, 12)), "PNG"), "12 × 12")
-
-
-def test_the_limit_is_the_callers():
     image = flat(RED, (10, 10))
     for source in (image, saved(image, "PNG"), np.asarray(image), torch.zeros(3, 10, 10)):
         refused(source, "10 × 10", "99", max_pixels=99)
         assert load_image(source, max_pixels=100).size == (10, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for side in (9_000, 9_500, 20_000, 2**31 - 1):
+            refused(png(side, side), "pixels")
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+        refused(saved(flat(RED, (12, 12)), "PNG"), "12 × 12")
 
 
-@pytest.mark.parametrize("kind", [SyntaxError, struct.error, MemoryError, KeyError, RecursionError])
-def test_whatever_a_decoder_raises_is_an_image_error(kind, monkeypatch):
-    def broken(*_):
-        raise kind("broken")
+def test_any_error_of_a_decoder_is_an_image_error(monkeypatch):
+    for kind in (SyntaxError, struct.error, MemoryError, KeyError, RecursionError):
 
-    monkeypatch.setattr(ImageFile.ImageFile, "load", broken)
-    refused(saved(flat(RED), "BMP"), kind.__name__)
+        def broken(*_, kind=kind):
+            raise kind("broken")
+
+        monkeypatch.setattr(ImageFile.ImageFile, "load", broken)
+        refused(saved(flat(RED), "BMP"), kind.__name__)
 
 
 SMOOTH = Image.fromarray(np.kron(RAMP[:6, :8], np.ones((4, 4, 1))).astype(np.uint8))
@@ -388,26 +328,22 @@ EXIF = Image.Exif()
 EXIF[ExifTags.Base.Orientation] = 6
 VICTIMS = {
     "jpeg": saved(SMOOTH, "JPEG", exif=EXIF),
-    "progressive jpeg": saved(SMOOTH, "JPEG", progressive=True),
-    "cmyk jpeg": saved(SMOOTH.convert("CMYK"), "JPEG"),
+    "cmyk jpeg": saved(SMOOTH.convert("CMYK"), "JPEG", progressive=True),
     "png": saved(Image.fromarray(np.dstack([RAMP, RAMP[..., 0]])), "PNG", exif=EXIF),
     "palette png": saved(palette(), "PNG", transparency=ALPHA.tobytes()),
     "deep png": deep_png(1000),
-    "animated png": saved(flat(RED), "PNG", save_all=True, append_images=[flat(BLUE)]),
     "gif": saved(SMOOTH, "GIF", save_all=True, append_images=[flat(BLUE, SMOOTH.size)]),
     "bmp": saved(SMOOTH, "BMP"),
-    "tiff": saved(SMOOTH, "TIFF", exif=EXIF),
-    "tiff lzw": saved(SMOOTH, "TIFF", compression="tiff_lzw"),
+    "tiff": saved(SMOOTH, "TIFF", exif=EXIF, compression="tiff_lzw"),
     "webp": saved(SMOOTH, "WEBP", exif=EXIF),
-    "lossless webp": saved(SMOOTH.convert("RGBA"), "WEBP", lossless=True),
 }
 
 
 def damaged(data):
-    """Cut short at twenty places, and with all eight bits, or one, of up to 100 bytes turned over."""
-    for length in np.linspace(0, len(data) - 1, 20).astype(int):
+    """Cut short at ten places, and with all eight bits, or one, of up to 50 bytes turned over."""
+    for length in np.linspace(0, len(data) - 1, 10).astype(int):
         yield data[:length]
-    for step, position in enumerate([*range(60), *np.linspace(60, len(data) - 1, 40).astype(int)]):
+    for step, position in enumerate([*range(0, 60, 2), *np.linspace(60, len(data) - 1, 20).astype(int)]):
         for mask in (0xFF, 1 << step % 8):
             broken = bytearray(data)
             broken[min(position, len(data) - 1)] ^= mask
@@ -415,18 +351,18 @@ def damaged(data):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_damaged_files_give_rgb_or_an_image_error(victim):
-    refusals = 0
-    for data in damaged(VICTIMS[victim]):
-        try:
-            image = load_image(data, max_pixels=1_000_000)
-            assert image.mode == "RGB" and image.width * image.height > 0
-        except ImageError:
-            refusals += 1
-    assert refusals
-    if victim not in ("gif", "animated png"):  # half of these may hold their whole first frame
-        refused(VICTIMS[victim][: len(VICTIMS[victim]) // 2], "damaged")
+def test_damaged_files_give_rgb_or_an_image_error():
+    for victim, whole in VICTIMS.items():
+        refusals = 0
+        for data in damaged(whole):
+            try:
+                image = load_image(data, max_pixels=1_000_000)
+                assert image.mode == "RGB" and image.width * image.height > 0
+            except ImageError:
+                refusals += 1
+        assert refusals
+        if victim != "gif":  # half of it may hold its whole first frame
+            refused(whole[: len(whole) // 2], "damaged")
 
 
 def s15(value):
@@ -471,18 +407,15 @@ def ramp(icc_profile, kind="PNG", **options):
     return saved(Image.fromarray(RAMP), kind, icc_profile=icc_profile, **options)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_colors_are_converted_to_srgb(kind):
-    colors, note = noted_pixels(ramp(WIDE, kind, **{"lossless": True} if kind == "WEBP" else {}))
-    assert np.abs(colors - by_hand(RAMP, P3, 1.8)).max() <= 2 and np.abs(colors - RAMP).max() > 20
-    assert "was converted from the color profile “Wide” to sRGB" in note
+def test_colors_are_converted_to_srgb():
+    for kind in ("PNG", "TIFF", "WEBP"):
+        colors, note = noted_pixels(ramp(WIDE, kind, **{"lossless": True} if kind == "WEBP" else {}))
+        assert np.abs(colors - by_hand(RAMP, P3, 1.8)).max() <= 2 and np.abs(colors - RAMP).max() > 20
+        assert "was converted from the color profile “Wide” to sRGB" in note
     same = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     colors, note = noted_pixels(ramp(same))
     assert (colors == RAMP).all() and note == ""
     assert (np.asarray(rgb(Image.open(io.BytesIO(ramp(WIDE))))) == RAMP).all(), "data sets are read as timm reads them"
-
-
-def test_transparency_is_laid_over_white_in_srgb():
     alpha = np.full((*RAMP.shape[:2], 1), 128, np.uint8)
     colors, note = noted_pixels(saved(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE))
     share = 128 / 255
@@ -495,7 +428,7 @@ def test_profiles_that_are_damaged_or_do_not_fit_are_ignored():
     for bad in (b"nonsense" * 40, WIDE[:300]):
         colors, note = noted_pixels(ramp(bad))
         assert (colors == RAMP).all() and "profile that is damaged or does not fit" in note
-    for _ in range(100):
+    for _ in range(50):
         broken = bytearray(WIDE)
         for place in NOISE.integers(0, len(WIDE), 4):
             broken[place] = NOISE.integers(256)

@@ -1,6 +1,5 @@
 """Each named data set is read from files in exactly the format that it is published in."""
 
-import pickle
 import shutil
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def test_copies_in_shards(tmp_path, name, monkeypatch):
     with pytest.raises(ValueError, match="vtab/pcam .* 1,000 training images, but .* has 100"):
         load(name, root=tmp_path)
     tar(folder / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
-    with pytest.raises(ValueError, match="vtab/pcam has labels from 0 to 1, but .* run from 0 to 2"):
+    with pytest.raises(ValueError, match="Labels must lie in 0…1, .* from 0 to 2"):
         load(name, "test", root=tmp_path)
     with pytest.raises(ValueError, match="vtab/pacm is no task .* vtab/caltech101, "):
         load("vtab/pacm", root=tmp_path)
@@ -137,36 +136,6 @@ def test_tasks_of_torchvision_have_their_own_test_images(tmp_path, monkeypatch, 
     if name == "flowers102":
         assert len(load("flowers102", root=tmp_path)) == 1005 and len(load("flowers102", "test", root=tmp_path)) == 6
         assert len(load("flowers102", "valid", root=tmp_path)) == 4
-
-
-@pytest.mark.parametrize("classes", [10, 100])
-def test_cifar(tmp_path, monkeypatch, classes):
-    kind = getattr(torchvision.datasets, f"CIFAR{classes}")
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    folder, key = tmp_path / kind.base_folder, "labels" if classes == 10 else "fine_labels"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    (folder / kind.meta["filename"]).write_bytes(pickle.dumps({kind.meta["key"]: [f"c{i}" for i in range(classes)]}))
-    pixels = {}
-    for name, _ in (*kind.train_list, *kind.test_list):
-        pixels[name] = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
-        (folder / name).write_bytes(pickle.dumps({"data": pixels[name], key: [classes - 1, 0, 1, 2]}))
-    test = load(f"cifar{classes}", "test", root=tmp_path)
-    np.testing.assert_array_equal(test.images.flatten(1), pixels[kind.test_list[0][0]])
-    assert test.labels.tolist() == [classes - 1, 0, 1, 2] and len(test.class_names) == classes
-    assert len(load(f"cifar{classes}", root=tmp_path)) == 4 * len(kind.train_list)
-
-
-def test_pets(tmp_path):
-    folder = tmp_path / "oxford-iiit-pet"
-    (folder / "annotations").mkdir(parents=True)
-    for split, first in (("trainval", 0), ("test", 100)):
-        lines = [f"breed_{chr(97 + i)}_{first + i} {i + 1} 1 1" for i in range(3)]
-        write(folder / "images", {f"{line.split()[0]}.jpg": encoded(i, "JPEG", (8, 8)) for i, line in enumerate(lines)})
-        (folder / "annotations" / f"{split}.txt").write_text("\n".join(lines))
-    for split in ("train", "test"):
-        found = load("pets", split, root=tmp_path)
-        assert found.labels.tolist() == [0, 1, 2] and found.class_names == ("Breed A", "Breed B", "Breed C")
 
 
 def imagenet(root: Path, per_class=1, first=1) -> None:

@@ -250,8 +250,6 @@ def resized_crop(
 
 # Color
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in Pillow and torchvision
-
 
 def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
     """Brightness, contrast and saturation changed in this order, each result clipped to [0, 1] as torchvision does."""
@@ -264,8 +262,8 @@ def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
 
 
 def gray(x: Tensor) -> Tensor:
-    """Luma (B, 1, H, W)."""
-    return LUMA[0] * x[:, 0:1] + LUMA[1] * x[:, 1:2] + LUMA[2] * x[:, 2:3]
+    """Luma (B, 1, H, W) of ITU-R BT.601, as in Pillow and torchvision."""
+    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
 def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor:
@@ -279,8 +277,7 @@ def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor
 
 def posterize(x: Tensor) -> Tensor:
     """Keep the 3 highest of 8 bits."""
-    step = 2**5
-    return (x * 255 / step).floor() * (step / 255)
+    return (x * 255 / 32).floor() * (32 / 255)
 
 
 # Erasing and mixing
@@ -308,12 +305,13 @@ def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
 
 def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: int) -> Tensor:
     """Boolean (B, 1, h, w): rectangles with center and sides as shares of the image (B,), cut at its border."""
-    top, bottom = ((cy - height / 2) * h).round(), ((cy + height / 2) * h).round()
-    left, right = ((cx - width / 2) * w).round(), ((cx + width / 2) * w).round()
-    y, x = torch.arange(h, device=cy.device), torch.arange(w, device=cy.device)
-    rows = (y >= top[:, None]) & (y < bottom[:, None])
-    columns = (x >= left[:, None]) & (x < right[:, None])
-    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+    def inside(center: Tensor, side: Tensor, n: int) -> Tensor:
+        pixel = torch.arange(n, device=center.device)
+        first, last = (((center + sign * side / 2) * n).round()[:, None] for sign in (-1, 1))
+        return (pixel >= first) & (pixel < last)
+
+    return (inside(cy, height, h)[:, :, None] & inside(cx, width, w)[:, None, :])[:, None]
 
 
 def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) -> tuple[Tensor, Targets]:

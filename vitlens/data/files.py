@@ -21,9 +21,8 @@ def write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     if os.name == "posix":  # the rename itself must reach the disk too
         directory = os.open(path.parent, os.O_RDONLY)
         try:

@@ -72,8 +72,6 @@ class Samples:
             content = content[0]
         if self.root is not None:
             content = self.root / os.fsdecode(content)
-        if content is None:
-            raise ValueError("no image")
         return Path(content).read_bytes() if isinstance(content, str | Path) else content
 
     def chosen(self, rows: Tensor) -> Samples:
@@ -280,13 +278,7 @@ def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: boo
             "leave them out (--skip-damaged, in Python on_damaged='skip')."
         )
     if size is None:
-        images = [images[i] for i in kept]
-        if len(shapes := {image.shape for image in images}) > 1:
-            raise ValueError(
-                f"The images of {what} have {len(shapes)} sizes, but one tensor holds one size. Pass size=…, the side "
-                "in pixels to which they are resized and cropped."
-            )
-        images = torch.stack(images)
+        images = torch.stack([images[i] for i in kept])
     elif damaged:
         images = images[kept]
     return ImageSet(images, labels[kept], samples.class_names, reasons, samples.note, samples.fingerprint())
@@ -483,34 +475,30 @@ def load(
     Where a source has only one of validation and test images, it is both. Test images without labels give way to the
     validation images, and `note` states it. `"whole"` is the test split too, but of a folder that is not divided all.
 
-    source: the name of a data set in `vitlens.data.SOURCES` (`"digits"`, `"torch/cifar10"`, `"hfds/OWNER/SET"` …) or of
-    a task in `vitlens.data.tasks.TASKS` (`"imagenet"`, `"pets"` …), or the path of a folder that holds
+    source: the name of a data set in `vitlens.data.SOURCES` (`"digits"`, `"torch/cifar10"` …) or of a task in
+    `vitlens.data.tasks.TASKS` (`"imagenet"`, `"pets"` …), or the path of a folder that holds
 
     * `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`) with one folder of images per class,
-      or these class folders alone: then about a tenth of each class, chosen by the names of its files, is for
-      validation. Everything that Pillow opens is read; `note` counts and names what is not;
+      or these class folders alone: then about a tenth of each class, by the names of its files, is for validation.
+      Everything that Pillow opens is read; `note` counts and names what is not;
     * ImageNet's validation files side by side (`ILSVRC2012_val_00000001.JPEG` …), with a file of their labels;
     * Parquet files `train-*.parquet`, `validation-*.parquet` … as on the Hugging Face hub, with `classes.json` beside
       them for class names that the files do not name themselves;
     * WebDataset shards: tar files with the split in their names or as their folder.
 
-    root: by default the folder that the environment variable `VITLENS_DATA` names, else `~/.cache/vitlens`.
-    size: side in pixels to which the short side is resized (bilinear, antialiased) before a center crop; with `squash`
-    both sides are resized. fit: does it in its own way, from a Pillow image to uint8 (3, `size`, `size`).
-    on_damaged: `"skip"` leaves out what cannot be decoded, or is over 100 times as long as wide, and lists it in
-    `damaged`.
-    stream: `workers` processes read the images as they are wanted (an `ImageStream`, which needs `size`), or all are
-    decoded now and held (an `ImageSet`). By default they are held if they fit into half of the free memory of the
-    machine and of `device`, which the set is put on.
+    root: by default the folder that the environment variable `VITLENS_DATA` names, else `~/.cache/vitlens`. size: side
+    in pixels to which the short side is resized (bilinear, antialiased) before a center crop; with `squash` both sides
+    are resized. fit: does it in its own way, from a Pillow image to uint8 (3, `size`, `size`). on_damaged: `"skip"`
+    leaves out images that cannot be decoded or are over 100 times as long as wide, and lists them in `damaged`. stream:
+    `workers` processes read the images as they are wanted (an `ImageStream`, which needs `size`), or all are decoded
+    now and held on `device` (an `ImageSet`). By default they are held if they fit into half of the free memory.
 
-    Raises `ValueError` with what was expected, what came and what to do.
+    Raises `ValueError` for data that is missing or damaged.
     """
     if split not in SPLITS or on_damaged not in ("raise", "skip"):
         raise ValueError(
             f"split must be one of {', '.join(SPLITS)} and on_damaged raise or skip, got {split!r} and {on_damaged!r}."
         )
-    if size is None and (squash or stream or fit):
-        raise ValueError(f"{'Streaming' if stream else 'Resizing'} needs the side of the images in pixels: size=….")
     device, source = torch.device(device or "cpu"), str(source)
     samples = opened(source, split, root, fold)
     if split in ("test", "whole") and not _labeled(samples):

@@ -43,8 +43,8 @@ class Column:
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, i: int) -> bytes | None:
-        return self.table.data.column(self.name)[i]["bytes"].as_py()
+    def __getitem__(self, i: int) -> bytes:
+        return self.table.data.column(self.name)[i]["bytes"].as_py() or b""
 
 
 # Parquet and the hub
@@ -112,9 +112,7 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
         if isinstance(kind, datasets.ClassLabel) or isinstance(kind, datasets.Value) and "int" in kind.dtype
     ]  # fmt: skip
     image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
-    labels, images = table.data.column(label).to_pylist(), table.data.column(image)
-    if None in labels:
-        raise ValueError(f"{labels.count(None)} images of {title} have no {label}. Give each image a label.")
+    labels, images = table.data.column(label).fill_null(-1).to_pylist(), table.data.column(image)
     if len(images) and not images[0]["bytes"].is_valid and (path := images[0].as_py()["path"]):
         raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
     names = names or getattr(features[label], "names", ())
@@ -138,10 +136,6 @@ def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: 
 
 
 # WebDataset
-
-
-class MissingShards(ValueError):
-    """The shards of a split are missing, some or all of them."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +167,9 @@ def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
     """`wds/NAME`: shards in ROOT/NAME or in ROOT itself; `wds/OWNER/SET` is fetched from the hub if missing."""
     library()  # before anything is fetched
     folder = data_root(root) / name
-    try:
-        return shards(folder if folder.is_dir() or "/" in name else data_root(root), split)
-    except MissingShards:
-        if name.count("/") != 1:  # no data set of the hub
-            raise
-    _fetch(name, folder, split)
-    return shards(folder, split)
+    if name.count("/") == 1 and not _files(folder, split):
+        _fetch(name, folder, split)
+    return shards(folder if folder.is_dir() or "/" in name else data_root(root), split)
 
 
 def shards(folder: Path, split: str) -> Samples:
@@ -189,6 +179,11 @@ def shards(folder: Path, split: str) -> Samples:
     with a label below 0 are left out. Class names: `classes.json` or, one a line, `classnames.txt`, else numbers.
     """
     files, keys, labels = _files(folder, split), [], []
+    if not files:
+        raise ValueError(
+            f"{folder} lacks shards of its {split} split, some or all of them: tar files with "
+            f"{' or '.join(SPLITS[split])} in their names, or in a folder so named."
+        )
     for key, image, label in _examples(files):
         if type(label) is not int or image is None:
             raise ValueError(
@@ -199,12 +194,9 @@ def shards(folder: Path, split: str) -> Samples:
             keys.append(key)
             labels.append(label)
     found = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
-    if found.class_names or split == "train":
+    if found.class_names or split == "train" or not _files(folder, "train"):
         return _numbered(found)
-    try:
-        return _numbered(found, shards(folder, "train"))
-    except MissingShards:
-        return _numbered(found)
+    return _numbered(found, shards(folder, "train"))
 
 
 def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
@@ -231,7 +223,7 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The shards of a split, by the words in their names and by the folders that they lie in."""
+    """The shards of a split, by the words in their names and by the folders that they lie in; [] if one is missing."""
     by_split: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.tar")):
         for word in {*re.split(r"[-_.]", file.stem)} & EVERY_SPLIT:
@@ -246,27 +238,24 @@ def _files(folder: Path, split: str) -> list[Path]:
     for file in (folder / "info.json", folder / "_info.json"):
         listed = json.loads(file.read_text(encoding="utf-8")).get("splits", {}) if file.is_file() else listed
     names = listed.get(first_of(split, listed) or "", {}).get("filenames", ())
-    if chosen is None or not all((folder / name).is_file() for name in names):
-        raise MissingShards(
-            f"{folder} lacks shards of its {split} split, some or all of them: tar files with "
-            f"{' or '.join(SPLITS[split])} in their names, or in a folder so named."
-        )
-    return by_split[chosen]
+    return by_split[chosen] if chosen and all((folder / name).is_file() for name in names) else []
 
 
 def _fetch(name: str, folder: Path, split: str) -> None:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.txt", "*.json"] + [pattern for word in SPLITS[split] for pattern in (f"{word}/*", f"*{word}*.tar")]
+    failure = None
     try:
         snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
-        _files(folder, split)  # where there is no network, half a download is returned as if it were whole
     except Exception as problem:  # the network, the hub, the disk
+        failure = problem
+    if not _files(folder, split):  # where there is no network, half a download is returned as if it were whole
         raise ValueError(
-            f"wds/{name} is not in {folder} and cannot be fetched from here ({reason(problem)}). Run "
-            f"`hf download {name} --repo-type dataset --local-dir {folder}` where there is a network, and copy the "
-            "result there."
-        ) from problem
+            f"wds/{name} is not in {folder} and cannot be fetched from here "
+            f"({reason(failure) if failure else 'shards are missing'}). Run `hf download {name} --repo-type dataset "
+            f"--local-dir {folder}` where there is a network, and copy the result there."
+        ) from failure
     announce(f"Fetched wds/{name}", folder)
 
 
@@ -301,8 +290,6 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
         if isinstance(names, dict):
             wnids, names = names.get("wnids"), names.get("names", names.get("wnids"))
             names = [names[wnid] for wnid in wnids or names] if isinstance(names, dict) else names
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"not class names: {names!r:.60}")
+        return tuple(map(str.strip, names))
     except (LookupError, TypeError, ValueError) as problem:
         raise ValueError(f"{file} should hold a list of class names ({problem}). Repair or remove it.") from problem
-    return tuple(names)

@@ -19,7 +19,7 @@ from vitlens.data import ImageSet, ImageStream, files
 from vitlens.evaluate.classes import class_numbers, matched
 from vitlens.evaluate.protocols import Evaluation
 from vitlens.evaluate.reading import normalized_for
-from vitlens.evaluate.scores import half_width, paired, proportion
+from vitlens.evaluate.scores import paired, proportion, student
 from vitlens.recorder.forward import evaluating, float64, run
 from vitlens.recorder.intervention import WORDS, Place, head_places, intervene, outputs
 from vitlens.recorder.record import POOL
@@ -43,7 +43,7 @@ def effects(
 ) -> DataFrame:
     """Effect of each head alone: a row for each head of each layer (and of an attention pool) and each way.
 
-    model, data: a timm name, a folder or a timm model; a data set of `data.load`, or loaded images. ways: some of
+    model: a timm name, a folder or a timm model. data: a data set of `data.load`, or loaded images. ways: some of
     "zero" and "mean", over these images and by position. images: number of images, drawn by `seed`; by default all.
     out: a CSV, written anew after each batch, so that a stopped ablation keeps the images it has seen. settings: root,
     workers, device, command and say of `Evaluation`.
@@ -156,9 +156,8 @@ def _row(head: Place, way: str, measures: Tensor) -> dict[str, object]:
         "flipped": proportion(row["flips"], images),
     }
     for name, values in (("kl", kl), ("margin", change)):
-        mean, std = float(values.mean()), float(values.std()) if images > 1 else 0.0
-        half = half_width(std, images)
-        scores[name], row[f"{name}_std"] = (mean, mean - half, mean + half), std
+        mean, half = float(values.mean()), student(values.numpy())
+        scores[name], row[f"{name}_std"] = (mean, mean - half, mean + half), float(values.std()) if images > 1 else 0.0
     for name, (value, low, high) in scores.items():
         row |= {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
     return row

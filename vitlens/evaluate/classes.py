@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from vitlens.models import class_count, label_names
 from vitlens.recorder import supported
 
-_PIECES = re.compile(r"\d+|\D+").findall
+ADVICE = (
+    "Name the classes as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the "
+    "classes (fewshot, knn, probe, finetune)."
+)
 
 
 def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
@@ -24,20 +27,18 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     Raises ValueError where a class has no match, where two have the same one, and where fewer classes that are called
     0, 1, 2 … would become the first ones of a model whose classes have names.
     """
-    count = class_count(model)
+    count, every = class_count(model), _names(model)
     if not count:
         raise ValueError(
-            "Accuracy needs a model with a classifier, but this one has none. Fine-tune it, or choose a protocol that "
-            "reads features (fewshot, knn, probe)."
+            "Accuracy needs a model with a classifier. Fine-tune this one, or choose a protocol that reads features "
+            "(fewshot, knn, probe)."
         )
-    every = _names(model)
     if by_number(model, names):
         numbers = [int(name) for name in names]
         if every and len(names) < count and sorted(numbers) == list(range(len(names))):
             raise ValueError(
                 f"The classes of the data are called 0 to {len(names) - 1}, which is no name of any of the model's "
-                f"{count:,}; by their numbers they would be its first ones ({label_names(model)[0]} …). Name them as "
-                "the model does, or choose a protocol that learns the classes (fewshot, knn, probe, finetune)."
+                f"{count:,}; by their numbers they would be its first ones ({label_names(model)[0]} …). {ADVICE}"
             )
         return torch.tensor(numbers)
     if len(names) == count and all(not every or _plain(name) in every[i] for i, name in enumerate(names)):
@@ -46,11 +47,9 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     found = [numbers.get(_plain(name)) for name in names]
     missing = [name for name, number in zip(names, found, strict=True) if number is None]
     if missing or len(set(found)) < len(found):
-        reason = f"it knows no {missing[0]!r}" if missing else "several of them are the same one to it"
-        several = f"The {len(names)} classes" if len(names) > 1 else "The classes"
+        reason = f"{missing[0]!r} is not" if missing else "several of them are the same one"
         raise ValueError(
-            f"{several} of the data must be among the model's {count}, but {reason}. Name the classes "
-            "as the model does, by WordNet ids if it is one of ImageNet, or choose a protocol that learns the classes."
+            f"All classes of the data ({len(names)}) must be among the model's {count}, but {reason}. {ADVICE}"
         )
     return torch.tensor(found)
 
@@ -61,16 +60,19 @@ def matched(model: nn.Module, names: tuple[str, ...]) -> str:
         return "The classes of the data have no names, so each number is taken to be that of the model's class."
     if _names(model):
         return ""
-    natural = sorted(names, key=lambda name: [(s.isdecimal(), int(s) if s.isdecimal() else s) for s in _PIECES(name)])
+    pieces = [re.findall(r"\d+|\D+", name) for name in names]
+    keys = [[(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces]
     note = "The classes are matched by position: the model names no classes."
-    if natural == sorted(names):
+    if sorted(keys) == keys and sorted(names) == [*names]:
         return note
     shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
-    return f"{note} Their order is {shown}; sorted by their numbers they would be in another."
+    natural = [name for _, name in sorted(zip(keys, names, strict=True))]
+    apart = next((i for i, name in enumerate(names) if name != natural[i]), 0)
+    return f"{note} Their order is {shown}; sorted by their numbers, number {apart} would be {natural[apart]}."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether `names` are numbers of the model's classes, which themselves are not called by numbers."""
+    """True if `names` are numbers of the model's classes, which themselves are not called by numbers."""
     if any(name.isdecimal() for name in label_names(model) or []):
         return False  # folders 0 … 11 come as 0, 1, 10, 11, 2 …, and so do the names of what was trained on them
     return all(name.isdecimal() for name in names) and max(map(int, names)) < class_count(model)

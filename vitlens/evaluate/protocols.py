@@ -84,12 +84,10 @@ class Evaluation:
     """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
 
     def __post_init__(self):
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"There is no protocol {self.protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
-        reads = PROTOCOLS[self.protocol].reads
+        reads = PROTOCOLS[self.protocol]
         for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
             if getattr(self, option) and option not in reads:
-                others = ", ".join(protocol.name for protocol in PROTOCOLS.values() if option in protocol.reads)
+                others = ", ".join(name for name, options in PROTOCOLS.items() if option in options)
                 flag = {"settings": "set"}.get(option, option)
                 raise ValueError(f"The protocol {self.protocol} does not read --{flag}, which is for {others}.")
         if "data" in reads and not self.data:
@@ -134,9 +132,9 @@ class Evaluation:
             recipe += f" ({_digest(Path(self.recipe).read_bytes())})"
         return ", ".join((*filter(None, [recipe]), *map(_short_value, self.settings))) or None
 
-    def note(self, text: str) -> None:
-        """Pass a note to `say`, once for all processes."""
-        if text and self.world.rank == 0:
+    def note(self, *texts: str) -> None:
+        """Pass notes to `say`, once for all processes."""
+        for text in filter(None, texts if self.world.rank == 0 else ()):
             self.say(text)
 
     def images(self, split: str) -> ImageStream:
@@ -148,8 +146,7 @@ class Evaluation:
     def read(self, images: ImageStream, output: Callable[[Tensor], Tensor], progress: str) -> Reading:
         """`output` of all images (`reading.read`), with a note for each damaged one."""
         reading = read(self.network, images, output, world=self.world, progress=progress)
-        for reason in reading.damaged:
-            self.note(f"Left out: {reason}.")
+        self.note(*(f"Left out: {reason}." for reason in reading.damaged))
         return reading
 
     def check_classes(self, images: ImageStream, reading: Reading) -> str:
@@ -194,8 +191,7 @@ def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protoco
     settings that do not go together, and the errors of the protocol.
     """
     evaluation = model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
-    row = PROTOCOLS[evaluation.protocol]
-    return (row.function or globals()[row.name])(evaluation)
+    return globals()[evaluation.protocol](evaluation)
 
 
 def top1(e: Evaluation) -> Iterator[Record]:
@@ -254,23 +250,21 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
 def knn(e: Evaluation) -> Iterator[Record]:
     """Weighted k-nearest-neighbor classification of the features of the test images."""
     neighbors = e.neighbors or 20
-    yield _on_features(e, lambda train, test: nearest(train, test[0], neighbors) == test[1], neighbors=neighbors)
+    yield _on_features(
+        e, lambda train, test: int((nearest(train, test[0], neighbors) == test[1]).sum()), neighbors=neighbors
+    )
 
 
 def probe(e: Evaluation) -> Iterator[Record]:
     """Logistic regression on the features of the training images."""
-
-    def right(train, test):
-        return torch.arange(len(test[1])) < round(linear_probe(train, test) * len(test[1]) / 100)
-
-    yield _on_features(e, right)
+    yield _on_features(e, lambda train, test: round(linear_probe(train, test) * len(test[1]) / 100))
 
 
 def _on_features(e: Evaluation, right: Callable, **more) -> Record:
-    """The record of a classifier; `right` returns (N,) bool for train and test, each features and labels."""
+    """The record of a classifier. right: from train and test, each features and labels, the number of right ones."""
     (train, lost_train), (test, lost_test) = e.features("train"), e.features("test")
     images, damaged = len(test.labels), {*train.damaged, *test.damaged}
-    score = proportion(int(right(train[:2], test[:2]).sum()), images)
+    score = proportion(right(train[:2], test[:2]), images)
     return e.record("top1", score, images, damaged, [lost_train, lost_test], **more)
 
 
@@ -342,8 +336,7 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
         images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
         reading = read(model, images, named_classes(model, 1), world=e.world, progress=f"{data}, tuned")
         values.append(top_k(reading.values, class_numbers(model, images.class_names)[reading.labels], 1).value)
-    for text in (*(f"Left out: {reason}." for reason in reading.damaged), images.note):
-        e.note(text)
+    e.note(*(f"Left out: {reason}." for reason in reading.damaged), images.note)
     count = len(reading.labels)
     return Tuned(over_seeds(values, count), count, reading.damaged, e.check_classes(images, reading))
 

@@ -47,7 +47,6 @@ def opened(
             "Evaluation needs a model of square images in color (3 × S × S), but this model takes "
             f"{channels} × {height} × {width}."
         )
-
     options = dict(size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers)
     world = world or World()
     found = load(source, split, **options) if world.rank == 0 else None  # the first fetches what is missing
@@ -73,9 +72,9 @@ def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | N
     """Features (N, D), the input of a model's head, and labels (N,) of all images; both on the CPU. Features are
     float32, or float64 where the model is.
 
-    The images must have the size that the model takes, and are normalized as it wants them. Each module is
-    left in the mode (training or eval) it was in. Damaged images of a stream are left out. The processes of `world`
-    share the images, and each returns all features.
+    The images must have the size that the model takes, and are normalized by its settings. Each module stays in its
+    mode (training or eval). Damaged images of a stream are left out. The processes of `world` share the images, and
+    each returns all features.
     """
     return read(model, data, before_the_head(model), world=world)[:2]
 
@@ -87,8 +86,7 @@ def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function that gives the input of the model's head, (b, D), for images (b, 3, H, W). The function raises
-    ValueError if the model does not pool its tokens."""
+    """A function from images (b, 3, H, W) to the input of the model's head, (b, D), ValueError if it does not pool."""
 
     def features(x: Tensor) -> Tensor:
         found = pooled(model, x)
@@ -128,13 +126,10 @@ def read(
 ) -> Reading:
     """`output` of every normalized batch of `data`; see `features`. progress: title of a progress bar, "" for none.
 
-    Raises ValueError for fewer images than processes, for outputs that are not finite (of classes: −1), and what
-    `batches` of the data raises.
+    Raises ValueError for outputs that are not finite (of classes: −1), and what `batches` of the data raises.
     """
     device = next(model.parameters()).device
     world = world or World(device=device)
-    if len(data) < world.size:
-        raise ValueError(f"{len(data)} images cannot be shared by {world.size} processes; start fewer of them.")
     rows = torch.arange(len(data)).split(min(batch, len(data) // world.size))
     mine = rows[world.rank :: world.size]
     values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
@@ -144,11 +139,11 @@ def read(
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, found) in zip(mine, data.batches(mine), strict=True):
-            said = output(normalized_for(model, images.to(device)))
-            said = said.float() if said.is_floating_point() and said.element_size() < 4 else said
+            outputs = output(normalized_for(model, images.to(device)))
+            outputs = outputs.float() if outputs.is_floating_point() and outputs.element_size() < 4 else outputs
             if values is None:
-                values = said.new_zeros(len(data), *said.shape[1:])
-            values[row], labels[row] = said, found.to(device)
+                values = outputs.new_zeros(len(data), *outputs.shape[1:])
+            values[row], labels[row] = outputs, found.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
     lost = data.stand_ins().float().to(device)
     for shared in (values, labels, lost):
@@ -162,6 +157,6 @@ def read(
         name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
         raise ValueError(
             f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite, the first being {name}. "
-            "Its weights are damaged, or its precision is too low."
+            "Check its weights and its precision."
         )
     return found

@@ -12,10 +12,6 @@ from torch import Tensor
 
 LEVEL = 0.95
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
-FILES = 50_000
-"""Validation images of ImageNet."""
-REMATCHED = 4096
-"""Most classes for which another order is searched; the cost grows with their cube."""
 
 
 class Score(NamedTuple):
@@ -27,7 +23,7 @@ class Score(NamedTuple):
 
 
 def around(mean: float, below: float, above: float) -> Score:
-    """A score from the half widths of its interval, which is cut off at 0 and 100."""
+    """A score from the half widths of its interval, cut off at 0 and 100."""
     return Score(float(mean), max(0.0, float(mean - below)), min(100.0, float(mean + above)))
 
 
@@ -41,21 +37,15 @@ def proportion(right: int, images: int) -> Score:
 
 def student(values: Sequence[float]) -> float:
     """Half the width of Student's 95 % interval of a mean, in the unit of the values; infinite for a single value."""
-    return half_width(np.std(values, ddof=1), len(values)) if len(values) > 1 else float("inf")
+    from scipy.stats import sem, t
 
-
-def half_width(std: float, count: int) -> float:
-    """`student` of `count` values from their standard deviation (n − 1)."""
-    from scipy.stats import t
-
-    return float(std / np.sqrt(count) * t.ppf((1 + LEVEL) / 2, count - 1)) if count > 1 else float("inf")
+    return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
 
 
 def paired(lost: int, gained: int, images: int) -> Score:
-    """The change of an accuracy, in points, of which so many of the same `images` are lost and gained.
+    """The change of an accuracy, in points, if of the same `images` so many are lost and gained.
 
-    The interval is Agresti and Min's (2005): Wald's, with half an image added to each of the four counts, so that it
-    has a width where no image changed."""
+    The interval is Agresti and Min's (2005): Wald's, with half an image added to each of the four counts."""
     from scipy.stats import norm
 
     n = images + 2
@@ -66,10 +56,7 @@ def paired(lost: int, gained: int, images: int) -> Score:
 
 
 def of_seeds(values: Sequence[float]) -> Score:
-    """The mean of accuracies with Student's interval: what other seeds would give on the same images.
-
-    One seed tells nothing of others: its interval is 0 to 100.
-    """
+    """The mean of accuracies with Student's interval, for other seeds on the same images; 0 to 100 for one seed."""
     half = student(values)
     return around(np.mean(values), half, half)
 
@@ -121,10 +108,11 @@ def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
 def another_order(named: Tensor, labels: Tensor, count: int) -> str:
     """A warning if the data's classes seem to be in another order than the model's, or "".
 
-    They do if far more images are right once the classes are `rematched`. Not tried for more than `REMATCHED` classes.
+    They do if more than twice as many images are right once the classes are `rematched`, intervals apart. The search
+    takes time with the cube of the classes: it is not tried for more than 4,096.
     """
     right = proportion(int((named == labels).sum()), len(labels))
-    other = rematched(named, labels, count) if count <= REMATCHED else right
+    other = rematched(named, labels, count) if count <= 4096 else right
     if other.low <= 2 * right.high:
         return ""
     return (
@@ -141,7 +129,7 @@ def real_labels() -> list[list[int]]:
     """
     from timm.data import RealLabelsImagenet
 
-    return list(RealLabelsImagenet(range(FILES)).real_labels.values())
+    return list(RealLabelsImagenet(range(50_000)).real_labels.values())
 
 
 def validation_numbers(names: Sequence[str]) -> Tensor:
@@ -156,12 +144,12 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     classes: (N, k) of ImageNet's 1,000, the likeliest first, which is right if it is among the labels. numbers: (N,),
     as `validation_numbers` returns them. Raises ValueError for a number outside of the 50,000, or without any label.
     """
-    if int(numbers.min()) < 0 or int(numbers.max()) >= FILES:
+    labels = real_labels()
+    if int(numbers.min()) < 0 or int(numbers.max()) >= len(labels):
         raise ValueError(
             "ReaL labels need ImageNet's validation files with their own names, ILSVRC2012_val_00000001 to "
-            f"ILSVRC2012_val_{FILES:08d}, but some of these images are named otherwise. Keep the original file names."
+            f"ILSVRC2012_val_{len(labels):08d}, but some of these images are named otherwise. Keep the original names."
         )
-    labels = real_labels()
     right = [int(c) in labels[n] for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True) if labels[n]]
     if not right:
         raise ValueError("None of these images has a ReaL label. Use more of ImageNet's validation images.")
