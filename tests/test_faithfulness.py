@@ -274,17 +274,14 @@ def test_ssim_in_closed_form():
     expected = (2 * a.mean() * b.mean() + light) * (2 * cov[0, 1] + contrast)
     expected /= (a.mean() ** 2 + b.mean() ** 2 + light) * (cov[0, 0] + cov[1, 1] + contrast)
     assert found.ssim.item() == pytest.approx(expected.item(), rel=1e-5)
+    for last, unchanged in (([-0.9, -0.2], True), ([0.6, 0.3], False), ([0.5, -0.5], False)):
+        flagged = Randomization(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
+        assert flagged.unchanged is unchanged
     tiny = [torch.rand(1, 2, 9) for _ in range(2)]
     assert randomization(one_layer(), images(1, dtype=torch.float32), fixed(*tiny)).ssim.isnan().all()
     for shape in ((1, 3, 9), (1, 4, 4), (1, 6, 6)):
         pair = [torch.rand(shape) for _ in range(2)]
         assert randomization(one_layer(), images(1, dtype=torch.float32), fixed(*pair)).ssim.isfinite().all()
-
-
-def test_the_flag_is_about_the_last_step_and_size_alone():
-    for last, unchanged in (([0.9, 0.2], True), ([-0.9, -0.2], True), ([0.6, 0.3], False), ([0.5, -0.5], False)):
-        found = Randomization(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
-        assert found.unchanged is unchanged
 
 
 def test_table():

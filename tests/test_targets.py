@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from maps_support import refuses
 from supported_support import small
-from test_attribution import materialized, relevance_of, starts
 from typer.testing import CliRunner
 
 from vitlens import UnsupportedModelError, capture, faithfulness, report
@@ -75,29 +74,6 @@ def test_scores_by_hand(model):
     torch.testing.assert_close(one, score(model, x, a) - score(model, x, b), rtol=1e-9, atol=1e-15)
 
 
-def test_gradients_equal_autograd_through_materialized_attention(model):
-    x, other = images(), images(1, seed=1)
-    with torch.no_grad():
-        goal = F.normalize(pooled(model, other), dim=-1)
-    found = explained(model, x, like(other)).attn
-    plain = copy.deepcopy(model)
-    plain.head = torch.nn.Identity()
-
-    class Similar(torch.nn.Module):  # a model whose only logit is the cosine
-        def __init__(self):
-            super().__init__()
-            self.plain, self.blocks = plain, plain.blocks
-
-        def forward(self, images):
-            return F.cosine_similarity(self.plain(images), goal)[:, None]
-
-    layers, _ = materialized(Similar(), x, target=[0, 0])
-    for mine, (_, gradient) in zip(found, layers, strict=True):
-        assert (mine.weights_gradient() - gradient).abs().max() <= 1e-9 * gradient.abs().max()
-    expected = relevance_of(layers, *starts("first token", layers, None))[:, 1:].unflatten(1, (4, 6))
-    torch.testing.assert_close(relevance(model, x, like(other)), expected, rtol=1e-9, atol=0)
-
-
 def test_every_method_explains_classes_functions_and_features_alike(model):
     """The logit of a class is a function of the output. It is the product of the features with a row, and a bias."""
     x = images(1)
@@ -152,22 +128,6 @@ def test_every_method_explains_a_likeness_without_classes(vit):
     gained = score(bare, x[:1], other) - score(bare, torch.zeros_like(x[:1]), other)
     torch.testing.assert_close(values.sum((1, 2)), gained, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(contributions(bare, x, other).parts.sum(1), score(bare, x, other), rtol=1e-9, atol=1e-12)
-
-
-def test_insertion_and_deletion_plot_the_cosine_itself(model):
-    x, other = images(), images(1, seed=1)
-    maps = torch.rand(2, 4, 6, generator=torch.Generator().manual_seed(3))
-    found = faithfulness.curves(model, x, maps, like(other), baseline="zero", step=8)
-    order = maps.flatten(1).argsort(descending=True)
-    for image in range(2):
-        for s, count in enumerate(found.counts.tolist()):
-            for curve, gone in ((found.deletion, order[image, :count]), (found.insertion, order[image, count:])):
-                covered = x[image].clone()
-                for patch in gone.tolist():
-                    row, col = divmod(patch, 6)
-                    covered[:, 16 * row : 16 * row + 16, 16 * col : 16 * col + 16] = 0
-                expected = cosine_by_hand(model, covered[None], other)[0]
-                assert curve[image, s].item() == pytest.approx(expected, rel=1e-9)
 
 
 def small_clip():

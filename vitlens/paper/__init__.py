@@ -25,8 +25,6 @@ from vitlens.paper.tables import (
     VTAB,
     FineTuning,
     Pretraining,
-    Published,
-    Variant,
     groups,
     results,
 )
@@ -34,6 +32,6 @@ from vitlens.paper.tables import (
 __all__ = [
     "BIT", "BIT_M_VTAB", "CLASSES", "COSTS", "FIRST_SUBMISSION", "FIVE", "IMAGES", "MODELS", "TABLE_1", "TABLE_2",
     "TABLE_3", "TABLE_4", "TABLE_5", "TABLE_6", "TABLE_7", "TABLE_8", "TABLE_9", "VTAB", "Cost", "FineTuning", "Model",
-    "Pretraining", "Published", "Variant", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
+    "Pretraining", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
     "results", "row_of", "table_2", "table_5", "table_9",
 ]  # fmt: skip

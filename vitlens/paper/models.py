@@ -34,29 +34,31 @@ class Weights:
 
 @dataclass(frozen=True)
 class Model:
-    """One model of the paper."""
+    """One model of the paper.
+
+    kind: ViT, hybrid, ResNet (BiT's: pre-activation, group norm, weight standardization) or EfficientNet. timm: the
+    name that builds it with `arguments`; of a ResNet without `weights` that of its nearest relative. image_size: pixels
+    at pre-training.
+    """
 
     name: str
     kind: str
-    """ViT, hybrid, ResNet (BiT's: pre-activation, group norm, weight standardization) or EfficientNet."""
     timm: str
-    """The name that builds it with `arguments`; of a ResNet without `weights` that of its nearest relative."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     weights: tuple[Weights, ...] = ()
     image_size: int = 224
-    """Pixels at pre-training."""
 
 
 class Cost(NamedTuple):
-    """What one model of the paper costs, with a head of 1,000 classes."""
+    """What one model of the paper costs, with a head of 1,000 classes.
+
+    flops: of one image of `image_size` pixels; a multiply-add is two. features: input features of the head.
+    """
 
     parameters: int
     flops: int
-    """Of one image of `image_size` pixels; a multiply-add is two."""
     image_size: int
-    """Side in pixels at pre-training."""
     features: int
-    """Input features of the head."""
 
     def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
         """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""

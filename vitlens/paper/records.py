@@ -12,40 +12,36 @@ from vitlens.data import files
 
 @dataclass(frozen=True)
 class Record:
-    """One number, with its 95 % confidence interval, in per cent."""
+    """One number, with its 95 % confidence interval, in per cent.
+
+    model: a timm name, a name of the paper, or the name of a folder. protocol: top1, fewshot, knn, probe, finetune or
+    vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: images that
+    were scored. when: date and time, UTC. damaged: images left out because they could not be decoded; for fine-tuning
+    only those of the test split. weights: first digits of the SHA-256 of the model's weights. place: for data in a
+    folder, those of its path, because it may share its name with others. seeds: number of seeds (0, 1, 2 …) that the
+    value is a mean over. recipe: of fine-tuning, with the changes to it, unless it is the data's own, unchanged. note:
+    how classes were matched, which classes are missing, what the interval covers.
+    """
 
     model: str
-    """A timm name, a name of the paper, or the name of a folder."""
     data: str
     protocol: str
-    """top1, fewshot, knn, probe, finetune or vtab."""
     metric: str
-    """top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks)."""
     value: float
     low: float
     high: float
     images: int
-    """Images that were scored."""
     when: str
-    """Date and time, UTC."""
     versions: dict[str, str]
-    """Of the packages."""
     damaged: int = 0
-    """Images left out because they could not be decoded; for fine-tuning only those of the test split."""
     command: str = ""
     weights: str = ""
-    """The first digits of the SHA-256 of the model's weights."""
     place: str = ""
-    """For data in a folder, the first digits of the SHA-256 of its path: it may share its name with others."""
     shots: int | None = None
     seeds: int | None = None
-    """Number of seeds (0, 1, 2 …) that the value is a mean over."""
     neighbors: int | None = None
-    """For knn."""
     recipe: str | None = None
-    """Of fine-tuning: the recipe and the changes to it, unless it is the data's own, unchanged."""
     note: str | None = None
-    """Caveats: how classes were matched, which classes are missing, what the interval covers."""
 
     @property
     def key(self) -> tuple:

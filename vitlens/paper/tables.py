@@ -21,18 +21,18 @@ CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of Table 1, and the timm model built like it."""
+    """One row of Table 1, and the timm model built like it for images of 224 pixels.
+
+    mlp: width of the hidden layer. parameters: in millions, as printed.
+    """
 
     name: str
     layers: int
     width: int
     mlp: int
-    """Width of the hidden layer."""
     heads: int
     parameters: int
-    """In millions, as printed."""
     timm: str
-    """Name of the model for images of 224 pixels."""
 
     def tokens(self, patch: int, image: int = 224) -> int:
         """Number of tokens of a square image, class token included; a rest smaller than a patch is cut."""
@@ -41,48 +41,48 @@ class Variant:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """One row of Table 3. Everywhere: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels."""
+    """One row of Table 3. Everywhere: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels.
+
+    epochs: one number, or the two that the row gives. lr: the peak. schedule: after warm-up.
+    """
 
     models: tuple[str, ...]
     data: str
     epochs: tuple[int, ...]
-    """One number, or the two that the row gives."""
     lr: float
-    """The peak."""
     schedule: str
-    """Of the learning rate after warm-up."""
     weight_decay: float
     dropout: float
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """One row of Table 4. Everywhere: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels."""
+    """One row of Table 4. Everywhere: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels.
+
+    lr: the peaks that were tried; the best one on `held_out`, a share of the training images or their number, was kept.
+    """
 
     data: tuple[str, ...]
     steps: int
     lr: tuple[float, ...]
-    """The peaks that were tried; the best one on `held_out` was kept."""
     held_out: float
-    """Share of the training images, or their number."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper printed of one model."""
+    """What the paper printed of one model of `MODELS`.
+
+    accuracy: top-1 in per cent, by data set. spread: standard deviation over three runs of fine-tuning. data, epochs,
+    exaflops, core_days (of TPUv3) and optimizer: of pre-training, where they are printed.
+    """
 
     model: str
-    """A name of `MODELS`."""
     data: str
-    """Of pre-training, as are epochs, exaFLOPs, core-days and optimizer where they are printed."""
     accuracy: Mapping[str, float]
-    """Top-1 in per cent, by data set."""
     spread: Mapping[str, float] = field(default_factory=dict)
-    """Standard deviation over three runs of fine-tuning."""
     epochs: int | None = None
     exaflops: int | None = None
     core_days: int | None = None
-    """Of TPUv3."""
     optimizer: str | None = None
 
     @property
