@@ -12,7 +12,7 @@ from capture_support import captured
 from torch.overrides import TorchFunctionMode
 
 from vitlens import UnsupportedModelError, capture
-from vitlens.attention import mean_distance, rollout
+from vitlens.attention import entropy, mean_distance, rollout
 from vitlens.attribution import METHODS
 from vitlens.recorder.forward import full_precision
 from vitlens.recorder.record import MULTIHEAD, multihead_attention
@@ -229,8 +229,6 @@ def test_boolean_masks(vit):
         model(images(1, 3, 64, 64), attn_mask=allowed)
     assert (attn[0].weights()[:, :, ~allowed] == 0).all()
     torch.testing.assert_close(attn[0].weights() @ attn[0].v, attn[0].output, atol=1e-5, rtol=1e-4)
-    from vitlens.attention import entropy
-
     naive = attn[0].weights().clamp_min(1e-38)
     torch.testing.assert_close(entropy(attn)[:, 0], -(attn[0].weights() * naive.log()).sum(-1).mean(-1))
 
@@ -238,23 +236,6 @@ def test_boolean_masks(vit):
 def refusal(model, *args, match, **kwargs):
     with pytest.raises(UnsupportedModelError, match=match), capture(model):
         model(*args, **kwargs)
-
-
-def test_dropout_inside_attention_is_refused_at_the_call(vit):
-    """A dropout rate that no module announces."""
-    model = vit()
-    attend = F.scaled_dot_product_attention
-    model.blocks[1].attn.forward = lambda x, **_: attend(
-        *model.blocks[1].attn.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
-    )
-    refusal(model, images(1, 3, 64, 64), match="layer 1 drops attention weights at random .dropout 0.2")
-
-
-def test_tokens_that_are_not_those_of_the_image_are_refused(vit):
-    model = vit()
-    model.patch_drop = torch.nn.Identity()
-    model.patch_drop.forward = lambda x: x[:, :9]
-    refusal(model, images(1, 3, 64, 64), match="attends from 9 to 9 tokens, but an input of 64 × 64")
 
 
 def test_the_grid_is_the_one_of_the_image_that_ran(vit):
@@ -279,87 +260,80 @@ def test_hybrids_are_measured_by_their_stride():
         assert (attn.grid.rows, attn.grid.cols) == tuple(-(-side // stride) for side in size)
 
 
-def test_refused_calls(vit):
-    x = images(1, 3, 64, 64)
-    for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate"):
-        refusal(vit(**{rate: 0.1}).train(), x, match=r"in training mode .* at random.*model\.eval\(\)")
-    built = vit(drop_path_rate=0.1)  # but not at work
-    with capture(built):
-        built(x)
-    refusal(vit(), x, is_causal=True, match="causal")
-    model = vit()
-    with pytest.raises(UnsupportedModelError, match="second time"), capture(model):
-        model(x)
-        model(x)
-    with pytest.raises(UnsupportedModelError, match="not run to its last block"), capture(model):
-        pass
-    timm.layers.set_fused_attn(False)
-    try:
-        unfused = vit()
-    finally:
-        timm.layers.set_fused_attn(True)
-    refusal(unfused, x, match="fused attention is switched off")
-    naflex = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3).eval()
-    patches = {
-        "patches": torch.randn(1, 10, 768), "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
-        "patch_valid": torch.ones(1, 10, dtype=torch.bool),
-    }  # fmt: skip
-    refusal(naflex, patches, match="not an image")
-
-
 class Pair(torch.nn.Module):
     def __init__(self, teacher, student):
         super().__init__()
         self.teacher, self.student = teacher, torch.nn.Sequential(torch.nn.Identity(), student)
 
 
+class TweakedAttention(timm.layers.Attention):
+    def forward(self, x, **kwargs):
+        return super().forward(x.flip(1), **kwargs)
+
+
 def test_refused_models(vit):
-    for model, match in [
+    tweaked, mixed = vit(), vit()
+    tweaked.blocks[1].attn, mixed.blocks[1].attn = TweakedAttention(96, 3), torch.nn.Identity()
+    timm.layers.set_fused_attn(False)
+    try:
+        unfused = vit()
+    finally:
+        timm.layers.set_fused_attn(True)
+    for model, match in (
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
         (torch.nn.ModuleDict({"body": vit()}), r"`model\.get_submodule\('body'\)`"),
         (Pair(vit(), vit()), r"holds 2 Vision Transformers \('teacher', 'student\.1'\); take the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
-    ]:
-        with pytest.raises(UnsupportedModelError, match=match):
-            capture(model).__enter__()
-
-
-def test_attention_that_is_not_known_is_refused(vit):
-    """What looks like a plain ViT, but for one layer that vitlens has not verified."""
-    known = type(vit().blocks[1].attn)
-
-    class TweakedAttention(known):
-        def forward(self, x, **kwargs):
-            return super().forward(x.flip(1), **kwargs)
-
-    class Mixer(torch.nn.Module):
-        def forward(self, x, **_):
-            return x.mean(1, keepdim=True).expand_as(x)
-
-    tweaked, mixed = vit(), vit()
-    tweaked.blocks[1].attn = TweakedAttention(96, 3)
-    mixed.blocks[1].attn = Mixer()
-    for model, match in [
         (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not know"),
         (mixed, r"layer 1 \(timm.*Block\) holds no attention that vitlens knows"),
-    ]:
-        refusal(model, images(1, 3, 64, 64), match=match)
+        (unfused, "fused attention is switched off"),
+        *((vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
+          for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedModelError, match=match):
+            capture(model).__enter__()
+    assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # but not at work
 
 
-def test_a_call_with_other_parameters_is_refused(vit):
-    """Whose attention it is is known by the module's parameters, and these are not the module's."""
-    model = vit()
+def test_refused_calls(vit):
+    model, x = vit(), images(1, 3, 64, 64)
+    dropping, masked, naflex = vit(), vit(), timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96,
+                                                               num_heads=3).eval()  # fmt: skip
+    inner, attend = dropping.blocks[1].attn, F.scaled_dot_product_attention
+    inner.forward = lambda x, **_: attend(  # a dropout rate that no module announces
+        *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
+    )
+    masked.patch_drop = torch.nn.Identity()
+    masked.patch_drop.forward = lambda x: x[:, :9]
+    patches = {
+        "patches": torch.randn(1, 10, 768), "patch_coord": torch.zeros(1, 10, 2, dtype=torch.long),
+        "patch_valid": torch.ones(1, 10, dtype=torch.bool),
+    }  # fmt: skip
     others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UnsupportedModelError, match="with its own parameters"), capture(model):
-        torch.func.functional_call(model, others, images(1, 3, 64, 64))
 
+    def elsewhere():
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
 
-def test_nothing_to_show_before_the_forward(vit):
-    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(vit()) as attn:
+    for seen, call, match in (
+        (dropping, lambda: dropping(x), "layer 1 drops attention weights at random .dropout 0.2"),
+        (masked, lambda: masked(x), "attends from 9 to 9 tokens, but an input of 64 × 64"),
+        (naflex, lambda: naflex(patches), "not an image"),
+        (model, lambda: model(x, is_causal=True), "causal"),
+        (model, lambda: (model(x), model(x)), "second time"),
+        (model, lambda: None, "not run to its last block"),
+        (model, lambda: model.patch_embed(x), "not run to its last block"),
+        (model, elsewhere, "in its thread"),
+        (model, lambda: torch.func.functional_call(model, others, x), "with its own parameters"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=match), capture(seen):
+            call()
+    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
         attn[0]
     with pytest.raises(IndexError, match="3 layers, numbered from 0 to 2, but layer 3"):
-        captured(vit(), images(1, 3, 64, 64))[3]
+        captured(model, x)[3]
 
 
 def pooled(**kwargs):
@@ -400,17 +374,6 @@ def test_statistics_are_not_rounded_to_tf32():
         finally:
             torch.set_float32_matmul_precision("highest")
         assert not rounded() and torch.get_float32_matmul_precision() == "highest"
-
-
-def test_a_forward_in_another_thread_is_refused(vit):
-    model = vit()
-    with pytest.raises(UnsupportedModelError, match="in its thread"), capture(model):
-        thread = threading.Thread(target=model, args=(images(1, 3, 64, 64),))
-        thread.start()
-        thread.join()
-    with pytest.raises(UnsupportedModelError, match="it was not run to its last block"), capture(model):
-        model.patch_embed(images(1, 3, 64, 64))
-    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_query_that_sees_nothing_is_refused(vit):
@@ -585,5 +548,5 @@ def check_multihead(options):
     assert seen and torch.equal(found[0], expected[0])
     assert found[1] is expected[1] is None or torch.equal(found[1], expected[1])
     for refused in (dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)), dict(attn_mask=mask)):
-        with Mode(), pytest.raises(NotImplementedError, match="called with a mask"):
+        with Mode(), pytest.raises(UnsupportedModelError, match="called with a mask"):
             module(*given, **refused)

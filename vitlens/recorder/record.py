@@ -92,12 +92,11 @@ def multihead_attention(
 
     The operations and their order are PyTorch's, so outputs are equal bit for bit. In eval mode without gradients,
     torch.nn.MultiheadAttention has a fast path too. It is off while a mode watches, and its outputs differ from these
-    by rounding. `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good. Raises NotImplementedError for
-    masks and other uses of the module.
+    by rounding. `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good.
     """
     refused = (bias_k, bias_v, key_padding_mask, attn_mask)
     if add_zero_attn or any(part is not None for part in refused) or query.dim() != 3 or key is not value:
-        raise NotImplementedError("torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch")
+        raise UnsupportedModelError("torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch.")
     length, batch, _ = query.shape
     if in_weight is None:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
@@ -222,10 +221,7 @@ class Interception(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 self._look_for_image(tensors, args[0] if args else None)
         if func is MULTIHEAD and self.layer is not None:
-            try:
-                return multihead_attention(self._attention, *args, **kwargs)
-            except NotImplementedError as error:
-                raise refuse(self.model, str(error)) from None
+            return multihead_attention(self._attention, *args, **kwargs)
         result = func(*args, **kwargs)
         if func is F.pad and self.pads and not self.begun:
             self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
