@@ -245,7 +245,7 @@ class _Entropy(Statistic):
     logits = True
 
     def add(self, queries, logits, weights):
-        # ln A_ij = x_ij − lse_i, and the largest entry of a row tells its log-sum-exp without underflow
+        # ln A_ij = x_ij − lse_i, and the largest entry of a row gives its log-sum-exp without underflow
         lse = logits.amax(-1) - weights.amax(-1).log()
         self.sums.append(lse - torch.einsum("bhqk,bhqk->bhq", weights, logits))
 

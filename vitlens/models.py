@@ -339,7 +339,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def _here_first(from_pretrained: Callable, name: str, **options):
-    """A file of the hub from this disk if it is there, because transformers asks the hub about every file."""
+    """A file of the hub from this disk if it is there: transformers would contact the hub for every file."""
     if not Path(name).exists():
         with suppress(OSError):
             return from_pretrained(name, local_files_only=True, **options)

@@ -40,7 +40,7 @@ from vitlens.tokens import features
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each part of a model adds to the logit of each image's class, or to the difference of two.
+    """Additions of each part of a model to the logit of each image's class, or to the difference of two.
 
     logits: (B,) the model's own. embedding: (B,) of the tokens that enter the first layer. heads: (B, L, H). mlps:
     (B, L). pool: (B,) of the MLP of an attention pool, 0 where there is none. biases: (B,) of all biases behind the
@@ -114,7 +114,7 @@ def apart(
     *,
     names: Sequence[str] | None = None,
 ) -> tuple[Contributions, Tensor]:
-    """What `contributions` returns, and (B, L, H, T) what `direct` does, prefix tokens first, from one forward."""
+    """The results of `contributions` and of `direct` with all tokens, (B, L, H, T), from one forward."""
     found, attn, chosen = _read_directly(model, images, target, against, names)
     require_layers(model, chosen, attn.reached())
     layers = []

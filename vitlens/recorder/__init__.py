@@ -1,4 +1,4 @@
-"""What a model's attention is: record it, its layers and its grid of patches, or intervene."""
+"""Record a model's attention, its layers and its grid of patches, or intervene."""
 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.intervention import intervene

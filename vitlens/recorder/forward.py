@@ -139,5 +139,5 @@ def float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
+    """True if PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

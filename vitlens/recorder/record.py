@@ -394,12 +394,11 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
         attn[0].weights()                   # (B, H, T, T)
 
     values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
-    graph, for `attn.differentiate(score)`; where nothing requires gradients (a frozen model), the graph begins at the
-    first of the outputs, and `differentiate` refuses a graph that is cut inside of the model. Raises
-    UnsupportedModelError for a model, or for a call, that cannot be shown truthfully (`recorder.supported`), and for a
-    second forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads
-    at once, each with its own block. Kept are q and k, so memory is linear in the tokens, except for models with dense
-    attention biases (BEiT, relative positions): their biases are as large as the maps, and are kept too.
+    graph, for `attn.differentiate(score)`; in a frozen model the graph begins at the first of the outputs. Raises
+    UnsupportedModelError for a model or a call that cannot be shown truthfully (`recorder.supported`), and for a second
+    forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads at
+    once, each with its own block. Memory is linear in the tokens, except for dense attention biases (BEiT, relative
+    positions), which are as large as the maps and are kept too.
     """
     model = unwrap(model)
     modules = attention_modules(model)

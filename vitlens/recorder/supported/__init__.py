@@ -1,4 +1,4 @@
-"""Which models are accepted. Refusal is the default: a plausible but wrong image is worse than none.
+"""Models that are accepted. Refusal is the default: a plausible but wrong image is worse than none.
 
 A model is accepted if its class is a known one and every block holds attention modules of a known kind: a softmax over
 all tokens of one whole image. The calls that the model then makes are checked by the capture. Each library has its file
@@ -80,8 +80,7 @@ class Family(ABC):
 
     @property
     def stream_problem(self) -> str | None:
-        """Reason why what attention and MLPs add to the tokens cannot be told apart (blocks that are not pre-norm), or
-        None."""
+        """Reason why the additions of attention and MLPs are inseparable (blocks that are not pre-norm), or None."""
         for number, block in enumerate(self.blocks):
             names = [name for name, _ in block.named_modules()]
             if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):

@@ -52,7 +52,7 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
 
 
 class _Tower(Family):
-    """What both kinds of image towers have in common. whole: the model that also holds the text tower."""
+    """Common part of both kinds of image towers. whole: the model that also holds the text tower."""
 
     def __init__(self, whole: nn.Module, tower: nn.Module):
         super().__init__(getattr(tower, "trunk", whole))

@@ -58,7 +58,7 @@ _REFUSED = {
     "it attends within patches and between them": "TNT",
 }
 REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
-"""Why models of these classes are refused."""
+"""Reasons for refusing models, by class."""
 
 DIFFERENCES = {"DiffAttention", "DiffParallelScalingBlock"}
 """Attention that is the difference of two softmaxes."""
@@ -196,8 +196,8 @@ class Timm(Family):
 def _stride(embed: nn.Module) -> tuple[int, int]:
     """Pixels from one token to the next.
 
-    timm's ratio of a hybrid is image ÷ features, off where one was rounded; its backbone says by how much it reduces,
-    which is right unless the backbone was changed: then it does not fit the features that timm found.
+    timm's ratio of a hybrid is image ÷ features, off where one was rounded. The reduction of its backbone is right,
+    unless the backbone was changed and no longer fits the features that timm found.
     """
     info = getattr(getattr(embed, "backbone", None), "feature_info", None)
     if info is None:

@@ -1,8 +1,7 @@
 """Vision models of Hugging Face's transformers, with `attn_implementation="sdpa"`.
 
-To add one, say in `TOWERS` where its kind of model keeps its parts, and in `MODELS`, for every class made of such a
-tower, where the tower is and what is read of its tokens: that belongs to the whole class. Names are those of
-transformers 5.
+To add one, enter the parts of its kind of model in `TOWERS`, and in `MODELS` each class made of such a tower, with the
+tower's path and what is read of its tokens. Names are those of transformers 5.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ OPENAI = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757771
 
 @dataclass(frozen=True)
 class Tower:
-    """Where a kind of model keeps its parts, which tokens come before the patches, and how the published weights of
-    this kind want images to be normalized: (means, standard deviations)."""
+    """Paths of the parts of a kind of model, the tokens before the patches, and (means, standard deviations) of the
+    images that most published weights of this kind take. interpolates: other sizes need interpolate_pos_encoding=True.
+    """
 
     normalized: tuple
     prefix: tuple[str, ...] = ("class token",)
@@ -35,7 +35,6 @@ class Tower:
     projection: str = "embeddings.patch_embeddings.projection"
     positions: str | None = "embeddings.position_embeddings"
     interpolates: bool = False
-    """Whether other sizes need interpolate_pos_encoding=True."""
 
 
 _CLIP = dict(blocks="encoder.layers", attention="self_attn", norm="post_layernorm",
@@ -59,7 +58,7 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class Whole:
-    """What is read of a class's tokens (`READS`), the path of its tower, and the output that is taken."""
+    """A class: one of `READS`, the path of its tower, and the output that is taken."""
 
     reads: str
     path: str = ""
@@ -73,8 +72,8 @@ class Whole:
 
 
 READS = ("class token", "class and distillation token", "patches", "class token beside patches", "pool", "BEiT's")
-"""What is read: a token, the mean of two heads' outputs, the mean of all patches, a token and the mean side by side
-(which is no single row), the attention pool, or the class token or the patches as BEiT's configuration says."""
+"""Tokens that a class reads: a token, the mean of two heads' outputs, the mean of all patches, a token and that mean
+side by side (which is no single row), the attention pool, or the first or third as BEiT's configuration has it."""
 
 _MODELS = {
     "vit.ViTModel": Whole("class token"),
