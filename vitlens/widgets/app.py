@@ -30,7 +30,6 @@ from tornado import httpserver, netutil, web, websocket
 from vitlens.images import load_image, samples
 from vitlens.widgets.lanes import QUICK, Connection, Task
 
-HERE = Path(__file__).parent
 PAGES, MESSAGE = 16, 2**20
 """The most pages that may be open, and the largest message in bytes; uploads come in parts."""
 POLICY = (
@@ -93,10 +92,9 @@ class App:
         shown.thumbnail((448, 448))
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
         script, style = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
-        self.files = {"photograph": ("image/jpeg", preview.getvalue())} | {
-            name: (kind, (HERE / name).read_bytes())
-            for name, kind in {"app.js": script, "front.js": script, "front.css": style}.items()
-        }
+        self.files = {"": ("text/html; charset=utf-8", PAGE), "photograph": ("image/jpeg", preview.getvalue())}
+        for name, kind in {"app.js": script, "front.js": script, "front.css": style}.items():
+            self.files[name] = (kind, Path(__file__).with_name(name).read_bytes())
 
     async def run(self, port: int, began: Callable[[str], None]) -> None:
         """Serve on a port, or a free one, until `end` is called. Raises what is wrong with the model or the port."""
@@ -107,11 +105,9 @@ class App:
             raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port, or none.") from error
         port = listening[0].getsockname()[1]
         self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
-        paths = [("/", Home), ("/socket", Socket), ("/(.*)", File)]
-        application = web.Application(
-            [(path, handler, {"app": self}) for path, handler in paths], websocket_max_message_size=MESSAGE,
-            log_function=lambda handler: None,
-        )  # fmt: skip
+        handlers = [("/socket", Socket, {"app": self}), ("/(.*)", File, {"app": self})]
+        quiet = {"log_function": lambda handler: None}
+        application = web.Application(handlers, websocket_max_message_size=MESSAGE, **quiet)
         server = httpserver.HTTPServer(application, max_body_size=MESSAGE)
         server.add_sockets(listening)
         began(f"http://{self.host}/?token={self.token}")
@@ -153,6 +149,7 @@ class App:
         return model
 
     def _report(self, step: str) -> None:
+        """Name the present step on all pages."""
         self.step = step
         for page in self.sockets:
             page.tell("step", step)
@@ -181,13 +178,10 @@ class Guarded(web.RequestHandler):
 
     def prepare(self) -> None:
         self.set_header("Content-Security-Policy", POLICY.format(host=self.app.host))
-        known = self.get_cookie(self.app.cookie, "")
-        if self.request.host != self.app.host or not (same(known, self.app.secret) or self.invited()):
+        self.invited = self.request.path == "/" and same(self.get_query_argument("token", ""), self.app.token)
+        known = same(self.get_cookie(self.app.cookie, ""), self.app.secret)
+        if self.request.host != self.app.host or not (known or self.invited):
             raise web.HTTPError(403)
-
-    def invited(self) -> bool:
-        """True if the request has the token in its address."""
-        return False
 
     def write_error(self, status_code: int, **_) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
@@ -198,27 +192,17 @@ class Guarded(web.RequestHandler):
             super().log_exception(kind, error, trace)
 
 
-class Home(Guarded):
-    """The page."""
-
-    def invited(self) -> bool:
-        return same(self.get_query_argument("token", ""), self.app.token)
-
-    def get(self) -> None:
-        if self.invited():
-            self.set_cookie(self.app.cookie, self.app.secret, httponly=True, samesite="Strict", path="/")
-        self.finish(CLEAN if "token" in self.request.query_arguments else PAGE)
-
-
 class File(Guarded):
-    """The photograph, which is shown until the first map is there, and the files of the front end."""
+    """The page, the files of the front end, and the photograph that is shown until the first map is there."""
 
     def get(self, name: str) -> None:
+        if self.invited:
+            self.set_cookie(self.app.cookie, self.app.secret, httponly=True, samesite="Strict", path="/")
         if name not in self.app.files:
             raise web.HTTPError(404)
         kind, content = self.app.files[name]
         self.set_header("Content-Type", kind)
-        self.finish(content)
+        self.finish(CLEAN if "token" in self.request.query_arguments else content)
 
 
 class Socket(Guarded, websocket.WebSocketHandler):
@@ -260,7 +244,8 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.tell("step", f"{error}" or type(error).__name__)
             return
         page, answer = task.result()
-        self.connection = Connection(page, self._show, self._custom, self.app.post)
+        send = lambda content, buffers: self.tell("custom", {"content": content, "buffers": buffers})  # noqa: E731
+        self.connection = Connection(page, self._show, send, self.app.post)
         self.connection.start(answer)
 
     def on_message(self, message: str | bytes) -> None:
@@ -298,9 +283,6 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.tell("pictures", pictures)
         self.tell("frame", frame)
 
-    def _custom(self, content: dict, buffers: list[bytes]) -> None:
-        self.tell("custom", {"content": content, "buffers": buffers})
-
 
 def same(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode(), secret.encode())
@@ -308,18 +290,15 @@ def same(given: str, secret: str) -> bool:
 
 def packed(name: str, value: object) -> bytes:
     """A message: the length of its head, the head as JSON, and the bytes that the head names by {"$": number}."""
-    parts: list[bytes] = []
+    parts, sizes = [], []
 
-    def plain(each: object) -> object:
-        if isinstance(each, bytes | bytearray | memoryview):
-            parts.append(bytes(each))
-            return {"$": len(parts) - 1}
-        if isinstance(each, dict):
-            return {key: plain(item) for key, item in each.items()}
-        return [plain(item) for item in each] if isinstance(each, list | tuple) else each
+    def place(part: bytes | memoryview) -> dict:
+        parts.append(bytes(part))
+        sizes.append(len(parts[-1]))
+        return {"$": len(parts) - 1}
 
-    head = {"name": name, "value": plain(value)}
-    head = json.dumps(head | {"sizes": [len(part) for part in parts]}).encode()
+    # json writes in this order, so the sizes are known when they are written
+    head = json.dumps({"name": name, "value": value, "sizes": sizes}, default=place).encode()
     return b"".join([struct.pack("<I", len(head)), head, *parts])
 
 

@@ -17,7 +17,7 @@ from vitlens.recorder.supported import attention_modules, embeds_texts, unwrap
 from vitlens.widgets.drawing import captioned
 from vitlens.widgets.heads_off import AVERAGE, ZERO, listed, means, off_words, switches
 from vitlens.widgets.lanes import LARGEST, Job
-from vitlens.widgets.page import Control, Later, Panel
+from vitlens.widgets.page import Control, Panel
 from vitlens.widgets.photographs import PAINT, Forward, Pictured, size_for
 from vitlens.widgets.views import (
     EVERY,
@@ -66,17 +66,17 @@ class Explorer(Pictured):
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
-            try:
-                self.files.append((content.get("number", 0), self._saved()))
-            except Later:
-                raise ValueError("This map is still being computed. Save it once it is shown.") from None
+            if isinstance(shown := self.view(lambda: None), Job):
+                raise ValueError("This map is still being computed. Save it once it is shown.")
+            self.files.append((content.get("number", 0), self._saved(shown)))
         else:
             super().take(content, buffers)
 
     def draw(self, check):
         whole, forward = self._forward_without((), check), self._forward_without(self.state["off"], check)
         self.fit(forward)
-        shown = self.view(check)
+        if isinstance(shown := self.view(check), Job):
+            return shown
         return {
             "pictures": {"picture": whole.png},
             "panels": [self._panel(shown)],
@@ -130,11 +130,11 @@ class Explorer(Pictured):
         """The forward of the photograph, at the size that was chosen, with some heads off."""
         return self._forward_without(self.state["off"], lambda: None)
 
-    def view(self, check=lambda: None) -> Map:
-        """The map that is shown. Raises `Later` for a map of the long lane."""
+    def view(self, check) -> Map | Job:
+        """The map that is shown, or its job for the long lane."""
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
-            raise Later(Job(key, make))
+            return Job(key, make)
         return self.once(key, lambda: make(check))
 
     @property
@@ -295,9 +295,8 @@ class Explorer(Pictured):
             "head": head if goes and isinstance(head, int) else None, "picks": goes,
         }  # fmt: skip
 
-    def _saved(self) -> dict[str, bytes]:
+    def _saved(self, shown: Map) -> dict[str, bytes]:
         """Files: the figure with its caption, and all numbers."""
-        shown = self.view()
         panel = self._panel(shown)
         if (measured := self._score()) and "curves" in measured:
             panel = replace(panel, words=f"{panel.words} {measured['words']}")

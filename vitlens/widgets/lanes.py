@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 LARGEST = 64 * 2**20
 """Largest upload, in bytes."""
@@ -85,8 +86,7 @@ class Lane:
 QUICK, LONG = Lane("quick"), Lane("long")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A function for the long lane, and the key of its result."""
 
     key: tuple

@@ -21,14 +21,6 @@ RESULTS = 100
 """Results that a page keeps, such as maps and scores."""
 
 
-class Later(Exception):
-    """Raised where a map takes long: the job that makes it."""
-
-    def __init__(self, job: Job):
-        super().__init__(job.key)
-        self.job = job
-
-
 @dataclass(frozen=True)
 class Control:
     """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text" or
@@ -152,8 +144,9 @@ class Page:
         self._menus, self._good, self._seen, self._message = None, state, 0, ""
         self._awaited: tuple | None = None  # key of the job without which nothing can be drawn
 
-    def draw(self, check: Check) -> dict:
-        """A dictionary of panels, pictures and whatever else the page has in the present state."""
+    def draw(self, check: Check) -> dict | Job:
+        """A dictionary of panels, pictures and whatever else the page has in the present state, or the job without
+        which nothing can be drawn."""
         raise NotImplementedError
 
     def controls(self) -> list[Control]:
@@ -188,7 +181,8 @@ class Page:
 
     def first(self, check: Check) -> Answer:
         """The first drawing. Raises whatever is wrong."""
-        return Answer(self._drawn(check, ""), self.pictures, self.job())
+        self._draw(check)
+        return Answer(self.frame, self.pictures, self.job())
 
     def answer(self, messages: list[tuple[dict, list]], check: Check) -> Answer:
         """Take all messages, then draw once. After an error, the last good page is shown with a sentence about it."""
@@ -206,14 +200,12 @@ class Page:
             self._message = " ".join(dict.fromkeys(errors))
         job = None
         try:
-            self._drawn(check, self._message)
+            if awaited := self._draw(check):
+                return Answer(None, None, awaited, self.files, errors)
             job = self.job()
         except Cancelled:
             self.state = before
             raise
-        except Later as later:
-            self._awaited = later.job.key
-            return Answer(None, None, later.job, self.files, errors)
         except Exception as error:
             errors.append(sentence(error))
             self.state, self._message = self._good, errors[-1]
@@ -246,8 +238,12 @@ class Page:
         if (menus := self.menus()) != self._menus:
             self.shown, self._menus = {control.name: control for control in self.controls()}, menus
 
-    def _drawn(self, check: Check, message: str) -> dict:
+    def _draw(self, check: Check) -> Job | None:
+        """Draw the frame, or return the job that it needs."""
         drawn = self.draw(check)
+        if isinstance(drawn, Job):
+            self._awaited = drawn.key
+            return drawn
         self._renew_controls()
         for name in self.shown.keys() & self.plain:
             if self.shown[name].value != self.state[name]:
@@ -255,8 +251,8 @@ class Page:
         self.pictures, self._good = drawn.pop("pictures"), self.state
         panels = [panel.message() for panel in drawn.pop("panels")]
         controls = [vars(control) for control in self.shown.values()]
-        self.frame = drawn | {"panels": panels, "controls": controls, "answers": self._seen, "message": message}
-        return self.frame
+        self.frame = drawn | {"panels": panels, "controls": controls, "answers": self._seen, "message": self._message}
+        return None
 
 
 def sentence(error: Exception) -> str:
