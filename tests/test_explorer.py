@@ -209,9 +209,8 @@ def test_heads_off_limit_contributions_and_lens(vit):
         close(explorer.frame["parts"]["heads"], stream.contributions(model, given(model), 3).heads[0])
     with pytest.raises(ValueError, match="Let heads that are off give zero, or switch them on"):
         explorer.set(way="mean")
-    for wrong in ([(0, 3)], 7):
-        with pytest.raises(ValueError, match="from \\(0, 0\\) to \\(2, 2\\)|pairs"):
-            explorer.set(off=wrong)
+    with pytest.raises(ValueError, match=r"from \(0, 0\) to \(2, 2\)"):
+        explorer.set(off=[(0, 3)])
     assert explorer.page.state["way"] == "zero" and explorer.page.state["off"] == ((1, 1),)
     pooled = widgets.explore(vit(name="vit_base_patch16_siglip_224"), PICTURE)
     pooled.set(view="lens", off=[(0, 0)])

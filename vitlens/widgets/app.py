@@ -63,6 +63,8 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
     app = App(model, None if image is None else load_image(image))
 
     def began(address: str) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, end)
         print(address, flush=True)  # also into a pipe
         if browser:  # in a thread, because opening may take long
             threading.Thread(target=_open, args=(address,), daemon=True).start()
@@ -72,8 +74,6 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
             signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
         app.end()
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, end)
     asyncio.run(app.run(port, began))
     sys.stdout.flush()
     os._exit(0)  # waits for no download in a lane; and taking PyTorch's modules apart would take seconds
@@ -87,7 +87,6 @@ class App:
         self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.model, self.step, self.error = None, "Importing PyTorch …", None
         self.sockets: list[Socket] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
         shown = (photograph or next(iter(samples().values()))).copy()
         shown.thumbnail((448, 448))
         shown.save(preview := io.BytesIO(), "JPEG", quality=90)
@@ -122,9 +121,7 @@ class App:
 
     def end(self) -> None:
         """Make `run` return. Safe to call from a signal handler."""
-        if self.loop is None:
-            raise KeyboardInterrupt
-        self.loop.call_soon_threadsafe(self.over.set)
+        self.post(self.over.set)
 
     def post(self, function: Callable[[], None]) -> None:
         """Call a function in the thread of the event loop, unless the loop has ended."""

@@ -50,11 +50,7 @@ def _places(model: nn.Module) -> dict[Head, object]:
 
 def listed(model: nn.Module, heads: object) -> tuple[Head, ...]:
     """Heads in the order of the layers. Raises ValueError for heads that do not exist."""
-    try:
-        pairs = {(layer, head) for layer, head in heads}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Expected pairs of a layer and a head, such as [(0, 2)], got {heads!r}.") from error
-    every = [*_places(model)]
+    pairs, every = {(layer, head) for layer, head in heads}, [*_places(model)]
     if unknown := pairs.difference(every):
         raise ValueError(f"There is no (layer, head) {unknown.pop()!r}; they go from {every[0]} to {every[-1]}.")
     return tuple(head for head in every if head in pairs)

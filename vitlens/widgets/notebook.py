@@ -136,6 +136,6 @@ def positions(model: nn.Module) -> Widget:
     """Maps of the cosine similarity of one position embedding to all others; click a position to see its own (paper,
     Fig. 7 center).
 
-    Raises ValueError for models without a table of position embeddings (rotary ones) or with a single position.
+    Raises ValueError for models without a table of position embeddings (rotary ones).
     """
     return Widget(lambda: PositionMaps(model))

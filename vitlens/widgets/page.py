@@ -128,8 +128,10 @@ class Panel:
 
 
 class Page:
-    """A state and the frame drawn from it. Subclasses define `draw`, `controls` and, for slow parts, `job`.
+    """A state and the frame drawn from it.
 
+    Subclasses define `draw(check)`, which returns a dictionary of panels, pictures and whatever else the page has in
+    the present state, or the job without which nothing can be drawn; `controls()`, a list; and, for slow parts, `job`.
     The state is replaced, never changed in place, so that the last good one can be restored after an error.
     """
 
@@ -143,15 +145,6 @@ class Page:
         self.files: list[tuple[int, dict[str, bytes]]] = []  # to save: the number of the message, and the files
         self._menus, self._good, self._seen, self._message = None, state, 0, ""
         self._awaited: tuple | None = None  # key of the job without which nothing can be drawn
-
-    def draw(self, check: Check) -> dict | Job:
-        """A dictionary of panels, pictures and whatever else the page has in the present state, or the job without
-        which nothing can be drawn."""
-        raise NotImplementedError
-
-    def controls(self) -> list[Control]:
-        """The controls in the present state."""
-        raise NotImplementedError
 
     def job(self) -> Job | None:
         """The next slow part of the page, made in the long lane after the drawing."""

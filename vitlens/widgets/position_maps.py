@@ -22,8 +22,6 @@ class PositionMaps(Page):
     def __init__(self, model: nn.Module):
         self.similarity = similarity(model).cpu().numpy()
         rows, cols = self.similarity.shape[:2]
-        if rows * cols < 2:
-            raise ValueError("This model has a single patch and position, so there is nothing to compare it with.")
         super().__init__(row=rows // 3, column=cols // 3, stretch=False, smooth=False)
 
     def take(self, content, buffers):

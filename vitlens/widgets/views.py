@@ -41,8 +41,6 @@ LOOKS, HOLDS, WRITES, WHY, SLOWER = (
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST = 120.0
 """The longest score in seconds. Beyond, the page gives only the estimate."""
-AT_ONCE = 2**24
-"""Logits of tokens that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -263,15 +261,6 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
     return Map(forward.grid.image_map(lengths).numpy(), words, unit="length")
 
 
-def _share(forward: Forward, layer: int, target: int, check: Check) -> Tensor:
-    """(T,) the probability of a class by the raw lens at each token after a layer."""
-    shares = []
-    for part in forward.tokens[layer].split(max(1, AT_ONCE // forward.classes), 1):
-        check()
-        shares.append(scores(forward.model, stream.read_each(forward.model, part)[0])[:, target].float().cpu())
-    return torch.cat(shares)
-
-
 def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
     """The probability of the likeliest class after each layer by the raw lens at the query, and its number."""
     best = []
@@ -292,7 +281,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
         raise ValueError("The raw lens needs all heads of the attention pool. Switch them on to see it.")
     target, layer, query = choice.target, choice.layer, choice.query
     with evaluating(forward.model):
-        shares = _share(forward, layer, target, check)
+        shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()
         top, classes = zip(*_by_layer(forward, query, check), strict=True)
     quantity = "value" if forward.outputs == "value" else "probability"
     who = f"What the head reads ({forward.readout})" if query == READOUT else query_words(forward, query)
@@ -312,7 +301,7 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
         "note": "The likeliest class after each layer, by the raw lens. A click goes to the layer.",
     }  # fmt: skip
     arrays = {"classes": np.array(classes), "shares": np.array(top)}
-    return Map(forward.grid.image_map(shares).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
+    return Map(forward.grid.image_map(shares.cpu()).numpy(), words, unit=quantity, beside={"lens": lens}, arrays=arrays)
 
 
 def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
@@ -422,9 +411,7 @@ def possible(forward: Forward) -> dict[str, View]:
 def view_control(view: str, rows: dict[str, View]) -> Control:
     """The menu of views, in groups."""
     groups = dict.fromkeys(row.group for row in rows.values())
-    entries = [
-        (row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group
-    ]
+    entries = [(row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group]
     sizes = tuple((group, sum(row.group == group for row in rows.values())) for group in groups)
     return Control("view", "View", "select", view, tuple(entries), sizes)
 
