@@ -1,13 +1,32 @@
 """The faults that a field trial found, one function each."""
 
+import argparse
+import json
+import os
+import pathlib
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from data_support import encoded, write
+from safetensors.torch import save_file
+from torch import nn
+
+from vitlens import UnsupportedModelError, attention, capture, load_model, report
+from vitlens.attribution.target import resolved
+from vitlens.data import ImageStream, Samples, load
+from vitlens.data.imageset import Fitting
+from vitlens.evaluate.classes import matched
+from vitlens.images import samples
+from vitlens.models import data_config, pixels, preprocess, restore, scores, top_classes
+from vitlens.train import export, fit, recipe, starting_from
+
 
 def test_F11_subclasses_of_timms_vision_transformer():
-    import pytest
-    import timm
-    import torch
-
-    from vitlens import UnsupportedModelError, attention, capture
-
     timms = timm.models.VisionTransformer
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=5)
 
@@ -44,12 +63,6 @@ def test_F11_subclasses_of_timms_vision_transformer():
 
 
 def test_F12_replaced_forwards_are_named():
-    import pytest
-    import timm
-    import torch
-
-    from vitlens import UnsupportedModelError, capture
-
     def unfused(self, x, **_):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return self.proj(((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -80,10 +93,8 @@ def test_F12_replaced_forwards_are_named():
 def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
     """QuickGELU where the tag has it, and GELU for the same architecture with other weights."""
     import open_clip
-    import torch
     from open_clip.transformer import QuickGELU
 
-    from vitlens import load_model
 
     def quick(model):
         return any(isinstance(module, QuickGELU) for module in model.visual.modules())
@@ -108,16 +119,10 @@ def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
 
 def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_path):
     """CLIP with "size": 224, and other settings that the package has no words for."""
-    import json
 
-    import numpy as np
-    import torch
     import transformers
     from supported_support import small
 
-    from vitlens import load_model
-    from vitlens.images import samples
-    from vitlens.models import pixels, preprocess, restore
 
     images = [samples()["chelsea"], samples()["astronaut"].crop((0, 0, 200, 500))]
     cases = {
@@ -151,13 +156,6 @@ def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_pa
 
 def test_F5_patch_filters_are_never_resampled(tmp_path):
     """Weights of other patches are refused: in a checkpoint, a folder, Google's arrays, and by a timm name."""
-    import numpy as np
-    import pytest
-    import timm
-    import torch
-
-    from vitlens import load_model
-
     small = dict(embed_dim=48, depth=1, num_heads=2, num_classes=3)
     model = timm.create_model("vit_tiny_patch16_224", **small)
     torch.save(model.state_dict(), tmp_path / "patch16.pth")
@@ -178,13 +176,8 @@ def test_F5_patch_filters_are_never_resampled(tmp_path):
 
 def test_F6_outputs_that_do_not_compete_are_scored_apart():
     """transformers' problem_type, and a timm model whose outputs are declared independent."""
-    import pytest
-    import timm
-    import torch
     from supported_support import small
 
-    from vitlens import load_model
-    from vitlens.models import scores, top_classes
 
     logits = torch.tensor([[2.87, 3.31, 3.07, -3.0]])
     model = small("ViTForImageClassification", num_labels=4)
@@ -199,13 +192,6 @@ def test_F6_outputs_that_do_not_compete_are_scored_apart():
 
 def test_F7_a_single_output_is_a_value():
     """A regression of ages, in the table, the score of a map, and the title of a figure; neighbor: three values."""
-    import timm
-    import torch
-
-    from vitlens import load_model
-    from vitlens.attribution.target import resolved
-    from vitlens.models import scores, top_classes
-
     model = timm.create_model("test_vit")
     model.reset_classifier(1)
     logits = torch.tensor([[62.3]])
@@ -219,15 +205,6 @@ def test_F7_a_single_output_is_a_value():
 
 def test_F8_checkpoints_as_training_programs_write_them(tmp_path, capsys):
     """Around the weights: arguments, wrappers, Lightning, DINO; and what does not fit is named."""
-    import argparse
-    import pathlib
-
-    import pytest
-    import timm
-    import torch
-
-    from vitlens import load_model
-
     name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model(name, num_classes=5, **small)
     state, file = model.state_dict(), tmp_path / "weights.pth"
@@ -280,13 +257,6 @@ def test_F8_checkpoints_as_training_programs_write_them(tmp_path, capsys):
 
 def test_F8_the_papers_own_arrays(tmp_path):
     """Google's .npz opens with its head, and one of another depth, or with pickled objects, is refused."""
-    import numpy as np
-    import pytest
-    import timm
-    import torch
-
-    from vitlens import load_model
-
     name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model(name, num_classes=5, **small)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
@@ -325,11 +295,6 @@ def test_F8_the_papers_own_arrays(tmp_path):
 
 
 def test_F9_averaged_weights_are_preferred(tmp_path, capsys):
-    import timm
-    import torch
-
-    from vitlens import load_model
-
     small = dict(img_size=32, embed_dim=48, depth=1, num_heads=2, num_classes=3)
     a, b = (timm.create_model("vit_tiny_patch16_224", **small).state_dict() for _ in range(2))
     for plain, averaged in (("state_dict", "state_dict_ema"), ("model", "model_ema")):
@@ -339,12 +304,6 @@ def test_F9_averaged_weights_are_preferred(tmp_path, capsys):
 
 
 def test_F12_a_folder_of_a_lora_adapter_is_named(tmp_path):
-    import json
-
-    import pytest
-
-    from vitlens import load_model
-
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "google/vit-base"}))
     with pytest.raises(ValueError, match="LoRA adapter of google/vit-base.*merge_and_unload"):
         load_model(tmp_path)
@@ -352,15 +311,6 @@ def test_F12_a_folder_of_a_lora_adapter_is_named(tmp_path):
 
 def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
     """Without preprocessing in config.json that of the architecture is taken; neighbor: a model without any."""
-    import json
-
-    import timm
-    from torch import nn
-
-    from vitlens import load_model
-    from vitlens.images import samples
-    from vitlens.models import data_config, preprocess
-
     model = timm.create_model("test_vit")
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -376,11 +326,6 @@ def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
 
 
 def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
-    import pytest
-    from data_support import encoded, write
-
-    from vitlens.data import load
-
     kinds = {"cat": (".jpg", "JPEG"), "dog": (".pgm", "PPM"), "owl": (".jfif", "JPEG"), "pig": ("", "PNG")}
     for name, (ending, kind) in kinds.items():
         write(tmp_path, {f"{name}/{i}{ending}": encoded(i, kind) for i in range(12)})
@@ -391,10 +336,6 @@ def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
 
 
 def test_F10_the_order_of_classes_without_names_is_printed():
-    import timm
-
-    from vitlens.evaluate.classes import matched
-
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
     assert "Their order is a1, a10, a2" in matched(model, ("a1", "a10", "a2"))
     assert "Their order" in matched(model, ("a1", "a2", "a10"))
@@ -403,12 +344,6 @@ def test_F10_the_order_of_classes_without_names_is_printed():
 
 def test_F7_reports_show_a_single_output_without_percent_sign():
     """A regression in the caption, the numbers and the title of reports; neighbors: three values, one probability."""
-    import timm
-    import torch
-
-    from vitlens import report
-    from vitlens.images import samples
-
     images = [("cat", samples()["chelsea"])]
 
     def reports(count, **attributes):
@@ -430,14 +365,6 @@ def test_F7_reports_show_a_single_output_without_percent_sign():
     assert inspection.pictures[0].caption == "0 100%" and "(100.0%)" in explanation.title
 def test_F6_training_writes_how_outputs_are_read(tmp_path):
     """`outputs` of a recipe decides it; neighbor: a sigmoid loss alone does not."""
-    from dataclasses import replace
-
-    import torch
-
-    from vitlens import load_model
-    from vitlens.models import scores
-    from vitlens.train import export, recipe
-
     plan, logits = recipe("digits").tiny(), torch.linspace(-2, 2, 10)[None]
     for outputs, expected in (("independent", logits.sigmoid()), ("", logits.softmax(-1))):
         plan = replace(plan, loss="sigmoid", outputs=outputs)
@@ -447,13 +374,6 @@ def test_F6_training_writes_how_outputs_are_read(tmp_path):
 
 def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
     """A folder without `pretrained_cfg` is fine-tuned; neighbor: a distilled model with two heads."""
-    import json
-
-    import timm
-    from safetensors.torch import save_file
-
-    from vitlens.train import recipe, starting_from
-
     for name in ("deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
         folder = tmp_path / name
         folder.mkdir()
@@ -465,19 +385,6 @@ def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
 
 
 def test_F1_a_run_whose_reader_is_killed_leaves_a_checkpoint_and_resumes_bit_for_bit(tmp_path):
-    import os
-    import signal
-    from dataclasses import dataclass, replace
-    from pathlib import Path
-
-    import pytest
-    import torch
-
-    from vitlens.data import ImageStream, Samples, load
-    from vitlens.data.imageset import Fitting
-    from vitlens.train import fit
-    from vitlens.train.recipes import recipe
-
     @dataclass(frozen=True)
     class Fatal:
         """Digits, one of which kills the process that reads it while a file is missing."""

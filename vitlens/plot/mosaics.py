@@ -68,7 +68,7 @@ def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure
         ax.set_xticks(xs, [col + 1 for col in across])
         ax.set_yticks(ys, [row + 1 for row in down])
         ax.set_title("Position embedding similarity")
-        scale_bar(scale, cax=beside(ax, width), label="Cosine similarity")
+        scale_bar(scale, cax=beside(ax, min(width, 400)), label="Cosine similarity")
     return result
 
 

@@ -105,18 +105,18 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
     columns, room = 6 if alone else 4, WIDTH / len(found)
     top = max(1.0, *(float(each.mean_distance.max() / (each.grid.uniform_distance() or 1)) for each in found.values()))
     shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())
-    heights = [60, *([350] if alone else [285, 395, 300]), 2 * room / columns * shape + 94]
+    heights = [52, *([350] if alone else [285, 395, 300]), 2 * (room / columns - 14) * shape + 96]
     with styled():
-        figure = page(WIDTH, sum(heights), "constrained")
+        figure = page(WIDTH, sum(heights))
         rows = figure.subfigures(len(heights), len(found), height_ratios=heights, squeeze=False)
         for (head, *middle, last), (name, each) in zip(rows.T, found.items(), strict=True):
             layers, heads = each.mean_distance.shape
-            head.suptitle(name, x=0.01, ha="left", size=13, weight="bold", parse_math=False)
+            head.suptitle(name, x=8 / room, ha="left", size=13, weight="bold", parse_math=False)
             words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
-            head.text(0.01, 0.1, words, color=GRAY)
+            head.text(8 / room, 0.05, words, color=GRAY)
             parts = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1]) if alone else middle
             if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
-                filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="N")
+                filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="NW")
             if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
                 position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
                 ax.tick_params(labelsize=7)
@@ -139,5 +139,5 @@ def _panel(part: SubFigure, name: str, found, room: float, *shape: int):
     """Axes below a title and what they show, or None where the model lacks it and the part of the page gives why."""
     missing = name in found.lacks
     words = textwrap.fill(found.lacks[name] if missing else found.sentences[name], int(room / LETTER))
-    part.suptitle(f"{TITLES[name]}\n{words}", x=0.01, ha="left", size=9.5, parse_math=False)
+    part.suptitle(f"{TITLES[name]}\n{words}", x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
     return None if missing else part.subplots(*shape)
