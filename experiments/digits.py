@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = plan.tiny() if options.tiny else plan
     for fold in range(5):
         data = tuple(datasets.load("digits", split, fold=fold) for split in ("train", "valid"))
+        if options.tiny:
+            data = tuple(split.subset(64) for split in data)
         model, start = plan.build(), time.perf_counter()
         for step in fit(model, data, plan, device="cpu"):  # noqa: B007
             pass

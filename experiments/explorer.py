@@ -108,7 +108,9 @@ def clicks(page: Page, rng: np.random.Generator, side: int, count: int) -> list[
     return [page.evaluate(CLICK, [*map(int, rng.integers(side, size=2)), side, side]) / 1000 for _ in range(count)]
 
 
-def inside(page: Page, rng: np.random.Generator, side: int, count: int) -> Iterator[tuple[str, list[float]]]:
+def inside(
+    page: Page, rng: np.random.Generator, side: int, count: int, switches: int = SWITCHES
+) -> Iterator[tuple[str, list[float]]]:
     """What was timed of the views of heads and classes and of the switches, and the seconds."""
 
     def pressed(selector: str, numbers: Iterable[int]) -> list[float]:
@@ -124,7 +126,7 @@ def inside(page: Page, rng: np.random.Generator, side: int, count: int) -> Itera
     pressed(".switch", [35])
     for way in WAYS:
         page.evaluate(CHOOSE, ["way", instead(way)])
-        yield f"switch of a head, {way}", pressed(".switch", rng.permutation(35)[:SWITCHES])
+        yield f"switch of a head, {way}", pressed(".switch", rng.permutation(35)[:switches])
     pressed(".heads .button", [0])
 
 
@@ -137,9 +139,12 @@ def photographs(count: int) -> list[str]:
     return found
 
 
-def measured(name: str, front: Front, page: Page, marks: Sequence[int]) -> list[dict]:
+def measured(name: str, front: Front, page: Page, tiny: bool) -> list[dict]:
     """One row for each thing that was timed, and the memory after numbers of interactions."""
     size, count, uploads = CASES[name]
+    marks, switches = (0, 50, 200), SWITCHES
+    if tiny:
+        count, uploads, marks, switches = 2, 1, (0, 2, 6), 2
     side, rng, rows = size // 16, np.random.default_rng(0), []
     front.open(page, f"{name}.ipynb")
     page.set_default_timeout(600_000)
@@ -168,7 +173,7 @@ def measured(name: str, front: Front, page: Page, marks: Sequence[int]) -> list[
     page.evaluate(CHOOSE, ["view", MENU["attention"]])
     row("upload", [page.evaluate(UPLOAD, each) / 1000 for each in photographs(uploads)])
     if size == 224:
-        for what, seconds in inside(page, rng, side, count):
+        for what, seconds in inside(page, rng, side, count, switches):
             row(what, seconds)
         memory, kernel = {0: psutil.Process(pid).memory_info().rss}, psutil.Process(pid)
         for k in range(1, marks[-1] + 1):
@@ -190,9 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--model", choices=list(CASES), action="append", help="one of them only")
     options = options.parse_args(arguments)
-    rows, marks = [], (0, 50, 200)
-    if options.tiny:
-        options.model, marks = ["vit_tiny_patch16_224"], (0, 2, 8)
+    options.model = ["vit_tiny_patch16_224"] if options.tiny else options.model
+    rows = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         for name in options.model or CASES:
             size = CASES[name][0]
@@ -202,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             for name in options.model or CASES:
                 page = browser.new_page(viewport={"width": 1400, "height": 1000})
-                rows += measured(name, front, page, marks)
+                rows += measured(name, front, page, options.tiny)
                 page.close()
         finally:
             browser.close()
