@@ -197,6 +197,7 @@ def test_parquet_columns(tmp_path):
     """CIFAR-100 has img, fine_label and coarse_label on the hub."""
     path, cache = tmp_path / "train-0.parquet", {"root": tmp_path / "cache"}
     rows = parquet(path, [encoded(i) for i in range(3)], [0, 1, 2]).rename_columns(["img", "fine_label"])
+    rows = rows.set_column(1, "fine_label", [pa.array([0, 1, 2], pa.uint8())])
     pq.write_table(rows.append_column("coarse_label", [[0, 0, 1]]), path)
     found = load(tmp_path, **cache)
     assert found.labels.tolist() == [0, 1, 2] and "img is taken for the images and fine_label for" in found.note

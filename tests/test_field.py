@@ -406,7 +406,7 @@ def test_F1_a_run_whose_reader_is_killed_leaves_a_checkpoint_and_resumes_bit_for
 
     def weights(out: str, spared: Path) -> list[torch.Tensor]:
         samples = Samples(Fatal(digits.images, spared), digits.labels, digits.class_names, range(256))
-        stream = ImageStream(samples, digits.labels, digits.class_names, 8, Fitting(8), workers=1)
+        stream = ImageStream(samples, 8, Fitting(8), workers=1)
         model = plan.build()
         for _ in fit(model, (stream, valid), plan, device="cpu", out=tmp_path / out, resume=True):
             pass

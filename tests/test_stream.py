@@ -176,7 +176,7 @@ class Fatal:
 
 def test_a_worker_that_is_killed_ends_the_stream_in_a_sentence():
     labels = torch.zeros(40, dtype=torch.int64)
-    stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), labels, ("a",), 8, pixels, workers=1)
+    stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, pixels, workers=1)
     with pytest.raises(ChildProcessError, match="processes that read images ended .* fewer workers"):
         joined(stream, [torch.arange(40)])
     images, _ = joined(stream, [torch.arange(10, 20)])  # new ones are started, of one thread each

@@ -351,19 +351,19 @@ class ImageStream(_Split):
     """
 
     samples: Samples
-    labels: Tensor
-    class_names: tuple[str, ...]
     side: int
     fit: Callable[[Image.Image], Tensor]
     on_damaged: str = "raise"
     workers: int = 1
     device: torch.device = torch.device("cpu")
-    note: str = ""
     pictures: str = ""
     """`Samples.fingerprint` of what was opened."""
     found: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self):
+        self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
+        self.samples = replace(self.samples, labels=self.labels)
+        self.class_names, self.note = self.samples.class_names, self.samples.note
         self._check()
         self._current, self._chunks = None, []  # of the last call of `batches`; workers outlive it
         self._loader: DataLoader | None = None
@@ -385,7 +385,7 @@ class ImageStream(_Split):
 
     def chosen(self, rows: Tensor) -> ImageStream:
         """The images at the places `rows`, int64 (n,)."""
-        return replace(self, samples=self.samples.chosen(rows), labels=self.labels[rows], found={})
+        return replace(self, samples=self.samples.chosen(rows), found={})
 
     def stand_ins(self) -> Tensor:
         """Mask of the images known to be damaged, for which others stand in: bool (N,)."""
@@ -425,7 +425,7 @@ class ImageStream(_Split):
         """Images and labels of each chunk, on the device."""
         skip = self.on_damaged == "skip"
         if self._loader is None:
-            reader = Reader(replace(self.samples, labels=self.labels), self.fit, skip, self.side)
+            reader = Reader(self.samples, self.fit, skip, self.side)
             self._loader = loader(reader, self._chunks, self.workers, self.device)
         self._current, self._chunks[:] = chunks, chunks
         try:
@@ -516,11 +516,7 @@ def load(
     fit = fit or (pixels if size is None else Fitting(size, squash))
     if not stream:
         return held(samples, f"the {split} split of {source}", fit, size, on_damaged == "skip", workers).to(device)
-    labels = torch.as_tensor(samples.labels, dtype=torch.int64)
-    return ImageStream(
-        samples, labels, samples.class_names, size, fit, on_damaged, workers, device, note=samples.note,
-        pictures=samples.fingerprint(),
-    )  # fmt: skip
+    return ImageStream(samples, size, fit, on_damaged, workers, device, samples.fingerprint())
 
 
 def _labeled(samples: Samples) -> bool:

@@ -112,7 +112,8 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
         if isinstance(kind, datasets.ClassLabel) or isinstance(kind, datasets.Value) and "int" in kind.dtype
     ]  # fmt: skip
     image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
-    labels, images = table.data.column(label).fill_null(-1).to_pylist(), table.data.column(image)
+    labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
+    images = table.data.column(image)
     if len(images) and not images[0]["bytes"].is_valid and (path := images[0].as_py()["path"]):
         raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
     names = names or getattr(features[label], "names", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import torch
@@ -105,6 +106,7 @@ def _names(model: nn.Module) -> list[list[str]]:
     return _imagenet(subset)
 
 
+@functools.cache
 def _imagenet(subset: str) -> list[list[str]]:
     """The WordNet id and then the names of each class of ImageNet, or of a subset of it."""
     info = ImageNetInfo(subset)

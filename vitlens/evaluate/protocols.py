@@ -84,6 +84,8 @@ class Evaluation:
     """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
 
     def __post_init__(self):
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"There is no protocol {self.protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
         reads = PROTOCOLS[self.protocol]
         for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
             if getattr(self, option) and option not in reads:
@@ -156,11 +158,12 @@ class Evaluation:
         self.failures.extend(filter(None, [sentence]))
         return sentence
 
-    def features(self, split: str) -> tuple[Reading, str]:
-        """Inputs of the head for a split, and the sentence about its classes without a readable image."""
+    def features(self, split: str) -> Reading:
+        """Inputs of the head for a split, after `check_classes`."""
         images = self.images(split)
         reading = self.read(images, before_the_head(self.network), split)
-        return reading, self.check_classes(images, reading)
+        self.check_classes(images, reading)
+        return reading
 
     def place(self, data: str) -> str:
         """The first digits of the SHA-256 of the folders of the data, as `Record.place`; "" for named data."""
@@ -239,20 +242,17 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
         whole[rows] = False
         whole[rows[train.rows]] = True
     drawn = {n: [torch.searchsorted(rows, sound[support]) for support in several] for n, several in drawn.items()}
-    test, lost = e.features("test")
-    notes = [lost, ONE_SEED if seeds == 1 else ""]
-    e.note(notes[1])
+    test, one = e.features("test"), ONE_SEED if seeds == 1 else ""
+    e.note(one)
     for shots, values in few_shot(train[:2], test[:2], drawn, len(images.class_names)).items():
         score, left_out = over_seeds(values, len(test.labels)), damaged | {*test.damaged}
-        yield e.record("top1", score, len(test.labels), left_out, notes, shots=shots, seeds=seeds)
+        yield e.record("top1", score, len(test.labels), left_out, [*e.failures, one], shots=shots, seeds=seeds)
 
 
 def knn(e: Evaluation) -> Iterator[Record]:
     """Weighted k-nearest-neighbor classification of the features of the test images."""
-    neighbors = e.neighbors or 20
-    yield _on_features(
-        e, lambda train, test: int((nearest(train, test[0], neighbors) == test[1]).sum()), neighbors=neighbors
-    )
+    k = e.neighbors or 20
+    yield _on_features(e, lambda train, test: (nearest(train, test[0], k) == test[1]).sum(), neighbors=k)
 
 
 def probe(e: Evaluation) -> Iterator[Record]:
@@ -262,10 +262,10 @@ def probe(e: Evaluation) -> Iterator[Record]:
 
 def _on_features(e: Evaluation, right: Callable, **more) -> Record:
     """The record of a classifier. right: from train and test, each features and labels, the number of right ones."""
-    (train, lost_train), (test, lost_test) = e.features("train"), e.features("test")
-    images, damaged = len(test.labels), {*train.damaged, *test.damaged}
+    train, test = e.features("train"), e.features("test")
+    images = len(test.labels)
     score = proportion(right(train[:2], test[:2]), images)
-    return e.record("top1", score, images, damaged, [lost_train, lost_test], **more)
+    return e.record("top1", score, images, {*train.damaged, *test.damaged}, e.failures, **more)
 
 
 class Tuned(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -122,6 +123,7 @@ def another_order(named: Tensor, labels: Tensor, count: int) -> str:
     )
 
 
+@functools.cache
 def real_labels() -> list[list[int]]:
     """The labels of *Are we done with ImageNet?* (Beyer et al. 2020) of the 50,000 validation images, from timm.
 
