@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib.util
 import json
+import logging
 import os
 import re
 import sys
@@ -366,7 +367,11 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
     else:
-        model, _, transform = open_clip.create_model_and_transforms(name, **options)  # warns of random weights
+        logging.disable(logging.WARNING)  # that weights are random, as they should be
+        try:
+            model, _, transform = open_clip.create_model_and_transforms(name, **options)
+        finally:
+            logging.disable(logging.NOTSET)
     model.image_transform, model.pretrained_cfg = transform, {"architecture": name}
     return model
 
