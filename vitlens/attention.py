@@ -131,7 +131,8 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
     `mean_distance`.
     """
-    chosen = [_chosen(statistic, renormalize) for statistic in statistics or STATISTICS]
+    named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
+    chosen = [named[each] if isinstance(each, str) else each for each in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
     return Summary({statistic.name: values.get(statistic.name) for statistic in chosen}, attn[0].q.shape[0])
 
@@ -176,12 +177,6 @@ def contrast(maps: Tensor) -> Tensor:
     top = (patches / 10 - torch.arange(patches, device=values.device)).clamp(0, 1).to(values)
     total = values.sum(-1)
     return torch.where(total > 0, 10 * (values @ top) / total, 1.0)
-
-
-def _chosen(statistic: str | Statistic, renormalize: bool) -> Statistic:
-    if isinstance(statistic, Statistic):
-        return statistic
-    return _MeanDistance(True) if renormalize and statistic == "mean_distance" else STATISTICS[statistic]
 
 
 def _run(attn: Attention, *statistics: Statistic) -> dict[str, Tensor]:

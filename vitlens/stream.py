@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,14 +66,7 @@ class Contributions:
         return ["embedding", *sum(each, []), "MLP of the pool", "biases"]
 
 
-def contributions(
-    model: nn.Module,
-    images: Tensor,
-    target: object = None,
-    against: object = None,
-    *,
-    names: Sequence[str] | None = None,
-) -> Contributions:
+def contributions(model: nn.Module, images: Tensor, target=None, against=None, *, names=None) -> Contributions:
     """The `Contributions` of every part to the logit of the target, which is their sum (Elhage et al. 2021, "A
     Mathematical Framework for Transformer Circuits"; for ViTs Gandelsman, Efros and Steinhardt 2024).
 
@@ -86,13 +78,7 @@ def contributions(
 
 
 def direct(
-    model: nn.Module,
-    images: Tensor,
-    target: object = None,
-    against: object = None,
-    *,
-    names: Sequence[str] | None = None,
-    tokens: bool = False,
+    model: nn.Module, images: Tensor, target=None, against=None, *, names=None, tokens: bool = False
 ) -> Tensor:
     """(B, L, H, rows, cols) what each patch, through each head of each layer, writes directly into the logit.
 
@@ -107,12 +93,7 @@ def direct(
 
 
 def apart(
-    model: nn.Module,
-    images: Tensor,
-    target: object = None,
-    against: object = None,
-    *,
-    names: Sequence[str] | None = None,
+    model: nn.Module, images: Tensor, target=None, against=None, *, names=None
 ) -> tuple[Contributions, Tensor]:
     """The results of `contributions` and of `direct` with all tokens, (B, L, H, T), from one forward."""
     found, attn, chosen = _read_directly(model, images, target, against, names)
