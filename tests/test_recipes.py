@@ -136,35 +136,25 @@ def test_models_are_functions_of_the_seed_and_of_the_promised_size():
     assert 2 * sum(p.numel() for p in bundled.parameters()) < 12e6  # bytes in fp16
 
 
-TABLE_3_AS_PRINTED = """
-ViT-B/{16,32} | JFT-300M | 7 | 8e-4 | linear | 0.1 | 0.0
-ViT-L/32 | JFT-300M | 7 | 6e-4 | linear | 0.1 | 0.0
-ViT-L/16 | JFT-300M | 7/14 | 4e-4 | linear | 0.1 | 0.0
-ViT-H/14 | JFT-300M | 14 | 3e-4 | linear | 0.1 | 0.0
-ViT-B/{16,32} | ImageNet-21k | 90 | 1e-3 | linear | 0.03 | 0.1
-ViT-L/{16,32} | ImageNet-21k | 30/90 | 1e-3 | linear | 0.03 | 0.1
-ViT-* | ImageNet | 300 | 3e-3 | cosine | 0.3 | 0.1
-"""
-SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
+TABLE_3 = (  # models, data, (the smaller number of) epochs, learning rate, schedule, weight decay, dropout; as printed
+    ("b16 b32", "jft", 7, 8e-4, "linear", 0.1, 0.0), ("l32", "jft", 7, 6e-4, "linear", 0.1, 0.0),
+    ("l16", "jft", 7, 4e-4, "linear", 0.1, 0.0), ("h14", "jft", 14, 3e-4, "linear", 0.1, 0.0),
+    ("b16 b32", "imagenet21k", 90, 1e-3, "linear", 0.03, 0.1),
+    ("l16 l32", "imagenet21k", 30, 1e-3, "linear", 0.03, 0.1),
+    ("b16 b32 l16 l32 h14", "imagenet", 300, 3e-3, "cosine", 0.3, 0.1),
+)  # fmt: skip
 
 
 def test_the_recipes_for_pretraining_are_table_3():
     seen = set()
-    for line in TABLE_3_AS_PRINTED.strip().splitlines():
-        models, data, epochs, lr, schedule, decay, dropout = line.split(" | ")
-        letters = [models[4]] if models != "ViT-*" else ["B", "L", "H"]
-        for size in letters:
-            inner = "14" if size == "H" else models.partition("/")[2].strip("{}") if models != "ViT-*" else "16,32"
-            for patch in inner.split(","):
-                r = recipe(f"vit-{size.lower()}{patch}-{SHORT[data]}")
-                seen.add(r.name)
-                assert r.epochs == int(epochs.partition("/")[0])
-                assert (r.lr, r.schedule, r.weight_decay, r.dropout) == (
-                    float(lr), schedule, float(decay), float(dropout)
-                )  # fmt: skip
-                assert (r.batch_size, r.warmup_steps, r.image_size, r.betas) == (4096, 10_000, 224, (0.9, 0.999))
-                assert (r.optimizer, r.patch_size, r.clip) == ("adamw", int(patch), float(data == "ImageNet"))
-                assert r.head == "mlp" and r.loss == "sigmoid" and r.augment.scale == (0.05, 1.0)
+    for models, data, *numbers in TABLE_3:
+        for model in models.split():
+            r = recipe(f"vit-{model}-{data}")
+            seen.add(r.name)
+            assert [r.epochs, r.lr, r.schedule, r.weight_decay, r.dropout] == numbers
+            assert (r.batch_size, r.warmup_steps, r.image_size, r.betas) == (4096, 10_000, 224, (0.9, 0.999))
+            assert (r.optimizer, r.patch_size, r.clip) == ("adamw", int(model[1:]), float(data == "imagenet"))
+            assert r.head == "mlp" and r.loss == "sigmoid" and r.augment.scale == (0.05, 1.0)
     assert seen == {name for name in RECIPES if name.startswith("vit-")}
 
 

@@ -99,14 +99,6 @@ def test_wrong_options_are_refused_in_a_sentence(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture(scope="module")
-def digits_model(tmp_path_factory):
-    """The folder of a model that a tiny run left."""
-    out = tmp_path_factory.mktemp("run")
-    train(out)
-    return out / "model"
-
-
 def tune(out, model="", **options) -> dict:
     """A tiny run that fine-tunes a model on digits of 12 pixels."""
     return train(out, "finetune-pets", model=str(model), overrides=["image_size=12", "resize=14"], **options)
@@ -116,8 +108,9 @@ def go_on(out, **options) -> dict:
     return train(out, "finetune-pets", resume=True, tiny=False, **options)
 
 
-def test_a_model_is_fine_tuned_at_a_higher_resolution_and_resumed_without_its_start(digits_model, tmp_path):
-    out, start = tmp_path / "a", shutil.copytree(digits_model, tmp_path / "start")
+def test_a_model_is_fine_tuned_at_a_higher_resolution_and_resumed_without_its_start(tmp_path):
+    train(tmp_path / "first")
+    out, start = tmp_path / "a", (tmp_path / "first/model").rename(tmp_path / "start")
     account = tune(out, start, watch=2)
     tuned = timm.create_model(f"local-dir:{out / 'model'}", pretrained=True)
     assert tuned.patch_embed.grid_size == (6, 6) and tuned.pretrained_cfg["crop_mode"] == "squash"

@@ -270,7 +270,7 @@ def finish(
     raw, mean = metrics.get(name), metrics.get(f"{name}_average")
     averaged = mean is not None and (plan.init != "" or better(mean, raw))
     exported = ("moving average of the weights" if averaged else "raw weights") if exports else None
-    plan = _portable(plan)
+    plan = replace(plan, init=Path(plan.init).name)  # without the local path of the starting model
     account = {
         "command": command, "built_by": getattr(model, "built_by", BUILT_BY), "finished": finished,
         "validation": {
@@ -292,19 +292,15 @@ def finish(
 
 def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
     """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
+    facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.pictures}
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
-        same = Recipe.from_dict(account["recipe"]) == _portable(plan) and account["labels"] == checksum(train)
-        same = same and account.get("built_by", BUILT_BY) == built_by
-        same = same and account.get("pictures", train.pictures) == train.pictures
-        if account["finished"] and same and (out / "model" / "model.safetensors").is_file():
+        kept = {"built_by": BUILT_BY, "pictures": train.pictures, **account}  # older versions kept fewer
+        same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
+        same = same and all(kept[name] == value for name, value in facts.items())
+        if same and (out / "model" / "model.safetensors").is_file():
             return account
     return None
-
-
-def _portable(plan: Recipe) -> Recipe:
-    """The plan without the local path of the starting model."""
-    return replace(plan, init=Path(plan.init).name)
 
 
 def seconds_before(out: Path) -> float:

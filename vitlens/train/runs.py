@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import operator
@@ -75,9 +76,9 @@ def run(
     options = {"root": root, "workers": workers, "on_damaged": on_damaged}
     splits = open_images(out, str(data), plan, world, resume=resume, stream=stream, **options)
     known = {name for split in splits for name in split.damaged}
-    for text in dict.fromkeys([*(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))]):
-        if text:
-            say(text)
+    notes = dict.fromkeys([*(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))])
+    for text in filter(None, notes):
+        say(text)
     train, valid = (
         split.subset(min(n, len(split)), plan.seed) if n else split
         for split, n in zip(splits, (plan.train_images, plan.valid_images), strict=True)
@@ -303,24 +304,22 @@ class Board:
     """TensorBoard's event file in `folder`; with None nothing is written. Needs the package tensorboard."""
 
     def __init__(self, folder: Path | None):
-        self.folder, self.writer = folder, None
+        self.writer = self.open = None
         if folder is not None:
             try:
-                import torch.utils.tensorboard  # noqa: F401
+                from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise ValueError("Writing for TensorBoard needs its package: pip install tensorboard.") from None
+            self.open = functools.partial(SummaryWriter, str(folder))
 
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
 
     def show(self, step: Step) -> None:
-        if self.folder is not None and self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
+        if self.open is not None and step.loss is not None:
             # What a killed run wrote after its checkpoint is about to be written again.
-            self.writer = SummaryWriter(str(self.folder), purge_step=step.step)
-        if self.writer is not None and step.loss is not None:
+            self.writer = self.writer or self.open(purge_step=step.step)
             values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
             for name, value in values.items():
                 self.writer.add_scalar(name, value, step.step)
