@@ -141,7 +141,6 @@ PAGES = {
     "heads": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0)),
     "heads, many": lambda: plot.heads(attention(16, 14, 20)),
     "patches": lambda: plot.patches(picture(), grid=CUT),
-    "patches 3 × 40": lambda: plot.patches(picture(48, 640), grid=TokenGrid(3, 40, (16, 16), prefix=0)),
     "attributions": lambda: plot.attributions(
         picture(),
         dict(zip(METHODS, attention(6, 14, 20), strict=True)),
@@ -163,7 +162,6 @@ PAGES = {
     "inspected, two": lambda: plot.inspected(
         {"one": inspection(filters=WHY, positions=WHY), "other": inspection(heads=16, rollout=WHY)}
     ),
-    "distances": lambda: plot.attention_distances({"Trained": np.ones((6, 3)), "Untrained": np.eye(6)}, uniform=1.5),
     "gallery": lambda: plot.gallery({"": list(attention(6, 8, 8))}, titles=[f"last {k} of 6" for k in range(6)]),
     "gallery, three rows": lambda: plot.gallery(
         {"picture": [picture(64, 64)] * 7, "before": attention(7, 8, 8), "after": attention(7, 8, 8)}, shared=False

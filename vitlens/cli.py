@@ -63,13 +63,10 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 
 
 def numbers_in(text: str | tuple) -> tuple[int, ...]:
-    """The numbers in a text such as "1,5,10", in order."""
-    try:
-        numbers = tuple(sorted({int(part) for part in names_in(text)}))
-    except ValueError:
-        numbers = (0,)
+    """The numbers in a text such as "1,5,10", in order. typer refuses a text for which a ValueError is raised."""
+    numbers = tuple(sorted({int(part) for part in names_in(text)}))
     if min(numbers, default=1) < 1:
-        raise typer.BadParameter(f"expected positive whole numbers, such as 1,5,10; got {text}.")
+        raise ValueError
     return numbers
 
 
@@ -403,6 +400,9 @@ def evaluate(
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens import evaluate as evaluation
 
+    if protocol not in evaluation.PROTOCOLS:
+        protocols = ", ".join(evaluation.PROTOCOLS)
+        raise typer.BadParameter(f"There is no protocol {protocol!r}. The protocols are {protocols}.")
     working_device(device)
     if out is not None and out.exists():
         evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured

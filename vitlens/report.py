@@ -52,16 +52,18 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
     return [(str(p.relative_to(folder)), p) for p in paths]
 
 
+Images = Iterable[tuple[str, object]]
+"""(name, source) pairs; a source is anything that `load_image` takes."""
+Note = Callable[[str], None] | None
+
+
 def prepared(
-    model: nn.Module,
-    images: Iterable[tuple[str, object]],
-    on_error: Callable[[str], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
+    model: nn.Module, images: Images, on_error: Note = None, on_note: Note = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, (1, C, H, W)) of each image, on the model's device and in its dtype.
 
-    images: (name, source) pairs; a source is anything that `load_image` takes. on_error: called with a message for an
-    image that cannot be used, which is skipped; without it the ImageError is raised. on_note: see `models.preprocess`.
+    on_error: called with a message for an image that cannot be used, which is skipped; without it the ImageError is
+    raised. on_note: see `models.preprocess`.
     """
     like, size = next(model.parameters()), models.built_size(model)
     for name, source in images:
@@ -173,12 +175,7 @@ def _listed(values: Tensor | None) -> list | None:
 
 
 def inspect(
-    model: nn.Module,
-    images: Iterable[tuple[str, object]],
-    dataset: Iterable[tuple[str, object]] = (),
-    *,
-    batch_size: int = 8,
-    on_error: Callable[[str], None] | None = None,
+    model: nn.Module, images: Images, dataset: Images = (), *, batch_size: int = 8, on_error: Note = None
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
@@ -282,9 +279,7 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
     return [out / name for name in contents]
 
 
-def heads(
-    model: nn.Module, images: Iterable[tuple[str, object]], *, on_error: Callable[[str], None] | None = None
-) -> dict[str, tuple[str, Contributions]]:
+def heads(model: nn.Module, images: Images, *, on_error: Note = None) -> dict[str, tuple[str, Contributions]]:
     """The predicted class of each image by its name, and the `stream.contributions` to its logit.
 
     images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
@@ -356,20 +351,11 @@ def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 
 def explain(
-    model: nn.Module,
-    images: Iterable[tuple[str, object]],
-    target: int | str | Similarity | None = None,
-    *,
-    against: int | str | Similarity | None = None,
-    names: Sequence[str] | None = None,
-    baseline: str = "mean",
-    step: int | None = None,
-    score: str | None = None,
-    on_error: Callable[[str], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    on_part: Callable[[str], None] = lambda _: None,
-    **options,
-) -> Iterator[Explanation]:
+    model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
+    against: int | str | Similarity | None = None, names: Sequence[str] | None = None, baseline: str = "mean",
+    step: int | None = None, score: str | None = None, on_error: Note = None, on_note: Note = None,
+    on_part: Callable[[str], None] = lambda _: None, **options,
+) -> Iterator[Explanation]:  # fmt: skip
     """Explain image after image why a model gives it a class, by several methods, each scored.
 
     images, on_note: as in `prepared`. target: a class number or name, None for the predicted class, or a function such

@@ -130,15 +130,16 @@ def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None
     predicted = np.asarray(snapshots["predicted"], dtype=float)
     corrupted, source = (np.asarray(snapshots[name])[0].astype(int) for name in ("corrupted", "source"))
     count = min(len(pictures), len(corrupted))
-    size = predicted.shape[2:4]
-    target = _averaged(pictures[:count], size)
-    columns = [("picture", pictures[:count]), ("input", _seen(pictures[:count], source[:count]))]
-    columns += [(f"step {steps[k]:,}", _predicted(predicted[k][:count], target, corrupted[:count])) for k in indices]
+    pictures, source, corrupted = pictures[:count], source[:count], corrupted[:count]
+    h, w = predicted.shape[2:4]
+    _, height, width, _ = pictures.shape
+    target = pictures.reshape(count, h, height // h, w, width // w, 3).mean((2, 4))
+    columns = [("picture", pictures), ("input", _seen(pictures, source))]
+    columns += [(f"step {steps[k]:,}", _predicted(predicted[k][:count], target, corrupted)) for k in indices]
     columns += [("target", target)]
     side = min(150, WIDTH // len(columns))
     with styled():
-        height = 30 + count * side * pictures.shape[1] / pictures.shape[2]
-        figure, axes = frames(count, len(columns), side * len(columns), height)
+        figure, axes = frames(count, len(columns), side * len(columns), 30 + count * side * height / width)
         for (title, images), line in zip(columns, axes.T, strict=True):
             name_above(line[0], title)
             for ax, image in zip(line, images, strict=True):
@@ -146,21 +147,15 @@ def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None
     return figure
 
 
-def _averaged(pictures: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """(N, h, w, 3) the means of the pixels of each cell."""
-    n, height, width, _ = pictures.shape
-    return pictures.reshape(n, size[0], height // size[0], size[1], width // size[1], 3).mean((2, 4))
-
-
 def _predicted(predicted: np.ndarray, target: np.ndarray, corrupted: np.ndarray) -> np.ndarray:
     """(N, SHARP · h, SHARP · w, 3) predictions of corrupted patches; the others smaller, on white, as in the target."""
-    cells = np.ones((1, SHARP, SHARP, 1))
-    height, width = (n * SHARP // m for n, m in zip(target.shape[1:3], corrupted.shape[1:], strict=True))
+    predicted, target = (each.repeat(SHARP, 1).repeat(SHARP, 2) for each in (predicted, target))
+    height, width = (n // m for n, m in zip(target.shape[1:3], corrupted.shape[1:], strict=True))
+    asked = corrupted.repeat(height, 1).repeat(width, 2)[..., None] > 0
     inside = np.zeros((height, width))
     inside[height // 4 : -(height // 4), width // 4 : -(width // 4)] = 1
-    asked = np.kron(corrupted, np.ones((1, height, width)))[..., None] > 0
     small = np.tile(inside, corrupted.shape[1:])[..., None] > 0
-    return np.where(asked, np.kron(predicted, cells), np.where(small, np.kron(target, cells), 1.0))
+    return np.where(asked, predicted, np.where(small, target, 1.0))
 
 
 def _seen(pictures: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -58,19 +58,10 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
 
 def overlay(
-    image,
-    map,
-    *,
-    grid: TokenGrid | None = None,
-    ax: plt.Axes | None = None,
-    mode: str = "paper",
-    smooth: bool = True,
-    alpha: float = 0.75,
-    opacity: str = "value",
-    cmap: str | None = None,
-    limits: tuple[float, float] | None = None,
+    image, map, *, grid: TokenGrid | None = None, ax: plt.Axes | None = None, mode: str = "paper", smooth: bool = True,
+    alpha: float = 0.75, opacity: str = "value", cmap: str | None = None, limits: tuple[float, float] | None = None,
     colorbar: bool = True,
-) -> plt.Axes:
+) -> plt.Axes:  # fmt: skip
     """A map over its picture (paper, Fig. 6).
 
     image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
@@ -181,14 +172,10 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
 
 
 def overlays(
-    image,
-    maps: Mapping[str, object],
-    *,
-    grid: TokenGrid,
+    image, maps: Mapping[str, object], *, grid: TokenGrid,
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
-    limits: Mapping[str, tuple[float, float]] | None = None,
-    smooth: bool = True,
-) -> plt.Figure:
+    limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True,
+) -> plt.Figure:  # fmt: skip
     """A picture, and beside it the same picture under each map, as `overlay` draws it in mode "heat".
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at

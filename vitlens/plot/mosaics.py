@@ -86,12 +86,7 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
 
 
 def heads(
-    weights,
-    *,
-    image=None,
-    query: tuple[int, int] | None = None,
-    grid: TokenGrid | None = None,
-    title: str | None = None,
+    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = ""
 ) -> plt.Figure:
     """The attention of all heads of a layer from one query, beside the picture if it is given.
 

@@ -136,12 +136,9 @@ def pretraining_size(
 
 
 def few_shot(
-    curves: Mapping[str, Sequence[Sequence[float]]],
-    *,
-    xlabel: str = "Images of pre-training",
-    ylabel: str = "Few-shot top-1 (%)",
-    ax: plt.Axes | None = None,
-) -> plt.Figure | plt.Axes:
+    curves: Mapping[str, Sequence[Sequence[float]]], *, xlabel: str = "Images of pre-training",
+    ylabel: str = "Few-shot top-1 (%)", ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent; the last two are drawn as
