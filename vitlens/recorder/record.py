@@ -146,8 +146,8 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
     """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
     inner = within(model)
-    blocks = family(inner).blocks if known(inner) and family(inner).stream_problem is None else ()
-    residual = {id(block) for block in blocks}
+    pre_norm = known(inner) and family(inner).stream_problem is None
+    residual = {id(block) for block in family(inner).blocks} if pre_norm else set()
 
     def look(module: nn.Module, args: tuple, output: object) -> None:
         if threading.get_ident() != thread or module not in names:

@@ -293,6 +293,8 @@ def extended(model: nn.Module) -> tuple[type | None, list[str]]:
     for number, kind in enumerate(kinds):
         if _adapter(kind) and (number == 0 or kind.__module__.startswith(("timm.", "vitlens."))):
             own = {method for each in kinds[:number] for method, value in vars(each).items() if callable(value)}
+            if not own:
+                return kind, []
             forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
             return kind, sorted(own & forward - HARMLESS)
     return None, []
