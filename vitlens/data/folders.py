@@ -60,11 +60,10 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     if not divided and not others:
         if any(shard for name in (".", *named) for shard in (path / name).glob("*.tar")):
             return tables.shards(path, part)
-        if named or not any(_any_image(path / name) for name in subfolders(path)):
-            raise ValueError(
-                f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
-                f"{f' of {named[0]}' if named else ''}."
-            )
+        raise ValueError(
+            f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
+            f"{f' of {named[0]}' if named else ''}."
+        )
     # A split has no images beside its class folders; one that has, beside other class folders, is a class itself.
     if divided and (not others or any(not _loose(path / name) for name in divided)):
         return _of_split(path, part, divided)

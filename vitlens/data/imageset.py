@@ -256,7 +256,7 @@ class ImageSet(_Split):
 def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: bool, workers: int) -> ImageSet:
     """The samples decoded, all at once and in order. what: their description in messages."""
     n, labels = len(samples), torch.as_tensor(samples.labels, dtype=torch.int64)
-    # Filled in place where the size is known: a list of images, stacked, would take the memory twice.
+    # Filled in place where the size is known: stacking a list of images takes the memory twice.
     images = [None] * n if size is None else torch.empty(n, 3, size, size, dtype=torch.uint8)
     damaged: dict[int, str] = {}
 
@@ -527,7 +527,7 @@ def _labeled(samples: Samples) -> bool:
 def _without_images(samples: Samples, source: str, split: str) -> str:
     """A note that some classes have no image, or ""."""
     names = samples.class_names
-    missing = sorted({*range(len(names))} - {int(label) for label in samples.labels})
+    missing = sorted({*range(len(names))} - {*np.unique(samples.labels).tolist()})
     if not missing:
         return ""
     note = f"{source} has no {split} image of {len(missing)} of {len(names)} classes, such as {names[missing[0]]!r}."
