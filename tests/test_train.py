@@ -465,7 +465,8 @@ def test_losses_and_weights_that_are_not_finite_stop_the_run_and_are_not_saved(s
 def test_what_does_not_fit_together_is_refused_at_once(data):
     for changes, named in (
         ({"image_size": 16}, "training images of 16 pixels"), ({"num_classes": 9}, "The recipe has 9 classes"),
-        ({"batch_size": 300}, "exceeds the 256 training images"), ({"warmup": 0.0, "warmup_steps": 16}, "16 steps of"),
+        ({"batch_size": 300}, "exceeds the 256 training images"), ({}, "drops patches"),
+        ({"warmup": 0.0, "warmup_steps": 16}, "16 steps of"),
     ):
         with pytest.raises(ValueError, match=named):
             fit(nn.Identity(), data, replace(tiny(), **changes), device="cpu")

@@ -105,6 +105,8 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
         (recipe.warmup_steps >= steps,
          f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
          "Train longer, or lower warmup_steps."),
+        (recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
+         "The recipe drops patches, and the model has no layer for it. Build it with patch_drop_rate."),
         (classes < 2 and not hasattr(model, "objective"),
          f"Training needs at least two classes, and the images have only {train.class_names[0]!r}."),
     ):  # fmt: skip
@@ -232,6 +234,7 @@ def batches(
     per_epoch, parts = len(train) // recipe.batch_size, world.size * recipe.accumulate
     mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
     size, remaining = recipe.batch_size // parts, train.remaining(recipe.augment)
+    drops = getattr(model, "patch_drop", None)  # timm's layer
     for epoch in range(done // per_epoch, -(-steps // per_epoch)):
         # Beside the labels: an index on another device than the images would make the host wait at every batch.
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
@@ -244,7 +247,8 @@ def batches(
             progress = (epoch * per_epoch + i) / steps
             images, labels = next(loaded)
             torch.manual_seed(seed_of(recipe.seed, epoch, i, 1 + k))
-            set_patch_drop(model, recipe.patch_drop if progress < recipe.patch_drop_until else 0.0)
+            if hasattr(drops, "prob"):
+                drops.prob = recipe.patch_drop if progress < recipe.patch_drop_until else 0.0
             return augmented(
                 images, labels, remaining, draws(images.device, recipe.seed, epoch, i, part=k, parts=parts),
                 size=recipe.image_size, mean=recipe.mean, std=recipe.std, mix=progress < recipe.mix_until,
@@ -252,12 +256,3 @@ def batches(
 
         for i in within:
             yield epoch * per_epoch + i, (part(k, i) for k in mine)
-
-
-def set_patch_drop(model: nn.Module, share: float) -> None:
-    """Set timm's patch dropout. Raises ValueError if patches are to be dropped by a model built without it."""
-    layer = getattr(model, "patch_drop", None)
-    if hasattr(layer, "prob"):
-        layer.prob = share
-    elif share:
-        raise ValueError("The recipe drops patches, and the model has no layer for it. Build it with patch_drop_rate.")
