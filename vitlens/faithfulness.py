@@ -90,7 +90,13 @@ def curves(
     """
     grid = _grid(model, images, grid)
     batch, patches = len(images), grid.patches
-    maps = _fitting(maps, grid, batch)
+    if maps.shape[-3:] != (batch, grid.rows, grid.cols):
+        raise ValueError(
+            f"Maps must have the shape (…, {batch}, {grid.rows}, {grid.cols}), got {tuple(maps.shape)}. Give a map as "
+            "its method returns it, not resized."
+        )
+    if not maps.isfinite().all():
+        raise ValueError("Maps must be finite, or their order of the patches means nothing.")
     target = _target(model, images, target, against, internal_batch_size)
     score = next(iter(target.measures)) if score is None else score
     if score not in target.measures:
@@ -227,18 +233,6 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
         return resolved(bare, torch.cat([outputs_of(model, part, False) for part in parts]), target, against)
 
 
-def _fitting(maps: Tensor, grid: TokenGrid, batch: int) -> Tensor:
-    """The maps, detached. Raises ValueError unless they are finite and of shape (…, B, rows, cols)."""
-    if maps.shape[-3:] != (batch, grid.rows, grid.cols):
-        raise ValueError(
-            f"Maps must have the shape (…, {batch}, {grid.rows}, {grid.cols}), got {tuple(maps.shape)}. Give a map as "
-            "its method returns it, not resized."
-        )
-    if not maps.isfinite().all():
-        raise ValueError("Maps must be finite, or their order of the patches means nothing.")
-    return maps.detach()
-
-
 @dataclass(frozen=True)
 class Randomization:
     """How similar the maps of ever more random models are to the model's own map.
@@ -282,7 +276,7 @@ def randomization(
     subject = copy.deepcopy(unwrap(model)).eval()
     before = method(subject, images, target).cpu().double()
     parts, correlations, similarities = [], [], []
-    for part in _cascade(subject, seed, _used(subject, images[:1], of_features(target))):
+    for part in _cascade(subject, seed, images[:1], of_features(target)):
         after = method(subject, images, target).cpu().double()
         parts.append(part)
         correlations.append([_rank_correlation(*pair) for pair in zip(before, after, strict=True)])
@@ -290,25 +284,23 @@ def randomization(
     return Randomization(tuple(parts), torch.tensor(correlations), torch.tensor(similarities), threshold)
 
 
-def _used(model: nn.Module, image: Tensor, features: bool) -> set[str]:
-    """The names of the parameters that the logits of an image depend on, or its features: not those of a text tower."""
-    parameters = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
-    with torch.enable_grad():
-        output = pooled(model, image) if features else run(model, image)
-        if not output.requires_grad:
-            return set(parameters)
-        gradients = torch.autograd.grad(output.sum(), [*parameters.values()], allow_unused=True)
-    return {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iterator[str]:
+    """Randomize the model in place, part by part from the top; yield the name of each part once it is random.
 
-
-def _cascade(model: nn.Module, seed: int, used: set[str]) -> Iterator[str]:
-    """Randomize the model in place, part by part from the top; yield the name of each part once it is random."""
+    Only parameters that the logits of an image depend on, or its features: not those of a text tower.
+    """
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}
     about = family(model) if known(model) else None
     blocks = next((name for name, module in model.named_modules() if about and module is about.blocks), "")
-    for name, parameter in model.named_parameters():
-        if name not in used:
+    named = {name: p.requires_grad_() for name, p in model.named_parameters() if p.is_floating_point()}
+    with torch.enable_grad():
+        output = pooled(model, image) if features else run(model, image)
+        gradients = [output] * len(named)  # all of them, where autograd does not reach the output
+        if output.requires_grad:
+            gradients = torch.autograd.grad(output.sum(), [*named.values()], allow_unused=True)
+    for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
+        if gradient is None:
             continue
         part, *rest = name.split(".")
         while rest and blocks.startswith(f"{part}."):  # the parts of the module that holds the blocks
@@ -316,6 +308,7 @@ def _cascade(model: nn.Module, seed: int, used: set[str]) -> Iterator[str]:
         if isinstance(attrgetter(part)(model), nn.ModuleList | nn.Sequential):
             part = f"{part}.{rest[0]}"
         parts.setdefault(part, []).append(parameter)
+    del gradients
     for part, parameters in reversed(parts.items()):
         with torch.no_grad():
             for p in parameters:
