@@ -59,11 +59,10 @@ class AllHeads(Pictured):
         }
 
     def controls(self):
-        count = self.forward.attn[0].q.shape[1]
         return [
             self.photograph_control(),
             self.layer_control(self.forward),
-            Control("head", "Head", "range", self.state["head"], high=count - 1),
+            Control("head", "Head", "range", self.state["head"], high=self.forward.heads - 1),
             *self.query_controls(self.forward),
             Control("own", "A scale for each head", "check", self.state["own"]),
             *self.paint_controls(),

@@ -96,7 +96,7 @@ class Comparison(Pictured):
         """The same view of both sides."""
         view, panels = VIEWS[self.state["view"]], []
         for side, forward in forwards.items():
-            head = view.fitted(self.state[f"head_{side}"])
+            head = view.fitted(self.state[f"head_{side}"], forward.heads)
             choice = Choice(self.state[f"layer_{side}"], head, self._query_of(forward, forwards["left"]))
             shown = view.make(forward, choice, check)
             title = _title(side, forward)

@@ -121,7 +121,9 @@ class Explorer(Pictured):
                 target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
             if row.contrasts and state["against"] != NO_OTHER and not isinstance(target, Likeness):
                 against = state["against"]
-        choice = Choice(head=row.fitted(state["head"]) if row.head else MEAN, target=target, against=against)
+        choice = Choice(
+            head=row.fitted(state["head"], forward.heads) if row.head else MEAN, target=target, against=against
+        )
         choice = replace(choice, layer=state["layer"]) if row.layered else choice
         return replace(choice, query=self.query) if row.query else choice
 

@@ -61,10 +61,10 @@ def sample_photographs() -> dict[str, Photograph]:
 class Forward:
     """One forward of a model on a photograph.
 
-    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its layers. tokens: one
-    (1, T, D) per layer. classes: their number, 0 without a classifier. likeliest: numbers of the likeliest ones. off:
-    replacements of the heads that are switched off, as `intervene` takes them. key: equal for equal weights,
-    photographs, sizes and switches.
+    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its layers. heads: their
+    number in a layer. tokens: one (1, T, D) per layer. classes: their number, 0 without a classifier. likeliest:
+    numbers of the likeliest ones. off: replacements of the heads that are switched off, as `intervene` takes them. key:
+    equal for equal weights, photographs, sizes and switches.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Forward:
                 "The model's outputs for this image are not finite, so its attention has no meaning. Its weights are "
                 "damaged, or its precision is too low."
             )
-        self.attn, self.grid, self.gated = [*attn], attn.grid, attn.gated
+        self.attn, self.grid, self.gated, self.heads = [*attn], attn.grid, attn.gated, attn[0].q.shape[1]
         classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()

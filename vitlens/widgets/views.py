@@ -29,9 +29,9 @@ from vitlens.widgets.photographs import READOUT, Forward, number, percent
 
 MEAN, MAX, SUM, EVERY = "mean", "max", "sum", "every"
 HEADS = {
-    "each": (("mean of heads", MEAN), ("largest of heads", MAX)),
-    "mixed": (("mean of heads", MEAN), ("largest of heads", MAX)),
-    "added": (("all of all layers", EVERY), ("all of the layer", SUM)),
+    "each": {MEAN: "mean of heads", MAX: "largest of heads"},
+    "mixed": {MEAN: "mean of heads", MAX: "largest of heads"},
+    "added": {EVERY: "all of all layers", SUM: "all of the layer"},
 }
 """Combinations of heads that a view offers. Single heads come after these, but not where heads are mixed."""
 LOOKS, HOLDS, WRITES, WHY, SLOWER = (
@@ -119,15 +119,15 @@ class View:
         """True for an attribution method: its map may be of a `Likeness`, and has a score."""
         return self.explains and not self.layered
 
-    def heads(self, count: int) -> tuple[tuple[str, str | int], ...]:
-        """Names and values of the choices among so many heads."""
-        single = () if self.head == "mixed" else tuple((str(head), head) for head in range(count))
-        return (*HEADS[self.head or "each"], *single)
+    def heads(self, count: int) -> dict[str | int, str]:
+        """The choices among so many heads, and their names."""
+        single = {} if self.head == "mixed" else {head: str(head) for head in range(count)}
+        return HEADS[self.head or "each"] | single
 
-    def fitted(self, head: str | int) -> str | int:
+    def fitted(self, head: str | int, count: int) -> str | int:
         """The head if it can be chosen in this view, else the first choice."""
-        choices = [value for _, value in HEADS[self.head or "each"]]
-        return head if head in choices or (isinstance(head, int) and self.head != "mixed") else choices[0]
+        choices = self.heads(count)
+        return head if head in choices else next(iter(choices))
 
 
 class Layers(Sequence):
@@ -417,8 +417,8 @@ def view_control(view: str, rows: dict[str, View]) -> Control:
 
 
 def head_control(forward: Forward, view: View, head: str | int, name: str = "head", label: str = "Head") -> Control:
-    choices = view.heads(forward.attn[0].q.shape[1])
-    return Control(name, label, "range", view.fitted(head), choices, hidden=not view.head)
+    choices = tuple((text, value) for value, text in view.heads(forward.heads).items())
+    return Control(name, label, "range", view.fitted(head, forward.heads), choices, hidden=not view.head)
 
 
 def map_panel(
