@@ -56,18 +56,6 @@ def test_what_is_no_python_is_packed_too():
             assert any(path.match(pattern) for pattern in declared.get(package, ())), path
 
 
-def test_a_test_that_hangs_is_ended_and_the_slowest_are_named(tmp_path):
-    """By the project's own settings; only the limit is shorter here."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_hangs.py").write_text("import time\ndef test_hangs():\n    time.sleep(200)\n")
-    command = [sys.executable, "-m", "pytest", "-o", "timeout=1", "-p", "no:cacheprovider"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    assert "Timeout" in said and "1 failed" in said and "slowest 20 durations" in said
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert 0 < settings["timeout"] <= 300
-
-
 def test_readme_commands_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z-]+)", readme)):
