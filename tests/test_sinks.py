@@ -129,10 +129,3 @@ def test_a_register_takes_over_as_by_hand(more):
     assert before.outliers()[:, layer:].any(-1).all() and not after.outliers().any()
     assert after.norms[:, layer, prefix + 1 :].max() < 1.2 * bulk < after.norms[:, layer, prefix].min()
     assert after.grid.prefix == prefix + 1
-
-
-def test_no_outlier_and_pooled_prefix_raise():
-    with pytest.raises(ValueError, match=r"above 3 times the median .*: 1\.\d\d times.* nothing to take over"):
-        register_neurons(small(), torch.randn(2, 3, 64, 64))
-    with pytest.raises(ValueError, match="head reads all prefix tokens"):
-        with_register(small(global_pool="avg", pool_include_prefix=True), {})

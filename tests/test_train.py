@@ -23,7 +23,7 @@ from vitlens.data.augment import augmented, draws, generator, seed_of
 from vitlens.models import load_model
 from vitlens.train import World, accuracy, compiled, export, fit, run_folder
 from vitlens.train.loop import numerics
-from vitlens.train.optim import Muon, optimizers
+from vitlens.train.optim import Muon
 from vitlens.train.recipes import Recipe, recipe, starting_from
 
 torch.set_num_threads(1)
@@ -147,19 +147,6 @@ def test_muon_takes_a_kernel_for_the_matrix_of_its_outputs():
             a.step()
             b.step()
         torch.testing.assert_close(kernel.flatten(1), matrix, atol=1e-6, rtol=1e-5)
-
-
-def test_every_parameter_has_one_optimizer_and_only_matrices_decay():
-    model = recipe("tiny-imagenet").tiny().build()
-    seen = {}
-    for optimizer in optimizers(model, recipe("tiny-imagenet")):
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                assert p not in seen
-                seen[p] = (type(optimizer).__name__, group["weight_decay"] > 0)
-    for name, p in model.named_parameters():
-        expected = ("Muon", True) if name.startswith("blocks") and p.ndim == 2 else ("AdamW", p.ndim in (2, 4))
-        assert seen[p] == expected, name
 
 
 def test_schedules_equal_their_formulas():
