@@ -56,12 +56,12 @@ def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure
         raise ValueError(
             f"Cosines of shape (rows, cols, rows, cols) expected, got {values.shape} with values up to {largest:.3g}."
         )
-    down, across, colored, scale = shown_positions(values)
+    down, across, tiles, scale = shown_positions(values)
     shape = (len(down) * rows) / (len(across) * cols)
     side = 620 if max(len(down) * rows, len(across) * cols) > 20 else 260
     width, height = side * min(1, 1 / shape), side * min(1, shape)
     with canvas(ax, max(width, 240) + 140, max(height, 120) + 90) as (ax, result):
-        xs, ys = mosaic(ax, colored, len(across), (0.08 * rows, 0.08 * cols))
+        xs, ys = mosaic(ax, tiles, len(across), (0.08 * rows, 0.08 * cols))
         ordinal = {2: "2nd", 3: "3rd"}.get(across.step, f"{across.step}th")
         every = "" if across.step == 1 else f" (every {ordinal})"
         ax.set(xlabel=f"Input patch column{every}", ylabel=f"Input patch row{every}")
