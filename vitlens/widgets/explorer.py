@@ -18,7 +18,7 @@ from vitlens.widgets.drawing import captioned
 from vitlens.widgets.heads_off import AVERAGE, ZERO, listed, means, off_words, switches
 from vitlens.widgets.lanes import LARGEST, Job
 from vitlens.widgets.page import Control, Panel
-from vitlens.widgets.photographs import PAINT, Forward, Pictured, size_for
+from vitlens.widgets.photographs import PAINT, READOUT, Forward, Pictured, size_for
 from vitlens.widgets.views import (
     EVERY,
     MEAN,
@@ -121,11 +121,13 @@ class Explorer(Pictured):
                 target = Likeness(target[1], *([photograph.number, photograph.image] if photograph else []))
             if row.contrasts and state["against"] != NO_OTHER and not isinstance(target, Likeness):
                 against = state["against"]
-        choice = Choice(
-            head=row.fitted(state["head"], forward.heads) if row.head else MEAN, target=target, against=against
+        return Choice(
+            layer=state["layer"] if row.layered else 0,
+            head=row.fitted(state["head"], forward.heads) if row.head else MEAN,
+            query=self.query if row.query else READOUT,
+            target=target,
+            against=against,
         )
-        choice = replace(choice, layer=state["layer"]) if row.layered else choice
-        return replace(choice, query=self.query) if row.query else choice
 
     @property
     def forward(self) -> Forward:
