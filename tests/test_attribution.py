@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from test_timm import QUICK
-from timm_support import shrunk
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from experiments.timm_support import shrunk
 from vitlens import attention, capture
 from vitlens.attribution import attention_gradient, balanced_gradients, grad_cam, gradient_rollout, legrad, relevance
 from vitlens.stream import contributions, direct_map

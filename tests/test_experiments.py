@@ -108,6 +108,7 @@ RUNS = {
     "registers": (["--data", "FOLDER"], "registers"), "sinks": (["--data", "FOLDER"], "sinks"),
     "specimen": (["--data", "FOLDER"], "specimen"), "speed": ([], "speed-cpu"), "stream": ([], "stream-cpu"),
     "studies": (["data-size-digits", "--data", "digits", "--runs", "OUT/runs"], "data-size-cpu"),
+    "support": ([], "support"), "timm_support": ([], "timm-support"),
     "time_to_accuracy": (["--data", "digits", "--set", "num_classes=10"], ""), "training": ([], "throughput-cpu"),
 }  # fmt: skip
 """By script: its arguments beside --tiny and --out, and the table of data/results that it makes."""

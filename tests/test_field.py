@@ -121,7 +121,8 @@ def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_pa
     """CLIP with "size": 224, and other settings that the package has no words for."""
 
     import transformers
-    from supported_support import small
+
+    from experiments.support import small
 
 
     images = [samples()["chelsea"], samples()["astronaut"].crop((0, 0, 200, 500))]
@@ -176,7 +177,7 @@ def test_F5_patch_filters_are_never_resampled(tmp_path):
 
 def test_F6_outputs_that_do_not_compete_are_scored_apart():
     """transformers' problem_type, and a timm model whose outputs are declared independent."""
-    from supported_support import small
+    from experiments.support import small
 
 
     logits = torch.tensor([[2.87, 3.31, 3.07, -3.0]])

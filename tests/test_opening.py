@@ -6,9 +6,9 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from supported_support import small
 
 import vitlens
+from experiments.support import small
 from vitlens import attention, attribution, capture
 from vitlens.models import architecture, class_count, label_names, load_model, preprocess
 from vitlens.recorder.forward import run

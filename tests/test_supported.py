@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 from capture_support import check_all
-from supported_support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
 from test_cli import vitlens as command
 from test_evaluate_command import colors, evaluate
 from torch import nn
 
 import vitlens
+from experiments.support import CLASSIFIERS, EVERY, LIBRARIES, TABLE, eager, last_linear, sized, small, survey
 from vitlens import attribution, capture, report, stream, tokens
 from vitlens.attribution import like
 from vitlens.attribution.target import bound
@@ -217,7 +217,7 @@ def test_the_table_says_the_same():
     said = table[0]["command"]
     assert [row["model"] for row in table][-len(EVERY) :] == EVERY
     if any(f"{name} {importlib.metadata.version(name)}" not in said for name in LIBRARIES):
-        pytest.skip(f"the table is of {said.strip()}; `python tests/supported_support.py` writes it anew")
+        pytest.skip(f"the table is of {said.strip()}; `python -m experiments.support` writes it anew")
     for name in ("torchvision", "SiglipModel", "open_clip"):
         row = survey(name)
         assert float(row.pop("error")) < 1e-9

@@ -9,9 +9,9 @@ import timm
 import torch
 import torch.nn.functional as F
 from maps_support import refuses
-from supported_support import small
 from typer.testing import CliRunner
 
+from experiments.support import small
 from vitlens import UnsupportedModelError, capture, faithfulness, report
 from vitlens.attribution import METHODS, explained, like, relevance, text
 from vitlens.attribution.target import NothingToExplain, bound

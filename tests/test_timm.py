@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 from capture_support import CHUNKS, check_all, chunk
-from timm_support import read_table, shrunk, survey
 
+from experiments.timm_support import read_table, shrunk, survey
 from vitlens import attention
 from vitlens.recorder.record import capture
 
@@ -105,7 +105,7 @@ def test_refused_with_the_reason():
 
 def test_the_table_holds_every_model():
     if timm.__version__ != VERSION:
-        pytest.skip(f"the table is of timm {VERSION}; `python tests/timm_support.py` writes that of {timm.__version__}")
+        pytest.skip(f"the table is of timm {VERSION}; `python -m experiments.timm_support` writes it anew")
     own = {name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")}
     assert set(TABLE) == own
     assert sum(row["captured"] == "yes" for row in TABLE.values()) == 303

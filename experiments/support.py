@@ -1,16 +1,15 @@
-"""Small models with random weights of every class that vitlens knows besides timm's, made from their configurations.
+"""What works with small models of every class that vitlens knows, three of timm among them, with random weights.
 
-    python tests/supported_support.py data/results/support.csv
+    python -m experiments.support --out data/results/support.csv
 
-writes the table of what works with each; `test_supported.py` compares with it. Takes a minute.
+It takes a minute. Tests build the same models, and compare single rows with the table.
 """
 
 import contextlib
-import csv
 import importlib.metadata
 import platform
-import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import timm
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from experiments.results import command, parser, write
 from vitlens import capture
 from vitlens.attribution import METHODS
 from vitlens.recorder.forward import run
@@ -237,19 +237,15 @@ def reads(attn) -> str:
     return "patches" if not named else "class token" if named == [0] else "class and distillation token"
 
 
-def rows() -> list[dict]:
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    made_by = f"{command('experiments.support', arguments)}; {versions}; {platform.machine()}; random weights, seed 0"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [survey(name) for name in (*TIMM, *EVERY)]
+        names = (*TIMM, *EVERY)[:: 8 if options.tiny else 1]
+        write(options.out, [survey(name) | {"command": made_by} for name in names])
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        command = f"python tests/supported_support.py; {versions}; {platform.machine()}; random weights, seed 0"
-        found = [row | {"command": command} for row in rows()]
-        writer = csv.DictWriter(file, found[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    print(f"Wrote {path}.")
+    main()

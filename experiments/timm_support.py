@@ -1,17 +1,18 @@
-"""Which of timm's models are captured and which are refused, found out on the meta device at full size.
+"""Captured and refused models of timm, on the meta device at full size.
 
-    python tests/timm_support.py data/results/timm-support.csv
+    python -m experiments.timm_support --out data/results/timm-support.csv
 
-writes the table that `test_timm.py` compares with. Takes a few minutes for all names.
+It takes a few minutes for all names. Tests compare single rows with the table.
 """
 
 import csv
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import timm
 import torch
 
+from experiments.results import command, parser, write
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules
 from vitlens.stream import require_pre_norm
@@ -23,8 +24,7 @@ COLUMNS = [
 
 
 def survey(name: str) -> dict:
-    """One row of the table: what a capture of one forward says, or why it is refused; and whether `vitlens.stream`
-    takes the model apart, or why not."""
+    """A row of the table: the shapes of a capture, or the reason of its refusal; the same for `vitlens.stream`."""
     with torch.device("meta"):
         model = timm.create_model(name).eval()
     row = dict.fromkeys(COLUMNS, "") | {"model": name, "class": type(model).__name__}
@@ -80,11 +80,12 @@ def shrunk(name: str):
     raise AssertionError(f"{name} cannot be built")
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    names = timm.list_models("vit_tiny*" if options.tiny else "", exclude_filters="vitlens_*")
+    made_by = {"command": f"{command('experiments.timm_support', arguments)}, timm {timm.__version__}"}
+    write(options.out, (survey(name) | made_by for name in names))
+
+
 if __name__ == "__main__":
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*COLUMNS, "command"], lineterminator="\n")
-        writer.writeheader()
-        command = {"command": f"python tests/timm_support.py, timm {timm.__version__}"}
-        writer.writerows(survey(name) | command for name in timm.list_models(exclude_filters="vitlens_*"))
-    print(f"Wrote {path}.")
+    main()
