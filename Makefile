@@ -26,10 +26,10 @@ browser: $(READY)  ## a browser for the tests, where there is none yet
 	$(BIN)/python tests/browser/install.py
 
 test: browser  ## the tests of every day (NO_BROWSER=1 leaves the browser out)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 test-slow: browser  ## the tests that take minutes: all of timm, all notebooks, other front ends
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 test-colab: $(COLAB)/.ready  ## the widgets and the opening of models with the versions of Colab
 	$(COLAB)/bin/python -m pytest -q -n auto tests/test_bundled.py tests/test_models.py tests/test_explorer.py \

@@ -35,6 +35,18 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(max(longer)))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Spread the tests, but for those of a browser: they share one page, which they change one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "browser" if nodeid.startswith("tests/browser/") else nodeid
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with real images and weights; tests that ask for it are skipped where there is none."""

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -21,7 +22,7 @@ from timm.models import save_for_hf
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from vitlens.widgets.app import App
+from vitlens.widgets.app import App, listening
 from vitlens.widgets.lanes import QUICK
 
 PATIENCE = 60
@@ -40,7 +41,7 @@ class Served:
 
     def _run(self, began):
         try:
-            asyncio.run(self.app.run(0, began))
+            asyncio.run(self.app.run(listening(0), began))
         except Exception as error:
             self.error = error
 
@@ -56,6 +57,12 @@ class Served:
     async def socket(self, cookie, origin=None):
         headers = {"Cookie": cookie, "Origin": origin or self.address.rstrip("/")}
         return await websocket_connect(HTTPRequest(self.address.replace("http", "ws") + "socket", headers=headers))
+
+
+def run(coroutine):
+    """The result of a coroutine, in a thread of its own, because the browser of other tests has a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 async def message(socket):
@@ -123,7 +130,7 @@ def test_socket_checks_cookie_origin_and_size(served):
             while await message(socket):
                 pass
 
-    asyncio.run(talk())
+    run(talk())
 
 
 def test_pages_share_one_model_and_are_limited(served):
@@ -141,7 +148,7 @@ def test_pages_share_one_model_and_are_limited(served):
         while served.app.sockets:
             await asyncio.sleep(0.01)
 
-    asyncio.run(talk())
+    run(talk())
 
 
 def test_the_page_names_its_step_before_the_model_is_there(folder):
@@ -160,7 +167,7 @@ def test_the_page_names_its_step_before_the_model_is_there(folder):
         assert [value.split()[0] for name, value in received[:2] if name == "step"] == ["Opening", "Drawing"]
         assert [name for name, _ in received[2:]] == ["pictures", "frame"]
 
-    asyncio.run(talk())
+    run(talk())
     served.end()
 
 
@@ -177,7 +184,7 @@ def test_the_page_names_why_a_model_cannot_be_opened(tmp_path):
             received.append(each)
         return received
 
-    received = asyncio.run(talk())
+    received = run(talk())
     served.thread.join(PATIENCE)
     assert served.error and received[-1] == ("step", str(served.error))
 

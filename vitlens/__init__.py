@@ -13,13 +13,16 @@ __version__ = "0.1.0"
 
 MODULES = {
     name: name
-    for name in ("attention", "attribution", "faithfulness", "filters", "plot", "positions", "stream", "tokens")
-}
-MODULES["ablation"] = "evaluate.ablation"
+    for name in (
+        "attention", "attribution", "data", "evaluate", "faithfulness", "filters", "images", "models", "paper", "plot",
+        "positions", "recorder", "report", "stream", "tokens", "train", "variants", "widgets",
+    )
+} | {"ablation": "evaluate.ablation"}  # fmt: skip
 NAMES = {
     "ImageError": "images", "TokenGrid": "recorder.grid", "UnsupportedModelError": "recorder.supported",
     "capture": "recorder.record", "intervene": "recorder.intervention", "load_image": "images",
-    "load_model": "models", "register_model": "recorder.supported",
+    "load_model": "models", "overlay": "plot", "preprocess": "models", "register_model": "recorder.supported",
+    "restore": "models", "samples": "images", "top_classes": "models",
 }  # fmt: skip
 
 __all__ = [*NAMES, *MODULES]
@@ -40,7 +43,7 @@ def lazily(package: str, places: dict[str, str]):
     return find, lambda: sorted({*vars(sys.modules[package]), *places})
 
 
-_find, _names = lazily(__name__, NAMES)
+_find, _ = lazily(__name__, NAMES)
 
 
 def __getattr__(name: str):
@@ -48,4 +51,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*_names(), *MODULES})
+    return sorted({*__all__, "__version__"})

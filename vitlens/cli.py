@@ -63,11 +63,11 @@ def names_in(text: str | tuple) -> tuple[str, ...]:
 
 
 def numbers_in(text: str | tuple) -> tuple[int, ...]:
-    """The numbers in a text such as "1,5,10", in order. typer refuses a text for which a ValueError is raised."""
-    numbers = tuple(sorted({int(part) for part in names_in(text)}))
-    if min(numbers, default=1) < 1:
-        raise ValueError
-    return numbers
+    """The numbers in a text such as "1,5,10", in order."""
+    parts = names_in(text)
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"Expected whole numbers above 0, separated by commas, got {text!r}.")
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def result_file(path: Path | None) -> Path | None:

@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import struct
 import sys
 import tempfile
@@ -74,9 +75,17 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
             signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
         app.end()
 
-    asyncio.run(app.run(port, began))
+    asyncio.run(app.run(listening(port), began))
     sys.stdout.flush()
     os._exit(0)  # waits for no download in a lane; and taking PyTorch's modules apart would take seconds
+
+
+def listening(port: int) -> list[socket.socket]:
+    """Sockets that listen on a port of this machine, 0 for a free one. Raises OSError for one in use."""
+    try:
+        return netutil.bind_sockets(port, "127.0.0.1")
+    except OSError as error:
+        raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port, or none.") from error
 
 
 class App:
@@ -95,13 +104,9 @@ class App:
         for name, kind in {"app.js": script, "front.js": script, "front.css": style}.items():
             self.files[name] = (kind, Path(__file__).with_name(name).read_bytes())
 
-    async def run(self, port: int, began: Callable[[str], None]) -> None:
-        """Serve on a port, or a free one, until `end` is called. Raises what is wrong with the model or the port."""
+    async def run(self, listening: list[socket.socket], began: Callable[[str], None]) -> None:
+        """Serve on listening sockets until `end` is called. Raises what is wrong with the model."""
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            listening = netutil.bind_sockets(port, "127.0.0.1")
-        except OSError as error:
-            raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port, or none.") from error
         port = listening[0].getsockname()[1]
         self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
         handlers = [("/socket", Socket, {"app": self}), ("/(.*)", File, {"app": self})]
