@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from browser.fronts import Front, chromium, notebook  # the tests' own way to open an application
 
 from vitlens.images import samples
-from vitlens.widgets.heads_off import WAYS, instead
+from vitlens.widgets.explorer import WAYS, instead
 from vitlens.widgets.views import INSIDE, VIEWS
 
 CELL = """

@@ -15,8 +15,8 @@ from timm.layers import GroupNormAct, HybridEmbed, StdConv2d
 from timm.models import ResNetV2, VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from vitlens.train.hub_layout import stored
 from vitlens.train.recipes import Recipe
+from vitlens.train.run_folder import stored
 
 HYBRID = "vit_small_resnet_hybrid"
 

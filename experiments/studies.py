@@ -40,8 +40,8 @@ from vitlens.evaluate import (
 )
 from vitlens.train import export, fit, snapshots
 from vitlens.train.criteria import ObjectiveLoss
-from vitlens.train.hub_layout import aside_of
 from vitlens.train.recipes import Recipe
+from vitlens.train.run_folder import aside_of
 
 SHOTS, DRAWS = 5, 3
 PROBED = 100

@@ -7,7 +7,7 @@ import pytest
 from vitlens import paper
 from vitlens.data.tasks import VTAB as EVALUATED
 from vitlens.paper import MODELS, TABLE_2, VTAB, records
-from vitlens.paper.measured import TEST_IMAGES
+from vitlens.paper.records import TEST_IMAGES
 from vitlens.paper.tables import VTAB_NAMES
 
 RESULT = {

@@ -11,7 +11,7 @@ from vitlens import lazily
 
 NAMES = {
     "SOURCES": "sources", "register": "sources", "ImageSet": "imageset", "ImageStream": "imageset",
-    "Samples": "imageset", "load": "imageset", "UNLABELED": "imagenet",
+    "Samples": "imageset", "load": "imageset", "UNLABELED": "folders",
 }  # fmt: skip
 
 __all__ = list(NAMES)

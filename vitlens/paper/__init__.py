@@ -4,8 +4,8 @@
 trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7`, `TABLE_8` and `TABLE_9` what came out.
 """
 
-from vitlens.paper.measured import row_of, table_2, table_5, table_9
 from vitlens.paper.models import COSTS, MODELS, Cost, Model, Weights, build, exaflops, find, matching, origin
+from vitlens.paper.records import row_of, table_2, table_5, table_9
 from vitlens.paper.tables import (
     BIT,
     BIT_M_VTAB,

@@ -1,13 +1,44 @@
-"""Results of evaluations with how they were measured, kept in JSON files."""
+"""Results of evaluations, kept in JSON files, and Tables 2, 5 and 9 of the paper as text with these results beside the
+published ones."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from vitlens.data import files
+from vitlens.paper.models import CALLED, origin
+from vitlens.paper.tables import (
+    CIFAR10,
+    CIFAR100,
+    FIRST_SUBMISSION,
+    FLOWERS,
+    IMAGENET,
+    PETS,
+    REAL,
+    TABLE_2,
+    TABLE_5,
+    TABLE_9,
+    VTAB,
+    VTAB_NAMES,
+    Published,
+    groups,
+)
+
+WIDTH = 120
+ROWS = {
+    "imagenet": IMAGENET, "imagenet1k": IMAGENET, "ilsvrc2012": IMAGENET, "imagenetreal": REAL,
+    "cifar10": CIFAR10, "cifar100": CIFAR100, "pets": PETS, "oxfordiiitpet": PETS, "oxfordiiitpets": PETS,
+    "flowers": FLOWERS, "flowers102": FLOWERS, "oxfordflowers102": FLOWERS,
+}  # fmt: skip
+VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
+TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
+"""Number of test images of each data set. A result on under 99 % of them is of other data."""
+TRANSFER = ("top1", "finetune", "vtab")
+"""Protocols that measure the same as the paper's tables; few-shot, neighbors and a probe do not."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +140,122 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
             f"{', '.join(required)} ({type(error).__name__}: {error})."
         ) from error
     return list(zip(records, entries, strict=True))
+
+
+def row_of(record: Record) -> str | None:
+    """Row of Table 2, 5 or 9 that a record measures: a data set, or "VTAB" with a group or task; None for others."""
+    if record.protocol not in TRANSFER:
+        return None
+    if row := VTAB_ROWS.get(record.data.lower()):
+        return row if record.metric in ("mean", "top1") else None
+    row = ROWS.get(re.sub("[^a-z0-9]", "", record.data.lower().removeprefix("torch/")))
+    if record.metric == "real":
+        row = REAL if row in (IMAGENET, REAL) else None
+    elif record.metric != "top1" or row == REAL:
+        row = None
+    whole = TEST_IMAGES.get(row, 0)
+    return row if 0.99 * whole <= record.images <= whole else None
+
+
+def table_2(records: Iterable[Record]) -> str:
+    """Table 2 as text: the published columns, then a column for each model that was measured, then notes."""
+    records, rows = list(records), list(TABLE_2[0].accuracy)
+    published = {
+        (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows) | {"TPUv3-core-days": f"{p.core_days:,}"}
+        for p in TABLE_2
+    }
+    title = (
+        "Table 2: top-1, %. Published: mean ± standard deviation of three fine-tunings, ViTs on ImageNet at 512 or 518 "
+        "pixels.\nMeasured: value [95 % interval]."
+    )
+    first = "; ".join(f"{p.model} {', '.join(f'{k} {v}' for k, v in _printed(p).items())}" for p in FIRST_SUBMISSION)
+    note = f"The first submission of the paper (October 2020) had other numbers: {first}."
+    others = [
+        f"Not in this table: {r.model} on {r.data}, {r.manner}, {r.metric}: {r.cell}"
+        for r in records if row_of(r) is None
+    ]  # fmt: skip
+    return _text(title, [*rows, "TPUv3-core-days"], published, _columns(records, rows), [note, *others])
+
+
+def table_5(records: Iterable[Record]) -> str:
+    """Table 5 as text: rows by pre-training data and data set, published columns, then measured ones.
+
+    A measured model stands in the rows of the data it was pre-trained on, or of "unknown data".
+    """
+    rows = list(TABLE_5[0].accuracy)
+    published: dict[tuple[str, str], dict] = {}
+    for p in TABLE_5:
+        printed = {(p.data, row): cell for row, cell in _printed(p, rows).items()}
+        published.setdefault((p.model, ""), {}).update(printed)
+    columns = []
+    for column in _columns(records, rows):
+        weights = origin(next(iter(column.values())).model)[1]
+        data = weights.data if weights else "unknown data"
+        columns.append({(data, row): record for row, record in column.items()})
+    sources = [*dict.fromkeys(p.data for p in TABLE_5)]
+    sources += ["unknown data"] * any(key[0] == "unknown data" for column in columns for key in column)
+    title = "Table 5: top-1 after fine-tuning at 384 pixels, %. Measured: value [95 % interval]."
+    return _text(title, [(source, row) for source in sources for row in rows], published, columns, [])
+
+
+def table_9(records: Iterable[Record]) -> str:
+    """Table 9 as text: the tasks of VTAB-1k and the means of its groups, published columns, then measured ones."""
+    rows = [row for group in VTAB for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")] + ["VTAB"]
+    published = {}
+    for p in TABLE_9:
+        values = {**p.accuracy, **groups(p.accuracy), "VTAB": p.accuracy["VTAB"]}
+        published[p.model, p.data] = {row: f"{values[row.removeprefix('VTAB ')]:.1f}" for row in rows}
+    title = "Table 9: top-1 on the tasks of VTAB-1k, %, and below each group its mean. Measured: value [95 % interval]."
+    return _text(title, rows, published, _columns(records, rows), [])
+
+
+def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
+    """Published accuracies as "value ± spread" by row; by default of all rows."""
+    return {
+        row: f"{published.accuracy[row]:.2f}" + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
+        for row in rows or published.accuracy
+        if row in published.accuracy
+    }
+
+
+def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
+    """The latest record of each row, a column for each model, weights and recipe; results without training apart."""
+    columns: dict[tuple, dict[str, Record]] = {}
+    for record in sorted(records, key=lambda r: r.when):
+        if (row := row_of(record)) in rows:
+            key = record.model, record.weights, record.recipe or "", record.protocol == "top1"
+            columns.setdefault(key, {})[row] = record
+    return [columns[key] for key in sorted(columns)]
+
+
+def _text(
+    title: str, rows: Sequence, published: dict[tuple[str, str], dict], measured: Sequence[dict], notes: Sequence[str]
+) -> str:
+    """The table as lines of at most `WIDTH` characters, with a note about each measured column."""
+    from pandas import DataFrame
+
+    cells = {("published", *name): column for name, column in published.items()}
+    for number, column in enumerate(measured, 1):
+        cells["measured", f"({number})", ""] = {row: record.cell for row, record in column.items()}
+    frame = DataFrame(cells).reindex(rows).fillna("–")
+    frame.index.names = [None] * frame.index.nlevels
+    lines = [title, "", frame.to_string(line_width=WIDTH - 2), ""]
+    for number, column in enumerate(measured, 1):
+        record = next(iter(column.values()))
+        counts = ", ".join(f"{row if isinstance(row, str) else row[1]}: {r.images:,}" for row, r in column.items())
+        lines.append(f"({number}) {record.model}: {_described(record)}; {record.manner}")
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
+        lines.append(f"    images: {counts}; {record.when[:10]}; {versions}")
+    return "\n".join([*lines, *notes])
+
+
+def _described(record: Record) -> str:
+    """The model of the paper and the weights that a record's model name stands for, with the weights' digest."""
+    model, weights = origin(record.model)
+    digest = f", SHA-256 {record.weights}" if record.weights else ""
+    if model is None:
+        return f"not a model of the paper{digest}"
+    if weights is None:
+        return f"{model.name}, with unknown weights{digest}"
+    whose = "the paper's weights" if weights.source == "paper" else f"weights of {weights.source}, not the paper's"
+    return f"{model.name} pre-trained on {weights.data}, {whose}{digest}"

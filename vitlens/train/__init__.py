@@ -2,10 +2,10 @@
 
 from vitlens.train import snapshots
 from vitlens.train.criteria import accuracy, compiled
-from vitlens.train.hub_layout import export
 from vitlens.train.loop import Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import RECIPES, Recipe, read_recipe, recipe, register, starting_from
+from vitlens.train.run_folder import export
 from vitlens.train.runs import fitted, run
 
 __all__ = [

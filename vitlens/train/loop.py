@@ -23,10 +23,9 @@ from vitlens.data.augment import Targets, augmented, draws, generator, seed_of
 from vitlens.data.imageset import ended, workers_ended
 from vitlens.recorder.forward import out_of_memory
 from vitlens.train.criteria import compiled, settled, validate
-from vitlens.train.hub_layout import STATISTICS
 from vitlens.train.optim import optimizers, set_rates, update_average
 from vitlens.train.processes import World
-from vitlens.train.run_folder import DIVERGED, RunFolder, facts_of
+from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, facts_of
 from vitlens.train.settings import Recipe
 
 
