@@ -75,7 +75,8 @@ def tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
 def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = None) -> pa.Table:
     """Write a shard as Hugging Face does, with the class `names` in its metadata if there are any."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"image": [{"bytes": data, "path": None} for data in images], "label": labels})
+    rows = [data if data is None else {"bytes": data, "path": None} for data in images]
+    table = pa.table({"image": rows, "label": labels})
     if names:
         info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(info)})

@@ -337,6 +337,7 @@ WRONG = [
     (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
     (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has 3 of them"),
     (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
+    (dict(residual={(-1, "patches"): "zero"}), IndexError, "no layer -1"),
     (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
     (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
     (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
@@ -357,6 +358,10 @@ def test_models_and_runs_that_cannot_be_changed_are_refused():
     for other, match in ((timm.create_model("resnet18"), "convolutions"), (wrapped, r"get_submodule\('0'\)")):
         with pytest.raises(UnsupportedModelError, match=match):
             run(other, x)
+    shared = small()
+    shared.blocks[1].attn = shared.blocks[0].attn
+    with pytest.raises(UnsupportedModelError, match="share one attention module"):
+        run(shared, x, heads={(2, 0): "zero"})
     with pytest.raises(UnsupportedModelError, match="at random"):
         run(small(attn_drop_rate=0.1).train(), x)
     with pytest.raises(UnsupportedModelError, match="causal"), intervene(model):

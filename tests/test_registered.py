@@ -95,6 +95,44 @@ def test_a_hand_written_vit_is_captured_and_explained(hand):
     torch.testing.assert_close(attribution.relevance(hand, images, 3), expected, rtol=1e-5, atol=1e-9)
 
 
+class PostNormBlock(nn.Module):
+    """Norms behind the sums, with the names of a pre-norm block, and the attention in a module of its own."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1, self.inside = nn.LayerNorm(width), nn.ModuleDict({"attend": HandAttention(width, heads)})
+        self.norm2, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x):
+        x = self.norm1(x + self.inside["attend"](x))
+        return 0.7 * self.norm2(x + self.mlp(x))
+
+
+class PostNormViT(HandViT):
+    def __init__(self, width=24, heads=3, depth=3):
+        super().__init__(width, heads, depth)
+        self.layers = nn.ModuleList(PostNormBlock(width, heads) for _ in range(depth))
+
+
+def test_a_hand_written_post_norm_vit_is_explained():
+    shapes = {"patch": (8, 4), "size": (32, 24), "prefix": ["extra 1", "extra 2"], "readout": "patches"}
+    parts = {"blocks": "layers", "embedding": "to_tokens"}
+    torch.manual_seed(0)
+    model, images = PostNormViT().double().eval(), torch.randn(1, 3, 32, 24, dtype=torch.float64)
+    maps, logits = maps_by_hand(model, images)
+    gradients = torch.autograd.grad(logits[0, 3], maps)
+    try:
+        vitlens.register_model(PostNormViT, attention="inside.attend", **parts, **shapes)
+        found = attribution.attention_gradient(model, images, 3)
+        vitlens.register_model(PostNormViT, attention="inside.nothing", **parts, **shapes)
+        with pytest.raises(UnsupportedModelError, match="layers.0.inside.nothing"):
+            capture(model).__enter__()
+    finally:
+        del FAMILIES[f"{__name__}.PostNormViT"]
+    expected = (maps[-1] * gradients[-1]).clamp(min=0).mean(1)[:, 2:, 2:].mean(1).detach()
+    torch.testing.assert_close(found.flatten(1), expected, rtol=1e-6, atol=1e-12)
+
+
 def test_a_hand_written_vit_that_is_not_registered_is_told_how():
     with pytest.raises(UnsupportedModelError, match=r"register it by `vitlens\.register_model\(HandViT"):
         capture(HandViT()).__enter__()

@@ -103,6 +103,7 @@ def test_sizes_are_ticks_where_they_have_room_and_round_numbers_elsewhere():
         places = [place for place in axis.get_majorticklocs() if low <= place <= high]
         return axis.get_major_formatter().format_ticks(places)
 
+    assert ticks(0.0005, 0.004, 0.032) == ["0.0005", "0.004", "0.032"]
     assert ticks(2_500, 7_500, 25_000) == ["2.5 k", "7.5 k", "25 k"]
     assert ticks(1, 1.37, 1.86, 1.56, 3.47, 9.08, 12.8, 15) == ["1", "1.5", "2", "3", "5", "7", "10", "15"]
     assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]

@@ -1,4 +1,4 @@
-"""A stream yields what a set in memory yields; its crops depend on nothing but the key and the sample."""
+"""A stream yields what a set in memory yields; its crops depend on nothing but the key and the place."""
 
 import os
 import re

@@ -166,6 +166,14 @@ def test_imagenet_by_name_in_folders_without_its_development_kit(tmp_path):
                 load(name, "valid", root=tmp_path)
 
 
+def test_imagenet_is_not_read_from_folders_of_other_data_sets(tmp_path):
+    write(tmp_path / "flowers" / "jpg", {f"{i}.png": encoded(i) for i in range(4)})
+    write(tmp_path / "pets" / "images", {f"{i}.png": encoded(i) for i in range(4)})
+    write(tmp_path / "test", {"ILSVRC2012_test_00000001.JPEG": encoded(1, "JPEG")})
+    with pytest.raises(ValueError, match="is not in"):
+        load("imagenet", "train", root=tmp_path, size=8)
+
+
 def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
     """A set of a `kind` with these labels, as published copies come."""
     for split, labels in splits.items():

@@ -116,7 +116,10 @@ class Similarity:
         if self.vector is not None:
             return self
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            return replace(self, vector=self.embed(model))
+            vector = self.embed(model)
+        if not (vector.isfinite().all() and vector.any()):
+            raise ValueError(f"The features of {self.to} are zero or not finite, so nothing is similar to them.")
+        return replace(self, vector=vector)
 
     def __sub__(self, other: Similarity) -> Similarity:
         with torch.inference_mode(False):  # tensors made in that mode have no gradient

@@ -172,6 +172,8 @@ def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Se
 
 def drawn(size: int, n: int, seed: int) -> Tensor:
     """`n` different numbers below `size`, int64 (n,), that depend on `seed` alone."""
+    if not 0 < n <= size:
+        raise ValueError(f"A subset of {size} images cannot have {n} of them.")
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:n]
 
 
@@ -499,6 +501,8 @@ def load(
         raise ValueError(
             f"split must be one of {', '.join(SPLITS)} and on_damaged raise or skip, got {split!r} and {on_damaged!r}."
         )
+    if size is None and (squash or stream):
+        raise ValueError("Images that are squashed or streamed need a common size. Pass size=….")
     device, source = torch.device(device or "cpu"), str(source)
     samples = opened(source, split, root, fold)
     if split in ("test", "whole") and not _labeled(samples):

@@ -13,7 +13,7 @@ import torchvision.datasets
 from vitlens.data.files import announce
 from vitlens.data.folders import folder
 from vitlens.data.imageset import Samples, drawn
-from vitlens.data.sources import EVERY_SPLIT, data_root, opened
+from vitlens.data.sources import SPLITS, data_root, opened
 from vitlens.data.tables import numbered, reason
 from vitlens.data.tasks import TASKS, VTAB
 
@@ -70,7 +70,7 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
         remedy = f"Run {call} where there is a network, and copy the result there."
         if kind == "ImageNet":
             flat = split != "train" and any(root.glob("ILSVRC2012_val_*"))
-            if flat or any((root / name).is_dir() for name in EVERY_SPLIT):
+            if flat or any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
                 return folder(root, split)  # torchvision wants the archive of the development kit, too
             remedy = "Download its archives by hand, with that of its development kit, and put them there."
         raise ValueError(

@@ -76,7 +76,9 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
     """`hfds/OWNER/SET`: a data set of the Hugging Face hub; a folder of that name stands in for it."""
-    datasets = library()
+    datasets, folder = library(), Path(name)
+    if folder.is_dir():
+        return parquet(folder / "data" if (folder / "data").is_dir() else folder, split, root)
     try:
         tables = datasets.load_dataset(name, cache_dir=root and str(root))
     except Exception as problem:
@@ -114,7 +116,7 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
     image, label = _column(IMAGES, encoded, title, features), _column(LABELS, integers, title, features)
     labels = [-1 if value is None else value for value in table.data.column(label).to_pylist()]
     images = table.data.column(image)
-    if len(images) and not images[0]["bytes"].is_valid and (path := images[0].as_py()["path"]):
+    if len(images) and not images[0]["bytes"].is_valid and (path := (images[0].as_py() or {}).get("path")):
         raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
     names = names or getattr(features[label], "names", ())
     note = f"Of the columns of {title}, {image} is taken for the images and {label} for the labels."
@@ -291,6 +293,8 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
         if isinstance(names, dict):
             wnids, names = names.get("wnids"), names.get("names", names.get("wnids"))
             names = [names[wnid] for wnid in wnids or names] if isinstance(names, dict) else names
+        if not isinstance(names, list):
+            raise TypeError(f"got {names!r:.60}")
         return tuple(map(str.strip, names))
     except (LookupError, TypeError, ValueError) as problem:
         raise ValueError(f"{file} should hold a list of class names ({problem}). Repair or remove it.") from problem

@@ -64,12 +64,13 @@ def matched(model: nn.Module, names: tuple[str, ...]) -> str:
     pieces = [re.findall(r"\d+|\D+", name) for name in names]
     keys = [[(s.isdecimal(), int(s) if s.isdecimal() else s) for s in several] for several in pieces]
     note = "The classes are matched by position: the model names no classes."
-    if sorted(keys) == keys and sorted(names) == [*names]:
+    by_numbers, as_text = [name for _, name in sorted(zip(keys, names, strict=True))], sorted(names)
+    if by_numbers == as_text == [*names]:
         return note
+    how, other = ("as text", as_text) if by_numbers == [*names] else ("by their numbers", by_numbers)
+    apart = next(i for i, name in enumerate(names) if name != other[i])
     shown = ", ".join(names[:12]) + ", …" * (len(names) > 12)
-    natural = [name for _, name in sorted(zip(keys, names, strict=True))]
-    apart = next((i for i, name in enumerate(names) if name != natural[i]), 0)
-    return f"{note} Their order is {shown}; sorted by their numbers, number {apart} would be {natural[apart]}."
+    return f"{note} Their order is {shown}; sorted {how}, number {apart} would be {other[apart]}."
 
 
 def by_number(model: nn.Module, names: tuple[str, ...]) -> bool:

@@ -106,6 +106,9 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
     """
     from sklearn.neighbors import KNeighborsClassifier
 
+    if temperature <= 0:
+        raise ValueError(f"temperature must be above 0, got {temperature:g}.")
+
     def votes(distances: np.ndarray) -> np.ndarray:
         """Only ratios of weights matter; divided by the largest they cannot overflow."""
         return np.exp((distances.min(1, keepdims=True) - distances) / temperature)

@@ -97,6 +97,8 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     import pandas as pd
 
     table = pd.json_normalize([record if isinstance(record, Mapping) else vars(record) for record in records])
+    if "lr" in table:
+        table["rate"] = table["rate"].fillna(table["lr"]) if "rate" in table else table["lr"]
     unlabeled = "metrics.valid_loss" in table
     metric, unit, measured = "top1", "{:.1f} %", "Accuracy on validation images (%)"
     if unlabeled:
@@ -105,7 +107,7 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
         titles = "Loss of the batch", measured, "Learning rate, share of its peak"
         figure, (loss, valid, rate) = charts(titles, 900, 300)
         for ax, column, color, name in (
-            (loss, "loss", SERIES[0], ""), (rate, "rate" if "rate" in table else "lr", "0.35", ""),
+            (loss, "loss", SERIES[0], ""), (rate, "rate", "0.35", ""),
             (valid, f"metrics.{metric}", SERIES[0], "weights"),
             (valid, f"metrics.{metric}_average", SERIES[1], "their moving average"),
         ):  # fmt: skip
@@ -262,13 +264,14 @@ def randomized(found: Mapping[str, object], *, ax: plt.Axes | None = None) -> pl
         title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
         ax.set_title(title, size=10)
         ax.axhline(first.threshold, **CHANCE)
+        curves = []
         for color, (name, each) in zip(style.palette(len(found)), found.items(), strict=True):
             values = np.array([1.0, *each.rank_correlation.abs().mean(1).tolist()])
-            ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
+            curves += ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
         ax.set(xlim=(-0.2, len(names) - 0.8), ylim=(0, 1.03), xlabel="Random from the head down to and with …")
         ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
         rule(ax)
-        legend_by_end(ax, ax.lines[1:])
+        legend_by_end(ax, curves)
     return result
 
 

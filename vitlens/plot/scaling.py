@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from matplotlib.transforms import offset_copy
 
 from vitlens import paper
@@ -17,8 +17,6 @@ KINDS = {"ViT": ("#0173b2", "o"), "hybrid": ("#029e73", "D"), "ResNet": ("0.45",
 NAMES = {"ViT": "ViT", "hybrid": "hybrid, on an R50", "ResNet": "ResNet (BiT)"}
 LEFT = {"ViT-B/32", "ViT-L/32", "R50+ViT-B/32", "R50+ViT-L/32", "R50+ViT-L/16", "R152x1"}
 """Models of Table 6 whose names are left of their points in Fig. 5. The other names are on the right."""
-COUNT = EngFormatter()
-"""Text of a number of images, such as 1.3 M."""
 OWN = "#d55e00"
 STARS = "*PX"
 LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Structured": (50, 70)}
@@ -26,6 +24,12 @@ LIMITS = {"VTAB": (65, 80), "Natural": (70, 90), "Specialized": (80, 90), "Struc
 
 SIZES = {"ViT-B/32": ("#0173b2", "white"), "ViT-B/16": ("#0173b2", "#0173b2"), "ViT-L/32": ("#de8f05", "white"),
          "ViT-L/16": ("#de8f05", "#de8f05"), "ViT-H/14": ("#029e73", "#029e73")}  # fmt: skip
+
+
+def count(value: float, _=None) -> str:
+    """Text of a number of images, such as 1.3 M, as a Matplotlib formatter, too."""
+    size, letter = next(((size, letter) for size, letter in ((1e6, " M"), (1e3, " k")) if value >= size), (1, ""))
+    return f"{value / size:.3g}{letter}"
 
 
 def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | None = None) -> plt.Figure:
@@ -129,7 +133,7 @@ def pretraining_size(
         for (name, rows), marker in zip(own.items(), STARS * len(own), strict=False):
             ax.plot(*rows.T, f"{marker}-", color=OWN, ms=10, lw=1, label=name)
         ax.margins(0.12, 0.07)
-        _ticks(ax, own.values(), {images: f"{name}\n{COUNT(images)}" for name, images in paper.IMAGES.items()})
+        _ticks(ax, own.values(), {images: f"{name}\n{count(images)}" for name, images in paper.IMAGES.items()})
         ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.8)
     return result
@@ -149,15 +153,17 @@ def few_shot(
     with canvas(ax, 900, 400) as (ax, result):
         rule(ax)
         ax.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
+        lines = []
         for color, (name, rows) in zip(palette(len(series)), series.items(), strict=True):
-            ax.plot(rows[:, 0], rows[:, 1], "o-", color=color, ms=6, mec="white", mew=0.6, lw=1.6, label=name)
+            look = {"color": color, "ms": 6, "mec": "white", "mew": 0.6, "lw": 1.6, "label": name}
+            lines += ax.plot(rows[:, 0], rows[:, 1], "o-", **look)
             if rows.shape[1] == 4 and len(series) <= 3:
                 ax.fill_between(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.15, lw=0)
             elif rows.shape[1] == 4:
                 ax.vlines(rows[:, 0], rows[:, 2], rows[:, 3], color=color, alpha=0.5, lw=2)
         ax.margins(0.05, 0.08)
         _ticks(ax, series.values())
-        legend_by_end(ax, ax.lines)
+        legend_by_end(ax, lines)
     return result
 
 
@@ -181,7 +187,7 @@ def _ticks(ax: plt.Axes, series: Iterable[np.ndarray], named: Mapping[float, str
     every = np.log([*sizes, *named])
     apart = [n for n in sizes if (abs(np.log(n) - every) < 0.08 * (high - low)).sum() == 1]
     if named or apart == sizes:
-        ax.set_xticks([*named, *apart], [*named.values(), *map(COUNT, apart)])
+        ax.set_xticks([*named, *apart], [*named.values(), *map(count, apart)])
     else:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        ax.xaxis.set_major_formatter(COUNT)
+        ax.xaxis.set_major_formatter(count)

@@ -34,6 +34,8 @@ def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
     pictures = [load_image(image) for image in images]
     count = len(pictures)
     grids = grid if isinstance(grid, list | tuple) else [grid] * count
+    if not count == len(maps) == len(grids):
+        raise ValueError(f"Got {count} images, {len(maps)} maps and {len(grids)} grids. Give as many of each.")
     cols = min(count, 2 if count == 4 else 3)
     room = WIDTH / max(cols, 2)
     shapes = [picture.width / picture.height for picture in pictures]

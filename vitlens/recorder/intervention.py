@@ -234,7 +234,8 @@ def _wishes(model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, resi
     for kind, given in (("MLP", mlps), ("residual stream", residual)):
         for key, wish in given.items():
             layer, tokens = key if isinstance(key, tuple) else (key, "all")
-            calls = len(_mlps(family(model).blocks[_layer(model, layer)])) if kind == "MLP" else 1
+            block = family(model).blocks[_layer(model, layer)]
+            calls = len(_mlps(block)) if kind == "MLP" else 1
             if not calls:
                 raise refuse(model, f"the MLP of layer {layer} is no module of its own")
             wishes |= {Place(kind, layer, tokens, call): wish for call in range(calls)}

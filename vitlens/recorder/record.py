@@ -26,6 +26,7 @@ from vitlens.recorder.forward import channels, uncompiled
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import Layer, all_heads, joined, layer_number
 from vitlens.recorder.supported import (
+    Registered,
     UnsupportedModelError,
     attention_modules,
     family,
@@ -146,7 +147,8 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
     """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
     inner = within(model)
-    pre_norm = known(inner) and family(inner).stream_problem is None
+    written_by_hand = known(inner) and isinstance(family(inner), Registered)
+    pre_norm = known(inner) and not written_by_hand and family(inner).stream_problem is None
     residual = {id(block) for block in family(inner).blocks} if pre_norm else set()
 
     def look(module: nn.Module, args: tuple, output: object) -> None:

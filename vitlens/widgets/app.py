@@ -60,8 +60,8 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
     model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. Prints the address with a token,
     without which nothing is shown. Raises what `load_image` and `load_model` raise, and OSError for a port in use.
     """
-    gc.disable()  # until the model is there: collecting takes a sixth of the time of imports
     app = App(model, None if image is None else load_image(image))
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
     def began(address: str) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -75,7 +75,14 @@ def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, 
             signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
         app.end()
 
-    asyncio.run(app.run(listening(port), began))
+    gc.disable()  # until the model is there: collecting takes a sixth of the time of imports
+    try:
+        asyncio.run(app.run(listening(port), began))
+    except BaseException:
+        gc.enable()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        raise
     sys.stdout.flush()
     os._exit(0)  # waits for no download in a lane; and taking PyTorch's modules apart would take seconds
 

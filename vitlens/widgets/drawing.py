@@ -51,7 +51,8 @@ def captioned(forward, panel) -> bytes:
 
     from vitlens.plot.heatmaps import mark, overlay
 
-    figure = Figure(figsize=(7, 7), dpi=150)
+    height, width = forward.grid.image
+    figure = Figure(figsize=(7, 6.5 * min(1, height / width)), dpi=150)
     ax = figure.subplots()
     scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
     overlay(

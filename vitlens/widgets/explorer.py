@@ -72,7 +72,7 @@ class Explorer(Pictured):
             explaining = [name for name, view in possible(self.forward).items() if view.attributes]
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
-            if isinstance(shown := self.view(lambda: None), Job):
+            if isinstance(shown := self.view(), Job):
                 raise ValueError("This map is still being computed. Save it once it is shown.")
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
@@ -140,7 +140,7 @@ class Explorer(Pictured):
         """The forward of the photograph, at the size that was chosen, with some heads off."""
         return self._forward_without(self.state["off"], lambda: None)
 
-    def view(self, check) -> Map | Job:
+    def view(self, check=lambda: None) -> Map | Job:
         """The map that is shown, or its job for the long lane."""
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
@@ -184,6 +184,8 @@ class Explorer(Pictured):
                 typed += [values[name]] if value[0] == TEXT else []
             else:
                 require_classes(self.model)
+                if not self.forward.likeliest or isinstance(value, bool):
+                    raise ValueError(f"{self.forward.name} has no class {value!r} to explain.")
                 values[name] = classes(self.model, self.forward.logits[None], value).item()
                 typed.append(values[name])
         if any(isinstance(each, tuple) for each in typed) and not self._reads_text:
@@ -310,7 +312,7 @@ class Explorer(Pictured):
         panel = self._panel(shown)
         if (measured := self._score()) and "curves" in measured:
             panel = replace(panel, words=f"{panel.words} {measured['words']}")
-        visible = {c.name: c.value for c in self.shown.values() if not (c.hidden or c.disabled or c.kind == "text")}
+        visible = {c.name: c.value for c in self.controls() if not (c.hidden or c.disabled or c.kind == "text")}
         about = {"model": self.forward.name, "words": panel.words, **visible}
         for name in () if self.state["off"] else ("off", "way"):
             about.pop(name, None)

@@ -220,10 +220,10 @@ class Page:
         if not isinstance(value, Exception):
             self.once(key, lambda: value)
             return
-        if key == self._awaited:
-            self.state = self._good
-        else:
+        if isinstance(key[0], str):  # the page can do without it
             self.once(key, lambda: sentence(value))
+        elif key == self._awaited:
+            self.state = self._good
         raise value
 
     def _renew_controls(self) -> None:

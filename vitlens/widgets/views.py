@@ -39,8 +39,8 @@ LOOKS, HOLDS, WRITES, WHY, SLOWER = (
 )  # fmt: skip
 """The groups of the menu."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
-LONGEST = 120.0
-"""The longest score in seconds. Beyond, the page gives only the estimate."""
+LONGEST, LONGEST_MAP = 120.0, 1200.0
+"""The longest score and the longest map in seconds. Beyond, the page gives only the estimate."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +356,10 @@ def explaining(method: Method) -> View:
     slow = method.needs in ("pixels", "patches")
 
     def make(forward: Forward, choice: Choice, check: Check) -> Map:
+        forwards = method.forwards_per_patch * forward.grid.patches
+        if forwards and (duration := forwards * seconds(forward)) > LONGEST_MAP:
+            raise ValueError(f"{begin} takes {forwards:,} forwards, here about {duration / 60:,.0f} minutes. Choose a "
+                             f"smaller size, or run `vitlens explain --methods {method.name}`.")  # fmt: skip
         with until(forward.model, check), forward.switched():
             values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
         values = values.detach().float().cpu().numpy()
@@ -449,16 +453,22 @@ def mean_distance(forward: Forward, check: Check) -> np.ndarray:
     return attention.mean_distance(Layers(forward, slice(None), check))[0].float().cpu().numpy()
 
 
+def seconds(forward: Forward) -> float:
+    """The time of one forward. Capturing was the first one, which is slower."""
+    start = time.perf_counter()
+    with evaluating(forward.model), torch.inference_mode():
+        run(forward.model, forward.batch).cpu()
+    return time.perf_counter() - start
+
+
 def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) -> np.ndarray | str:
     """(2, maps, S) deletion and insertion of maps (maps, rows, cols), by default of random orders of the patches, for
     which it may be that a sentence comes instead: that they would take longer than `LONGEST`."""
     grid, step = forward.grid, -(-forward.grid.patches // POINTS)
     if maps is None:
-        maps, start = faithfulness.random_maps(grid, ORDERS), time.perf_counter()
-        with evaluating(forward.model), torch.inference_mode():
-            run(forward.model, forward.batch).cpu()
-        if (seconds := 2 * POINTS * (1 + ORDERS) * (time.perf_counter() - start)) > LONGEST:
-            return f"Not scored here: it would take about {seconds / 60:.0f} minutes. `vitlens explain` does it."
+        maps = faithfulness.random_maps(grid, ORDERS)
+        if (duration := 2 * POINTS * (1 + ORDERS) * seconds(forward)) > LONGEST:
+            return f"Not scored here: it would take about {duration / 60:.0f} minutes. `vitlens explain` does it."
     with until(forward.model, check), forward.switched():
         both = faithfulness.curves(
             forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),

@@ -162,8 +162,8 @@ class PlainPatches(Family):
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         layers, (path, name, _) = [], self.paths
         for number, block in enumerate(self.blocks):
-            where, module = f"{path}.{number}.{name}", getattr(block, name, None)
-            if not qualified_name(module).startswith(self.attends):
+            where, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
+            if module is None or not qualified_name(module).startswith(self.attends):
                 raise refuse(self.model, f"{where} is {qualified_name(module)}, which vitlens does not know")
             layers.append([(where, module)])
         return layers
@@ -350,7 +350,11 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
     if not known(model):
         raise refuse(model, _why_not(model))
-    return family(model).attention()
+    layers = family(model).attention()
+    modules = [id(module) for layer in layers for _, module in layer]
+    if len(set(modules)) < len(modules):
+        raise refuse(model, "its layers share one attention module, so its calls cannot be told apart")
+    return layers
 
 
 def require_capturable(model: nn.Module) -> None:
@@ -419,6 +423,8 @@ def head_count(attention: nn.Module) -> int:
     """H of an attention module, or of an attention pool."""
     counts = [getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None)
               for module in attention.modules()]  # fmt: skip
+    if not any(counts):
+        raise ValueError(f"{type(attention).__name__} has no number of heads (num_heads).")
     return next(filter(None, counts))
 
 
