@@ -582,7 +582,8 @@ def test_lines_are_the_columns_of_a_table():
 
 def test_intervals_are_in_the_order_given_with_their_measurements():
     values, errors = pd.Series({"b": 3.0, "a": 1.0, "c": 2.0}), {"a": 0.25, "b": 0.5, "c": 1.0}
-    ax = plot.intervals(values, errors, points={"b": [2, 4], "c": [2]}, level=0, xlabel="Accuracy (%)").axes[0]
+    points = pd.Series({"b": [2, 4], "c": [2]})
+    ax = plot.intervals(values, errors, points=points, level=0, xlabel="Accuracy (%)").axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a", "c"] and ax.yaxis_inverted()
     (bars,) = [each for each in ax.collections if isinstance(each, LineCollection)]
     ends = [(line[0, 0], line[1, 0]) for line in bars.get_segments()]

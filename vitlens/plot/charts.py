@@ -71,7 +71,7 @@ def intervals(
 
     names = list(values.keys())
     with canvas(ax, 800, 90 + 26 * len(names)) as (ax, result):
-        single = [(value, name) for name in names for value in (points or {}).get(name, ())]
+        single = [(value, name) for name in names for value in ({} if points is None else points).get(name, ())]
         if single:
             x, y = zip(*single, strict=True)
             sns.stripplot(x=x, y=y, order=names, orient="h", color="0.7", jitter=False, size=4, ax=ax)
