@@ -88,10 +88,11 @@ def test_nothing_is_shown_after_close(connected):
 
 def test_a_job_goes_on_while_its_key_stays_and_ends_when_it_changes(connected):
     connection, page, shown, until = connected
-    ended, runs = threading.Event(), []
+    begun, ended, runs = threading.Event(), threading.Event(), []
 
     def work(check):
         runs.append(1)
+        begun.set()
         try:
             while True:
                 threading.Event().wait(0.001)
@@ -105,7 +106,7 @@ def test_a_job_goes_on_while_its_key_stays_and_ends_when_it_changes(connected):
         page.may.set()
         connection.receive({"set": number})
         until(lambda number=number: len(shown) == number + 1)
-    assert not ended.is_set() and not connection.settled
+    assert begun.wait(PATIENCE) and not ended.is_set() and not connection.settled
     page.job = Job(("other",), lambda check: "value")
     page.may.set()
     connection.receive({"set": 2})
