@@ -1,4 +1,4 @@
-"""What the scripts share: options, the command and the machine in each row, CSV files, and the memory of a process."""
+"""Shared parts of the scripts: options, the command and machine of each row, CSV files, and memory of a process."""
 
 import argparse
 import datetime

@@ -1,4 +1,4 @@
-"""What works with small models of every class that vitlens knows, three of timm among them, with random weights.
+"""Features of vitlens by model class, on small models with random weights: all supported classes, three of them timm's.
 
     python -m experiments.support --out data/results/support.csv
 

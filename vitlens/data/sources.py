@@ -59,7 +59,7 @@ def opened(source: str, split: str, root: str | Path | None = None, fold: int = 
 
 
 def first_of(split: str, present: Iterable[str], where: str | None = None) -> str | None:
-    """The first name for `split`, such as "valid" or "Val", that is among those `present`; None if there is none.
+    """The first of the `present` names that means `split`, such as "valid" or "Val", or None.
 
     where: with it, a split without a name is a ValueError.
     """

@@ -50,7 +50,7 @@ class Model:
 
 
 class Cost(NamedTuple):
-    """What one model of the paper costs, with a head of 1,000 classes.
+    """Cost of a model of the paper, with a head of 1,000 classes.
 
     flops: of one image of `image_size` pixels; a multiply-add is two. features: input features of the head.
     """

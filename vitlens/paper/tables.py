@@ -70,7 +70,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper printed of one model of `MODELS`.
+    """Published results of a model of `MODELS`.
 
     accuracy: top-1 in per cent, by data set. spread: standard deviation over three runs of fine-tuning. data, epochs,
     exaflops, core_days (of TPUv3) and optimizer: of pre-training, where they are printed.

@@ -147,9 +147,9 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
     """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
     inner = within(model)
-    written_by_hand = known(inner) and isinstance(family(inner), Registered)
-    pre_norm = known(inner) and not written_by_hand and family(inner).stream_problem is None
-    residual = {id(block) for block in family(inner).blocks} if pre_norm else set()
+    about = family(inner) if known(inner) else None
+    pre_norm = about is not None and not isinstance(about, Registered) and about.stream_problem is None
+    residual = {id(block) for block in about.blocks} if pre_norm else set()
 
     def look(module: nn.Module, args: tuple, output: object) -> None:
         if threading.get_ident() != thread or module not in names:

@@ -31,7 +31,7 @@ from vitlens.train.settings import Recipe
 
 @dataclass(frozen=True)
 class Step:
-    """What is known after an optimizer step.
+    """State of a run after an optimizer step.
 
     step, epoch: the number of steps taken, from 1, of `steps`; and the epoch of this one, from 0. lr: learning rate of
     AdamW or SGD (Muon's is the recipe's `muon_lr` / `lr` times as large). rate: the same as a share of its peak.

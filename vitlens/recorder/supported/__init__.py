@@ -421,11 +421,10 @@ def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
 
 def head_count(attention: nn.Module) -> int:
     """H of an attention module, or of an attention pool."""
-    counts = [getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None)
-              for module in attention.modules()]  # fmt: skip
-    if not any(counts):
-        raise ValueError(f"{type(attention).__name__} has no number of heads (num_heads).")
-    return next(filter(None, counts))
+    for module in attention.modules():
+        if count := getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None):
+            return count
+    raise ValueError(f"{type(attention).__name__} has no number of heads (num_heads).")
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
