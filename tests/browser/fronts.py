@@ -21,9 +21,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
 ]  # fmt: skip
-MARKS = [
-    pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser"),
-]
+MARKS = pytest.mark.skipif(os.environ.get("NO_BROWSER") == "1", reason="NO_BROWSER=1 leaves out what needs a browser")
 START, PATIENCE = 180_000, 60_000
 """Milliseconds until a page that does not come up, or does not answer, counts as broken."""
 READY = """() => {

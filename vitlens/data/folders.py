@@ -62,9 +62,9 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
     part = "test" if split == "whole" else split
     if any(path.glob("*.parquet")):
         return tables.parquet(path, part, root)
-    flat = validation_files(path, VALIDATION) if split != "train" else None
+    flat = imagenet_files(path, VALIDATION) if split != "train" else None
     if flat and not any(_any_image(flat[0] / name) for name in subfolders(flat[0])):
-        return validation(*flat, split)
+        return imagenet_validation(*flat, split)
     named = [name for name in subfolders(path) if name.lower() in EVERY_SPLIT]
     divided = [name for name in named if any(_any_image(path / name / below) for below in subfolders(path / name))]
     others = [name for name in subfolders(path) if name not in named and _any_image(path / name)]
@@ -174,7 +174,7 @@ def alike(name: str, others: Iterable[str]) -> str:
     return f" ({ascii(same[0])} looks the same, but its Unicode form is another: NFC or NFD)" if same else ""
 
 
-def validation_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[str]] | None:
+def imagenet_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[str]] | None:
     """The folder that holds ImageNet's validation files (`folder` or one `inside` it), and their names."""
     for path in (folder, *(folder / name for name in inside)):
         if path.is_dir() and (names := sorted(file.name for file in path.iterdir() if FILE.fullmatch(file.name))):
@@ -182,7 +182,7 @@ def validation_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[st
     return None
 
 
-def validation(folder: Path, names: list[str], split: str) -> Samples:
+def imagenet_validation(folder: Path, names: list[str], split: str) -> Samples:
     """ImageNet's validation files with their labels. Only the split "whole" may do without labels."""
     from timm.data import ImageNetInfo
 
