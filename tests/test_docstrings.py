@@ -1,0 +1,61 @@
+"""The examples in docstrings run, and every public function and class has one of at most four lines."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(vitlens.__path__, "vitlens.") if "__main__" not in module.name
+)
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+LINES = 4
+
+
+@pytest.fixture(scope="module")
+def names() -> dict:
+    """What examples take as given: what the README's first lines of Python make."""
+    model = vitlens.load_model()
+    cat = vitlens.samples()["chelsea"]
+    images = vitlens.preprocess(model, [cat, vitlens.samples()["rocket"]])
+    with torch.no_grad(), vitlens.capture(model) as attn:
+        logits = model(images)
+    return {"vitlens": vitlens, "torch": torch, "np": np, "model": model, "cat": cat, "images": images, "attn": attn,
+            "logits": logits}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, extraglobs=names):
+        printed = []
+        result = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(example, out=printed.append)
+        assert not result.failed, "".join(printed)
+
+
+def public() -> dict:
+    """Public functions and classes by their full name."""
+    found = {}
+    for module in [vitlens, *(getattr(vitlens, name) for name in vitlens.MODULES)]:
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if callable(thing) and (getattr(thing, "__module__", None) or "").startswith("vitlens"):
+                found.setdefault(id(thing), (f"{module.__name__}.{name}", thing))
+    return dict(found.values())
+
+
+def without_example() -> list[str]:
+    return sorted(name for name, thing in public().items() if ">>>" not in (inspect.getdoc(thing) or ""))
+
+
+def test_examples_have_at_most_four_lines():
+    for name, thing in public().items():
+        lines = [line for line in (inspect.getdoc(thing) or "").splitlines() if line.startswith((">>>", "..."))]
+        assert len(lines) <= LINES, f"the example of {name} has {len(lines)} lines"
