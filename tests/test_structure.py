@@ -119,10 +119,12 @@ def test_help_and_the_papers_models_need_nothing_heavy():
     assert "ViT-H/14" in found.stdout and found.stdout.count("Usage") == 5
 
 
-def test_every_public_name_is_there():
+def test_dir_shows_public_names_alone():
     import vitlens
 
-    assert {"capture", "load_model", "attention", "plot"} <= set(vitlens.__all__) <= set(dir(vitlens))
-    for name in vitlens.__all__:
-        assert getattr(vitlens, name) is not None
+    assert {"capture", "load_model", "attention", "plot"} <= {*vitlens.__all__} == {*dir(vitlens)} - {"__version__"}
     assert not hasattr(vitlens, "nothing_of_this_name")
+    for module in [vitlens, *(getattr(vitlens, name) for name in vitlens.MODULES)]:
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        assert {*dir(module)} <= {*module.__all__, "__version__"}, f"dir(vitlens.{module.__name__})"

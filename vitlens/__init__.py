@@ -40,7 +40,7 @@ def lazily(package: str, places: dict[str, str]):
         module, _, other = places[name].partition(":")
         return getattr(importlib.import_module(module if other else f"{package}.{module}"), other or name)
 
-    return find, lambda: sorted({*vars(sys.modules[package]), *places})
+    return find, lambda: sys.modules[package].__all__
 
 
 _find, _ = lazily(__name__, NAMES)
@@ -50,5 +50,5 @@ def __getattr__(name: str):
     return importlib.import_module(f"vitlens.{MODULES[name]}") if name in MODULES else _find(name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> list[str]:  # public names alone, as in all modules that list them in `__all__`
     return sorted({*__all__, "__version__"})

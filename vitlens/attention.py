@@ -20,6 +20,12 @@ from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.supported import unwrap
 
+__all__ = [
+    "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "register",
+    "rollout", "summary",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 # Numbers in one block of rows: small enough for a processor's cache, large enough to keep a GPU busy.
 BLOCK = {"cpu": 2**21, "cuda": 2**26}
 

@@ -30,6 +30,9 @@ from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
 
+__all__ = ["BASELINES", "Curves", "Randomization", "curves", "random_maps", "randomization", "table", "usual_step"]
+__dir__ = __all__.copy
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 

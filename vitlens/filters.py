@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from vitlens.recorder.forward import float64
 from vitlens.recorder.supported import family, unwrap
 
+__all__ = ["components", "kernels", "spectral_centroid"]
+__dir__ = __all__.copy
+
 
 def kernels(model: nn.Module) -> Tensor:
     """(D, p, q, C) the filters that turn a patch into a token, one per output channel.

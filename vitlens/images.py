@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+__all__ = ["ImageError", "is_image", "load_image", "rgb", "samples"]
+__dir__ = __all__.copy
+
 MAX_PIXELS = 80_000_000
 """The largest image accepted unless another limit is given: more than a 50-megapixel phone photograph."""
 

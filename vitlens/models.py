@@ -36,6 +36,12 @@ from vitlens.recorder.forward import run as run
 from vitlens.recorder.supported import architecture as architecture
 from vitlens.recorder.supported import family, model_name, states_preprocessing, unwrap, within
 
+__all__ = [
+    "OUTPUTS", "architecture", "built_size", "class_count", "data_config", "guessed", "label_names", "load_model",
+    "output_kind", "pixels", "preprocess", "restore", "run", "scores", "top_classes",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 SPECIMEN = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch16_224"
 """Folder of the bundled model, in a clone of the project."""
 

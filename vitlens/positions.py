@@ -13,6 +13,9 @@ from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, unwrap
 
+__all__ = ["by_direction", "rank_correlation", "resize", "similarity", "table"]
+__dir__ = __all__.copy
+
 
 def table(model: nn.Module) -> Tensor:
     """(rows, cols, D) position embeddings of the patches, those at the stem, without those of prefix tokens.

@@ -32,6 +32,12 @@ from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import capture
 from vitlens.recorder.supported import model_name, transformer, unwrap
 
+__all__ = [
+    "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "write_beside",
+    "write_explanations", "write_heads", "write_inspection",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 

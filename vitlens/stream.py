@@ -36,6 +36,9 @@ from vitlens.recorder.record import Attention
 from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer, unwrap
 from vitlens.tokens import features
 
+__all__ = ["Contributions", "apart", "contributions", "direct", "lens", "read_each", "read_out"]
+__dir__ = __all__.copy
+
 
 @dataclass(frozen=True)
 class Contributions:

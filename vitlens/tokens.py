@@ -19,6 +19,11 @@ from vitlens.recorder.forward import cast, evaluating, float64, require_images, 
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
 
+__all__ = [
+    "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.

@@ -18,6 +18,9 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+__all__ = ["FactoredTransformer", "PaperTransformer"]
+__dir__ = __all__.copy
+
 NAME = "vitlens_vit"
 SETTINGS = {
     "positions": ("learned-1d", "none", "learned-2d", "relative-1d"),

@@ -136,4 +136,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *METHODS})
+    return sorted({*__all__, *METHODS})

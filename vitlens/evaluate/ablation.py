@@ -25,6 +25,9 @@ from vitlens.recorder.intervention import WORDS, Place, head_places, intervene, 
 from vitlens.recorder.record import POOL
 from vitlens.recorder.supported import attention_modules, require_capturable
 
+__all__ = ["divergence", "effects", "margin", "mean_outputs"]
+__dir__ = __all__.copy
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 

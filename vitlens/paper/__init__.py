@@ -35,3 +35,4 @@ __all__ = [
     "Pretraining", "Weights", "build", "exaflops", "find", "groups", "matching", "origin",
     "results", "row_of", "table_2", "table_5", "table_9",
 ]  # fmt: skip
+__dir__ = __all__.copy

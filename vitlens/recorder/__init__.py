@@ -7,3 +7,4 @@ from vitlens.recorder.record import capture
 from vitlens.recorder.supported import UnsupportedModelError
 
 __all__ = ["Layer", "TokenGrid", "UnsupportedModelError", "capture", "intervene"]
+__dir__ = __all__.copy

@@ -12,3 +12,4 @@ __all__ = [
     "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "fitted", "hardware", "join",
     "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
 ]  # fmt: skip
+__dir__ = __all__.copy

@@ -21,6 +21,9 @@ from vitlens.data.files import write
 from vitlens.recorder.forward import evaluating
 from vitlens.train.settings import Recipe
 
+__all__ = ["load", "probe", "record", "save", "schedule"]
+__dir__ = __all__.copy
+
 ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
 PICTURES = 4  # probe images whose hidden patches are predicted
 COMPONENTS = 28  # filters in the paper's figure 7
