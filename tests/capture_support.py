@@ -1,4 +1,4 @@
-"""One forward under a capture, without gradients; and one test for many models."""
+"""A captured forward without gradients, and checks over many models."""
 
 import zlib
 
@@ -7,7 +7,7 @@ import torch
 from vitlens import capture
 
 CHUNKS = 16
-"""Tests into which a sweep over all models is divided, so that several processes share it."""
+"""Number of tests that share a sweep over all models, for parallel processes."""
 
 
 def captured(model, images, **options):
@@ -17,7 +17,7 @@ def captured(model, images, **options):
 
 
 def chunk(names, number):
-    """The names of one of the `CHUNKS`, the same ones in every process."""
+    """Names in one of the `CHUNKS`, the same in every process."""
     return [name for name in names if zlib.crc32(name.encode()) % CHUNKS == number]
 
 

@@ -192,7 +192,7 @@ def test_rows_reuse_memory_and_skip_queries(attn):
         plain = list(attn[1].rows(block))
         for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
             assert queries == again and torch.equal(weights, expected)
-    found = [queries.start for queries, _ in attn[1].rows(5, reuse=True, wanted=torch.arange(17) == 9)]
+    found = [queries.start for queries, _ in attn[1].rows(5, reuse=True, only=torch.arange(17) == 9)]
     assert found == [5]
 
 

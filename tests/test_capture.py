@@ -1,4 +1,4 @@
-"""Capture: exact, invisible, per thread, one forward, and refusing what it cannot show."""
+"""Captures equal explicit attention, change nothing, and refuse models and calls that they cannot show exactly."""
 
 import threading
 import warnings
@@ -23,7 +23,7 @@ def images(*shape, seed=0):
 
 
 def unfused_maps(model, x):
-    """Attention by timm's own unfused path: what goes into attn_drop."""
+    """Attention maps of timm's own unfused path: the input of attn_drop."""
     maps, handles = [], []
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -36,7 +36,7 @@ def unfused_maps(model, x):
     return maps
 
 
-def test_equals_timms_unfused_path(vit):
+def test_capture_equals_timms_unfused_path(vit):
     for name in ("vit_tiny_patch16_224", "vit_medium_patch16_rope_reg1_gap_256", "beit_base_patch16_224"):
         model = vit(name=name, embed_dim=96, num_heads=3).double()
         x = images(2, 3, 64, 64).double()
@@ -46,7 +46,7 @@ def test_equals_timms_unfused_path(vit):
             torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=1e-10)
 
 
-def test_changes_nothing(vit):
+def test_capture_changes_neither_model_nor_logits(vit):
     model = vit()
     x = images(2, 3, 64, 64)
     before = {k: (id(v), v.clone()) for k, v in model.state_dict(keep_vars=True).items()}
@@ -63,7 +63,7 @@ def test_changes_nothing(vit):
     assert [layer.name for layer in attn] == [f"blocks.{i}.attn" for i in range(3)]
 
 
-def test_not_square_cut_and_padded(vit):
+def test_capture_measures_rectangular_cut_and_padded_grids(vit):
     cut = vit(img_size=(230, 330))
     attn = captured(cut, images(1, 3, 230, 330))
     grid = attn.grid
@@ -77,8 +77,8 @@ def test_not_square_cut_and_padded(vit):
     assert (attn.grid.rows, attn.grid.cols) == (14, 20)
 
 
-def test_a_bright_patch_is_found_where_it_lies(vit):
-    """Rows and columns, not transposed: attention received must sit at the one patch that differs."""
+def test_capture_places_a_bright_patch_at_its_row_and_column(vit):
+    """The patch whose attention differs has the row and column of the bright patch, not transposed."""
     model = vit(img_size=(224, 320), global_pool="avg", class_token=False)
     x = torch.zeros(1, 3, 224, 320)
     x[:, :, 16 * 3 : 16 * 4, 16 * 17 : 16 * 18] = 8.0
@@ -91,7 +91,7 @@ def test_a_bright_patch_is_found_where_it_lies(vit):
     assert divmod(odd.argmax().item(), 20) == (3, 17)
 
 
-def test_half_precision(vit):
+def test_capture_computes_statistics_of_bfloat16_in_float32(vit):
     model, x = vit(), images(2, 3, 64, 64)
     exact = captured(model, x)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(model) as auto:
@@ -104,7 +104,7 @@ def test_half_precision(vit):
         torch.testing.assert_close(mean_distance(attn), mean_distance(exact), rtol=3e-2, atol=0.3)
 
 
-def test_compiled(vit):
+def test_capture_runs_compiled_models_eagerly(vit):
     model, x = vit(), images(1, 3, 64, 64)
     runs = []
 
@@ -124,7 +124,7 @@ def test_compiled(vit):
         assert torch.equal(compiled(x), plain) and len(runs) == 2  # and compiled again after them
 
 
-def test_other_models_in_the_block_are_ignored(vit):
+def test_capture_ignores_other_models_in_the_block(vit):
     mine, other = vit(), vit(seed=1)
     with torch.no_grad(), capture(mine) as attn:
         other(images(1, 3, 64, 64, seed=5))
@@ -136,7 +136,7 @@ def test_other_models_in_the_block_are_ignored(vit):
 
 
 class Materialized(TorchFunctionMode):
-    """Attention in two steps, with the maps in between."""
+    """Explicit attention that stores the maps."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ class Materialized(TorchFunctionMode):
         return self.maps[-1] @ v
 
 
-def test_gradients_of_the_maps(vit):
+def test_differentiate_equals_gradients_of_explicit_maps(vit):
     for name, kwargs, calls, frozen in (
         ("vit_small_patch16_18x2_224", {}, 2, False),
         ("beit_base_patch16_224", {}, 1, True),
@@ -162,9 +162,9 @@ def test_gradients_of_the_maps(vit):
 
 def check_gradients(vit, name, kwargs, calls, frozen):
     model, x = vit(name=name, dtype=torch.float64, **kwargs), images(2, 3, 64, 64).double()
-    with Materialized() as there:
+    with Materialized() as explicit:
         score = model(x)[:, 3].sum()
-    expected = torch.autograd.grad(score, there.maps)
+    expected = torch.autograd.grad(score, explicit.maps)
     model.requires_grad_(not frozen)
     plain = model(x)
     with capture(model, gradients=True) as attn:
@@ -179,7 +179,7 @@ def check_gradients(vit, name, kwargs, calls, frozen):
         assert not layer.output.requires_grad
 
 
-def test_differentiate_refuses(vit):
+def test_differentiate_refuses_captures_without_a_graph(vit):
     model, x = vit(), images(1, 3, 64, 64)
     with capture(model, values=True) as attn:
         logits = model(x)
@@ -192,7 +192,7 @@ def test_differentiate_refuses(vit):
         attn.differentiate(logits.sum())
 
 
-def test_weights_of_some_queries_and_rows(vit):
+def test_weights_selects_queries(vit):
     attn = captured(vit(), images(2, 3, 64, 64))
     layer, full = attn[1], attn[1].weights()
     assert full.shape == (2, 3, 17, 17)
@@ -211,8 +211,8 @@ def test_weights_of_some_queries_and_rows(vit):
     torch.testing.assert_close(torch.cat([rows for _, rows in blocks], 2), full)
 
 
-def test_a_row_to_read_has_a_weight_for_every_token(vit):
-    """One over the patches alone would be that of other tokens."""
+def test_read_requires_a_weight_for_every_token(vit):
+    """A row of the patches alone would be shifted by the prefix."""
     layer = captured(vit(), images(2, 3, 64, 64))[1]
     one_hot = torch.eye(17)
     for row in (one_hot[5], one_hot[5][None], one_hot[[5, 5]]):
@@ -222,7 +222,7 @@ def test_a_row_to_read_has_a_weight_for_every_token(vit):
             layer.read(row)
 
 
-def test_boolean_masks(vit):
+def test_capture_applies_boolean_masks(vit):
     model = vit()
     allowed = torch.ones(17, 17, dtype=torch.bool).tril()
     with torch.no_grad(), capture(model, values=True) as attn:
@@ -238,8 +238,8 @@ def refusal(model, *args, match, **kwargs):
         model(*args, **kwargs)
 
 
-def test_the_grid_is_the_one_of_the_image_that_ran(vit):
-    """Touching parameters, embedding another picture or padding before the forward must not fix the grid."""
+def test_capture_takes_the_grid_of_the_image_that_ran(vit):
+    """Using parameters, embedding another image or padding before the forward does not set the grid."""
     model = vit(dynamic_img_size=True)
     with torch.no_grad(), capture(model) as attn:
         photo = images(1, 3, 64, 128).float().clamp(-1, 1)
@@ -251,8 +251,8 @@ def test_the_grid_is_the_one_of_the_image_that_ran(vit):
     assert attn.grid.image == (64, 96) and attn.grid.cut == (0, 0)
 
 
-def test_hybrids_are_measured_by_their_stride():
-    """timm's own ratio is image ÷ features: 15 pixels for a stride of 16 at 225."""
+def test_grid_of_hybrids_has_the_stride_of_the_backbone():
+    """timm's ratio, image ÷ features, would give 15 pixels for a stride of 16 at an image size of 225."""
     for name, stride, size in (("vit_small_r26_s32_224", 32, (230, 330)), ("vit_base_r50_s16_224", 16, (225, 225))):
         with torch.device("meta"):
             attn = captured(timm.create_model(name, img_size=size, depth=1).eval(), torch.empty(1, 3, *size))
@@ -271,7 +271,7 @@ class TweakedAttention(timm.layers.Attention):
         return super().forward(x.flip(1), **kwargs)
 
 
-def test_refused_models(vit):
+def test_capture_refuses_models(vit):
     tweaked, mixed = vit(), vit()
     tweaked.blocks[1].attn, mixed.blocks[1].attn = TweakedAttention(96, 3), torch.nn.Identity()
     timm.layers.set_fused_attn(False)
@@ -282,26 +282,26 @@ def test_refused_models(vit):
     for model, match in (
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
         (torch.nn.ModuleDict({"body": vit()}), r"`model\.get_submodule\('body'\)`"),
-        (Pair(vit(), vit()), r"holds 2 Vision Transformers \('teacher', 'student\.1'\); take the one"),
+        (Pair(vit(), vit()), r"contains 2 Vision Transformers \('teacher', 'student\.1'\); pass the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
-        (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not know"),
-        (mixed, r"layer 1 \(timm.*Block\) holds no attention that vitlens knows"),
-        (unfused, "fused attention is switched off"),
+        (tweaked, r"layer 1 uses .*TweakedAttention, which vitlens does not support"),
+        (mixed, r"layer 1 \(timm.*Block\) has no supported attention module"),
+        (unfused, "built without fused attention"),
         *((vit(**{rate: 0.1}).train(), r"in training mode .* at random.*model\.eval\(\)")
           for rate in ("attn_drop_rate", "patch_drop_rate", "drop_path_rate")),
     ):  # fmt: skip
         with pytest.raises(UnsupportedModelError, match=match):
             capture(model).__enter__()
-    assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # but not at work
+    assert captured(vit(drop_path_rate=0.1), images(1, 3, 64, 64)).complete  # eval mode
 
 
-def test_refused_calls(vit):
+def test_capture_refuses_calls(vit):
     model, x = vit(), images(1, 3, 64, 64)
     dropping, masked, naflex = vit(), vit(), timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96,
                                                                num_heads=3).eval()  # fmt: skip
     inner, attend = dropping.blocks[1].attn, F.scaled_dot_product_attention
-    inner.forward = lambda x, **_: attend(  # a dropout rate that no module announces
+    inner.forward = lambda x, **_: attend(  # dropout without a dropout module
         *inner.qkv(x).reshape(*x.shape[:2], 3, 3, 32).permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.2
     )
     masked.patch_drop = torch.nn.Identity()
@@ -330,21 +330,21 @@ def test_refused_calls(vit):
     ):
         with pytest.raises(UnsupportedModelError, match=match), capture(seen):
             call()
-    with pytest.raises(RuntimeError, match="Nothing to show yet"), capture(model) as attn:
+    with pytest.raises(RuntimeError, match="Nothing is recorded"), capture(model) as attn:
         attn[0]
-    with pytest.raises(IndexError, match="3 layers, numbered from 0 to 2, but layer 3"):
+    with pytest.raises(IndexError, match="from 0 to 2 .the model has 3 layers., got 3"):
         captured(model, x)[3]
 
 
 def pooled(**kwargs):
-    """A small SigLIP: no class token, an attention pool."""
+    """A small SigLIP, with an attention pool and without a class token."""
     torch.manual_seed(0)
     small = dict(img_size=64, embed_dim=96, depth=3, num_heads=3) | kwargs
     return timm.create_model("vit_base_patch16_siglip_224", **small).eval()
 
 
-def test_statistics_inside_of_autocast_keep_their_precision():
-    size = 480  # many tokens: rows then share their memory
+def test_statistics_ignore_autocast():
+    size = 480  # enough tokens for rows to share memory
     model, x = pooled(img_size=size, num_classes=10), torch.randn(1, 3, size, size)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with capture(model) as attn:
@@ -356,8 +356,8 @@ def test_statistics_inside_of_autocast_keep_their_precision():
     torch.testing.assert_close(attn.grid.readout, attn.pool.weights([0]).mean((1, 2)), rtol=1e-6, atol=0)
 
 
-def test_statistics_are_not_rounded_to_tf32():
-    """On a GPU the setting decides; the settings themselves can be read anywhere."""
+def test_full_precision_switches_tf32_off():
+    """Only GPUs round to TF32, but the settings exist everywhere."""
     products = torch.backends.cuda.matmul
     newer = hasattr(products, "fp32_precision")
     rounded = (lambda: products.fp32_precision == "tf32") if newer else (lambda: products.allow_tf32)
@@ -376,8 +376,8 @@ def test_statistics_are_not_rounded_to_tf32():
         assert not rounded() and torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_query_that_sees_nothing_is_refused(vit):
-    """Its row of the map would be 0 / 0."""
+def test_capture_refuses_a_query_without_visible_keys(vit):
+    """Its softmax would be 0 / 0."""
     for mask, hidden in ((torch.ones(17, 17, dtype=torch.bool), False), (torch.zeros(17, 17), -torch.inf)):
         model, x = vit(), images(1, 3, 64, 64)
         attend = model.blocks[1].attn.forward
@@ -390,7 +390,7 @@ def test_a_query_that_sees_nothing_is_refused(vit):
 
 
 class Cut(torch.nn.Module):
-    """A layer whose result has no gradients, in one of the ways to get there."""
+    """A layer whose output has no gradients, by no_grad or by detach."""
 
     def __init__(self, layer, how):
         super().__init__()
@@ -402,15 +402,15 @@ class Cut(torch.nn.Module):
 
 
 def cut(model, x, match):
-    """The gradients of a capture are refused."""
+    """Assert that `differentiate` raises."""
     with capture(model, gradients=True) as attn:
         logits = model(x)
     with pytest.raises((ValueError, RuntimeError), match=match):
         attn.differentiate(logits.sum())
 
 
-def test_gradients_that_are_cut_inside_are_refused(vit):
-    """Autograd would return the gradients of the other branch alone."""
+def test_differentiate_refuses_a_cut_graph(vit):
+    """Autograd would return the gradients of the other branch only."""
     for where, how, frozen in (
         ("blocks.1.mlp", "no_grad", True), ("blocks.2.mlp.fc1", "detach", False), ("norm", "detach", True),
     ):  # fmt: skip
@@ -419,12 +419,12 @@ def test_gradients_that_are_cut_inside_are_refused(vit):
         plain = model(x)
         setattr(model.get_submodule(parent), name, Cut(model.get_submodule(where), how))
         with torch.no_grad(), capture(model):
-            assert torch.equal(model(x), plain)  # its maps are what it did
+            assert torch.equal(model(x), plain)  # a capture without gradients works
         cut(model, x, rf"cut in {where}|does not lead back")
 
 
-def test_attention_that_lost_its_graph_is_refused(vit):
-    """The graph would begin anew at its output."""
+def test_differentiate_refuses_attention_without_a_graph(vit):
+    """Otherwise the graph would restart at its output."""
     for how, frozen in (("no_grad", True), ("detach", False)):
         model, x = vit().requires_grad_(not frozen), images(1, 3, 64, 64)
         inner = model.blocks[1].attn
@@ -443,15 +443,15 @@ GRADIENT = [name for name, method in METHODS.items() if name not in ("occlusion"
 
 
 def refuses_maps(model, x, match):
-    """All methods that differentiate the blocks."""
+    """Assert that all methods that differentiate the blocks raise."""
     for name in GRADIENT:
         if name not in ("kernel_shap", "grad_cam", "direct"):
             with pytest.raises((UnsupportedModelError, ValueError, RuntimeError), match=match):
                 METHODS[name](model, x)
 
 
-def test_blocks_without_gradients_are_refused_by_number(vit):
-    """no_grad around blocks 0 to 3: the attention of the other layers has gradients as ever."""
+def test_differentiate_names_the_first_block_without_gradients(vit):
+    """no_grad around blocks 0 to 3 leaves the gradients of the other layers intact."""
     model, x = vit(depth=6), images(1, 3, 64, 64)
     for block in model.blocks[:4]:
         block.forward = torch.no_grad()(block.forward)
@@ -460,7 +460,7 @@ def test_blocks_without_gradients_are_refused_by_number(vit):
 
 
 def skipped(block, skip=lambda x: x, attend=lambda x: x, mlp=lambda x: x):
-    """The forward of a block, with a function on each of its three ways."""
+    """The forward of a block, with a function on its skip connection and on the inputs of attention and MLP."""
 
     def forward(x, **_):
         x = skip(x) + block.attn(block.norm1(attend(x)))
@@ -470,8 +470,8 @@ def skipped(block, skip=lambda x: x, attend=lambda x: x, mlp=lambda x: x):
 
 
 @pytest.mark.parametrize("way", ["skip", "mlp", "stream"])
-def test_a_detached_residual_stream_is_refused_by_number(vit, way):
-    """Also where only the skip connection, or only what the MLP reads, is detached: other ways have gradients."""
+def test_differentiate_names_the_block_that_detaches_the_stream(vit, way):
+    """Even if only the skip connection or the input of the MLP is detached, while other paths have gradients."""
     for number in (1, 2):
         model, x = vit().requires_grad_(way != "mlp"), images(1, 3, 64, 64)
         block, plain = model.blocks[number], model(x)
@@ -489,7 +489,7 @@ def test_a_detached_residual_stream_is_refused_by_number(vit, way):
         refuses_maps(model, x, rf"cut in blocks\.{number}[ .]|parts miss the logit|does not require grad")
 
 
-def test_one_layer_without_gradients_is_refused_by_number(vit):
+def test_differentiate_names_the_layer_without_gradients(vit):
     model, x = vit(), images(2, 3, 64, 64)
     torch.nn.init.zeros_(model.blocks[1].attn.proj.weight)
     for name in ("gradient_rollout", "relevance"):
@@ -498,8 +498,8 @@ def test_one_layer_without_gradients_is_refused_by_number(vit):
     cut(model, x, "No gradient of the score reaches the attention of layer 1 ")
 
 
-def test_what_is_looked_at_without_gradients_is_no_cut(vit):
-    """Only what goes on into the model counts."""
+def test_differentiate_allows_detached_inputs_and_scores(vit):
+    """Only tensors inside the model count."""
     model, x = vit(), images(2, 3, 64, 64).requires_grad_()
     with capture(model, gradients=True) as attn:
         logits = model((x * 2).detach())
@@ -509,7 +509,7 @@ def test_what_is_looked_at_without_gradients_is_no_cut(vit):
     assert attn[0].gradient.any()
 
 
-def test_quantized_layers_have_no_gradients(vit):
+def test_differentiate_refuses_quantized_layers(vit):
     model, x = vit(), images(1, 3, 64, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -531,22 +531,22 @@ def check_multihead(options):
     module = torch.nn.MultiheadAttention(48, 3, bias=options.get("bias", True), kdim=kdim, vdim=kdim, batch_first=True)
     x, mask = torch.randn(2, 17, 48), torch.rand(17, 17) > 0.9
     keys = x if kdim == 48 else torch.randn(2, 17, kdim)
-    given = (x[:, :2] if options.get("pool") else x, keys, keys)
-    asked = dict(need_weights=options.get("need_weights", False))
-    expected = module(*given, **asked)  # in training mode, whose path is the function's
-    seen = []
+    inputs = (x[:, :2] if options.get("pool") else x, keys, keys)
+    flags = dict(need_weights=options.get("need_weights", False))
+    expected = module(*inputs, **flags)  # training mode calls the function
+    calls = []
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if func is not MULTIHEAD:
                 return func(*args, **(kwargs or {}))
-            seen.append(func)
+            calls.append(func)
             return multihead_attention(lambda func, *args, **named: func(*args[:4], **named), *args, **kwargs)
 
     with Mode():
-        found = module(*given, **asked)
-    assert seen and torch.equal(found[0], expected[0])
-    assert found[1] is expected[1] is None or torch.equal(found[1], expected[1])
+        output, weights = module(*inputs, **flags)
+    assert calls and torch.equal(output, expected[0])
+    assert weights is expected[1] is None or torch.equal(weights, expected[1])
     for refused in (dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)), dict(attn_mask=mask)):
         with Mode(), pytest.raises(UnsupportedModelError, match="called with a mask"):
-            module(*given, **refused)
+            module(*inputs, **refused)

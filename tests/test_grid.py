@@ -1,4 +1,4 @@
-"""Token geometry in closed form."""
+"""Geometry of token grids, against closed forms."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from vitlens import TokenGrid
 from vitlens.recorder.supported import family, token_grid
 
 
-def test_uniform_distance():
+def test_uniform_distance_equals_the_mean_of_all_distances():
     for case in ((14, 14, 16, 116.492), (7, 7, 32, 115.5), (16, 16, 14, 116.6), (24, 24, 16, 200.1), (8, 8, 4, 16.55)):
         check_uniform(*case)
 
@@ -20,13 +20,13 @@ def check_uniform(rows, cols, patch, expected):
     grid = TokenGrid(rows, cols, (patch, patch))
     assert grid.uniform_distance(renormalize=True) == pytest.approx(expected, abs=0.06)
     wide, registers = TokenGrid(rows, cols + 3, (patch, 2 * patch), prefix=0), replace(grid, prefix=5)
-    for each in (grid, wide, registers):
-        mean = each.distances(dtype=torch.float64).mean().item()
-        assert each.uniform_distance(renormalize=True) == pytest.approx(mean, rel=1e-12)
-        assert each.uniform_distance() == pytest.approx(mean * each.patches / (each.patches + each.prefix), rel=1e-12)
+    for layout in (grid, wide, registers):
+        mean = layout.distances(dtype=torch.float64).mean().item()
+        assert layout.uniform_distance(renormalize=True) == pytest.approx(mean, rel=1e-12)
+        assert layout.uniform_distance() == pytest.approx(mean * layout.patches / layout.tokens, rel=1e-12)
 
 
-def test_distances_on_a_grid_that_is_not_square():
+def test_distances_on_a_rectangular_grid():
     grid = TokenGrid(14, 20, (16, 8), prefix=5)
     distances = grid.distances(dtype=torch.float64)
     for i, j in [(0, 0), (0, 1), (0, 20), (3, 279), (45, 17)]:
@@ -36,7 +36,7 @@ def test_distances_on_a_grid_that_is_not_square():
     assert TokenGrid(14, 14, (16, 16)).distances()[0, -1].item() == pytest.approx(294.156, abs=1e-3)
 
 
-def test_index_and_image_map():
+def test_index_matches_image_map():
     grid = TokenGrid(14, 20, (16, 16), prefix=2)
     assert (grid.patches, grid.tokens) == (280, 282)
     assert grid.index(0, 0) == 2 and grid.index(1, 3) == 25 and grid.index(13, 19) == 281
@@ -49,7 +49,7 @@ def test_index_and_image_map():
             grid.index(*outside)
 
 
-def test_positions_of_tokens_and_of_patches():
+def test_position_of_tokens_and_patches():
     grid = TokenGrid(2, 3, (16, 16), prefix=2)
     assert [grid.position(query) for query in (0, 7, (0, 0), (1, 2), [1, 0])] == [0, 7, 2, 7, 5]
     for outside in (8, -1, (2, 0)):
@@ -57,7 +57,7 @@ def test_positions_of_tokens_and_of_patches():
             grid.position(outside)
 
 
-def test_names_of_prefix_tokens():
+def test_prefix_names():
     for name, kwargs, names in (
         ("vit_tiny_patch16_224", {}, ["class token"]),
         ("vit_tiny_patch16_224", {"reg_tokens": 2}, ["class token", "register 1", "register 2"]),
@@ -76,20 +76,20 @@ def readout(name, **kwargs):
     return token_grid(model, (224, 224)).readout
 
 
-def test_the_patch_of_each_pixel():
-    """Its center is the nearest one, also of pixels that are cut off, and narrow last patches are patches."""
+def test_pixel_patches_are_the_nearest():
+    """The nearest center, also for pixels in a margin and in last patches that the image cuts."""
     for grid in (TokenGrid(2, 3, (4, 5), 1), TokenGrid(2, 3, (4, 5), 1, (11, 16)), TokenGrid(2, 3, (4, 5), 1, (7, 12))):
-        found = grid.pixel_patches()
-        assert found.shape == grid.image
+        patches = grid.pixel_patches()
+        assert patches.shape == grid.image
         pixels = torch.cartesian_prod(torch.arange(grid.image[0]) + 0.5, torch.arange(grid.image[1]) + 0.5)
         nearest = ((pixels[:, None] - grid.centers()).abs() / torch.tensor(grid.patch)).sum(-1).argmin(-1)
-        assert torch.equal(found.flatten(), nearest)
+        assert torch.equal(patches.flatten(), nearest)
 
 
-def test_readouts():
+def test_token_grid_readouts():
     assert readout("vit_tiny_patch16_224").tolist() == [1.0] + [0.0] * 196
     assert readout("deit_tiny_distilled_patch16_224").tolist() == [0.5, 0.5] + [0.0] * 196
-    # a class token that is not read, and a prefix token that is no class token
+    # a class token that the head ignores
     gap = readout("vit_tiny_patch16_224", global_pool="avg")
     assert gap[0] == 0 and torch.allclose(gap[1:], torch.tensor(1 / 196))
     every = readout("vit_tiny_patch16_224", global_pool="avg", pool_include_prefix=True)
@@ -98,7 +98,7 @@ def test_readouts():
         assert readout("vit_tiny_patch16_224", global_pool=pool) is None
 
 
-def test_defaults_of_the_process_do_not_matter():
+def test_token_grid_ignores_default_dtype_and_device():
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("meta")
     try:

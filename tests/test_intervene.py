@@ -1,4 +1,4 @@
-"""Interventions: equal to what is edited by hand, and gone without a trace."""
+"""Interventions equal models edited by hand, and leave no trace."""
 
 import threading
 
@@ -66,7 +66,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def test_zero_equals_a_state_dict_without_the_heads_columns():
+def test_intervene_zero_equals_zeroed_columns_of_the_output_projection():
     check_all(check_zero, FAMILIES)
 
 
@@ -76,29 +76,29 @@ def check_zero(family, dtype=torch.float64):
     for layer, attentions in enumerate(output_projections(model)):
         chosen = 0
         for projection, heads in attentions:
-            found = run(model, x, heads={(layer, chosen + 1): "zero"})
+            logits = run(model, x, heads={(layer, chosen + 1): "zero"})
             width = projection.in_features // heads
             kept = projection.weight.detach().clone()
             with torch.no_grad():
                 projection.weight[:, width : 2 * width] = 0
-            close(found, plain(model, x), dtype)
+            close(logits, plain(model, x), dtype)
             with torch.no_grad():
                 projection.weight.copy_(kept)
-            assert (found - before).abs().max() > 1e-3
+            assert (logits - before).abs().max() > 1e-3
             chosen += heads
     assert torch.equal(plain(model, x), before)
 
 
-def test_a_head_of_the_attention_pool():
+def test_intervene_replaces_a_head_of_the_attention_pool():
     model, x = small("vit_base_patch16_siglip_224"), pictures()
-    found = run(model, x, heads={("pool", 2): "zero"})
+    logits = run(model, x, heads={("pool", 2): "zero"})
     with torch.no_grad():
         model.attn_pool.proj.weight[:, 32:] = 0
-    close(found, plain(model, x))
+    close(logits, plain(model, x))
 
 
 def entering(model, layer, images):
-    """(N, T, H·K) what the output projection is given: the heads side by side."""
+    """(N, T, H·K) input of the output projection: the concatenated heads."""
     kept = []
     with model.blocks[layer].attn.proj.register_forward_pre_hook(lambda _, args: kept.append(args[0])):
         plain(model, images)
@@ -108,18 +108,18 @@ def entering(model, layer, images):
 WITH_A_CLASS_TOKEN = ("plain", "biases", "eva", "parallel", "parallel and scaled", "grouped queries")
 
 
-def test_mean_equals_an_edited_state_dict():
+def test_intervene_mean_equals_an_edited_bias():
     check_all(check_mean, WITH_A_CLASS_TOKEN)
 
 
 def check_mean(family, dtype=torch.float64):
-    """Where the class token alone is read of the last layer, its mean can move into the bias."""
+    """In the last layer, if only the class token is read, its mean can be added to the bias."""
     model, x = small(**FAMILIES[family], global_pool="token", dtype=dtype), pictures(dtype=dtype)
     before, others = plain(model, x), pictures(9, seed=1, dtype=dtype)
     *_, attentions = output_projections(model)
     projection, heads = attentions[-1]
-    found = run(model, x, heads={(2, heads * (len(attentions) - 1) + 1): "mean"}, reference=others)
-    assert (found - before).abs().max() > 1e-3
+    logits = run(model, x, heads={(2, heads * (len(attentions) - 1) + 1): "mean"}, reference=others)
+    assert (logits - before).abs().max() > 1e-3
     width, kept = projection.in_features // heads, []
     with projection.register_forward_pre_hook(lambda _, args: kept.append(args[0])):
         plain(model, others)
@@ -127,17 +127,17 @@ def check_mean(family, dtype=torch.float64):
         mine = slice(width, 2 * width)
         projection.bias += projection.weight[:, mine] @ kept[0][:, 0, mine].mean(0)
         projection.weight[:, mine] = 0
-    close(found, plain(model, x), dtype)
+    close(logits, plain(model, x), dtype)
 
 
-def test_with_nothing_in_it_outputs_stay_bit_for_bit():
+def test_intervene_without_replacements_keeps_outputs_bit_for_bit():
     for family in ("plain", "biases"):
         model, x = small(**FAMILIES[family], dtype=torch.bfloat16), pictures(dtype=torch.bfloat16)
         assert torch.equal(run(model, x, heads={}, mlps={}, residual={}, block={}, reference=x), plain(model, x))
 
 
 def by_hand(model, x, layer, change):
-    """The logits where the heads side by side, (B, T, H·K), of a layer are changed in place."""
+    """Logits after `change` edits the concatenated heads, (B, T, H·K), of a layer in place."""
 
     def edit(_, args):
         edited = args[0].clone()
@@ -148,7 +148,7 @@ def by_hand(model, x, layer, change):
         return plain(model, x)
 
 
-def test_mean_is_over_images_for_each_position():
+def test_intervene_mean_is_over_reference_images_at_each_position():
     model, x, others = small(), pictures(), pictures(3, seed=1)
     theirs = entering(model, 1, others)[:, :, 16:32]
     close(
@@ -161,13 +161,13 @@ def test_mean_is_over_images_for_each_position():
     )
 
 
-def test_knocked_out_attention_equals_masking_by_hand():
+def test_intervene_block_equals_masked_logits():
     check_all(check_blocked, ["vit_tiny_patch16_224", "beit_base_patch16_224"])
 
 
 def check_blocked(name):
     model, x = small(name), pictures()
-    found = run(model, x, block={1: (0, "patches"), (0, 1): ([(0, 1), 5], [(3, 3), 4, 5, 6])})
+    logits = run(model, x, block={1: (0, "patches"), (0, 1): ([(0, 1), 5], [(3, 3), 4, 5, 6])})
     hidden = {layer: torch.zeros(17, 17, dtype=torch.bool) for layer in (0, 1)}
     for mask in hidden.values():
         mask[[2, 5]] = mask[[2, 5]].index_fill(1, torch.tensor([16, 4, 5, 6]), True)
@@ -187,20 +187,20 @@ def check_blocked(name):
             return attention.proj((weights @ v).transpose(1, 2).reshape(3, 17, 48))
 
         attention.forward = forward
-    close(found, plain(model, x))
+    close(logits, plain(model, x))
     del model.blocks[0].attn.forward, model.blocks[1].attn.forward
-    assert (found - plain(model, x)).abs().max() > 1e-3
+    assert (logits - plain(model, x)).abs().max() > 1e-3
 
 
-def test_an_mlp_equals_an_edited_state_dict():
+def test_intervene_mlps_equal_edited_weights():
     model, x, others = small(), pictures(), pictures(5, seed=1)
-    found = run(model, x, mlps={1: "zero"})
+    logits = run(model, x, mlps={1: "zero"})
     kept = []
     with model.blocks[2].mlp.register_forward_hook(lambda _, args, output: kept.append(output)):
         plain(model, others)
     mean = run(model, x, mlps={(2, "prefix"): "mean"}, reference=others)
     both = run(model, x, mlps={2: "mean"}, reference=others)
-    close(mean, both)  # of the last layer, only the class token is read
+    close(mean, both)  # the head reads only the class token of the last layer
     last = model.blocks[2].mlp.fc2
     before = [p.detach().clone() for p in last.parameters()]
     with torch.no_grad():
@@ -212,10 +212,10 @@ def test_an_mlp_equals_an_edited_state_dict():
             parameter.copy_(value)
         for parameter in model.blocks[1].mlp.fc2.parameters():
             parameter.zero_()
-    close(found, plain(model, x))
+    close(logits, plain(model, x))
 
 
-def test_patching_the_residual_stream():
+def test_intervene_residual_replaces_tokens():
     model, clean, changed = small(), pictures(), pictures(seed=1)
     with torch.no_grad():
         layers, logits = vitlens.tokens.features(model, clean)
@@ -227,10 +227,10 @@ def test_patching_the_residual_stream():
     with torch.no_grad():
         expected = model.forward_head(model.norm(model.blocks[2](stream)))
     close(run(model, changed, residual={(1, 0): layers[1][:, [0]], (1, (1, 2)): layers[1][:, [7]]}), expected)
-    close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # nobody reads them
+    close(run(model, changed, residual={(2, "patches"): "zero"}), plain(model, changed))  # the head ignores them
 
 
-def test_nothing_is_left_behind_not_even_by_an_exception(compiled=True):
+def test_intervene_leaves_no_trace_after_an_exception(compiled=True):
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
     before, state = plain(model, x), {k: v.clone() for k, v in model.state_dict().items()}
     runs = []
@@ -250,29 +250,29 @@ def test_nothing_is_left_behind_not_even_by_an_exception(compiled=True):
     assert torch.equal(logits, before) and logits.requires_grad and len(runs) == compiled
 
 
-def test_threads_do_not_meet():
+def test_intervene_changes_only_its_thread():
     model, x = small(), pictures()
     expected = [plain(model, x), *(run(model, x, heads={(0, h): "zero"}, mlps={h: "zero"}) for h in range(3))]
-    found, barrier = {}, threading.Barrier(4, timeout=60)
+    logits, barrier = {}, threading.Barrier(4, timeout=60)
 
-    def look(which):
+    def repeat(which):
         for _ in range(5):
             barrier.wait()
             changes = {} if which == 0 else dict(heads={(0, which - 1): "zero"}, mlps={which - 1: "zero"})
-            found.setdefault(which, []).append(run(model, x, **changes) if which else plain(model, x))
+            logits.setdefault(which, []).append(run(model, x, **changes) if which else plain(model, x))
 
-    threads = [threading.Thread(target=look, args=(which,)) for which in range(4)]
+    threads = [threading.Thread(target=repeat, args=(which,)) for which in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for which, logits in found.items():
-        assert len(logits) == 5
-        for each in logits:
-            close(each, expected[which])
+    for which, results in logits.items():
+        assert len(results) == 5
+        for result in results:
+            close(result, expected[which])
 
 
-def test_a_capture_sees_the_same_from_inside_and_from_outside():
+def test_capture_is_equal_inside_and_outside_of_intervene():
     model, x = small(), pictures()
     changes = dict(heads={(1, 1): "mean"}, block={(0, 1): (0, [3, 4])}, reference=pictures(2, seed=1))
     expected = run(model, x, **changes)
@@ -289,9 +289,9 @@ def test_a_capture_sees_the_same_from_inside_and_from_outside():
         assert torch.equal(model(x), plain(model, x))
 
 
-def test_gradients_do_not_come_from_a_head_that_is_switched_off():
+def test_differentiate_gives_zero_for_a_replaced_head():
     model, x = small(), pictures()
-    found = []
+    gradients = []
     for order in (0, 1):
         first, second = (capture(model, gradients=True), intervene(model, heads={(1, 1): "zero"}))[:: 1 - 2 * order]
         with first as one, second as two:
@@ -299,19 +299,19 @@ def test_gradients_do_not_come_from_a_head_that_is_switched_off():
         attn = one or two
         attn.differentiate(logits[:, 2].sum())
         assert not attn[1].gradient[:, 1].any() and attn[1].gradient[:, 0].any()
-        found.append(attn[0].gradient)
-    assert torch.equal(*found)
+        gradients.append(attn[0].gradient)
+    assert torch.equal(*gradients)
     with intervene(model, heads={(1, 1): "zero"}):
         within = gradient_rollout(model, x, 2)
     assert (within - gradient_rollout(model, x, 2)).abs().max() > 1e-6
 
 
-def test_the_inner_intervention_has_the_last_word_and_the_reference_is_of_the_model_itself():
+def test_intervene_nests_and_reads_references_without_interventions():
     model, x, others = small(), pictures(), pictures(4, seed=1)
     alone = run(model, x, heads={(1, 0): "mean"}, reference=others)
     with torch.no_grad(), intervene(model, heads={(1, 0): "zero"}), capture(model) as attn:
         assert torch.equal(run(model, x, heads={(1, 0): "mean"}, reference=others), alone)
-    assert len(attn) == 3, "the reference images were no forward of the capture"
+    assert len(attn) == 3, "the capture ignores the reference images"
     with torch.no_grad(), intervene(model, heads={(0, 0): "zero"}, mlps={0: "zero"}):
         both = run(model, x, heads={(1, 0): "mean"}, mlps={2: "mean"}, reference=others)
     together = dict(heads={(1, 0): "mean"}, mlps={2: "mean"}, reference=others)
@@ -319,7 +319,7 @@ def test_the_inner_intervention_has_the_last_word_and_the_reference_is_of_the_mo
         close(run(model, x, heads={(0, 0): "zero"}, mlps={0: "zero"}), both)
 
 
-def test_checkpointed_models_are_differentiated_as_they_ran():
+def test_intervene_holds_in_the_backward_pass_of_checkpointed_models():
     model, x = small(), pictures()
     gradients = []
     for checkpointed in (False, True):
@@ -335,7 +335,7 @@ def test_checkpointed_models_are_differentiated_as_they_ran():
 WRONG = [
     (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads"),
     (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
-    (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has 3 of them"),
+    (dict(heads={(3, 0): "zero"}), IndexError, "no layer 3: vit_tiny.* has layers 0 to 2"),
     (dict(mlps={-1: "zero"}), IndexError, "no layer -1"),
     (dict(residual={(-1, "patches"): "zero"}), IndexError, "no layer -1"),
     (dict(block={(0, 9): (0, 1)}), IndexError, "no layer 9"),
@@ -345,14 +345,14 @@ WRONG = [
 ]
 
 
-def test_wrong_use():
+def test_intervene_refuses_wrong_arguments():
     model, x = small(dtype=torch.float32), pictures(dtype=torch.float32)
     for changes, error, word in WRONG:
         with pytest.raises(error, match=word):
             run(model, x, **changes)
 
 
-def test_models_and_runs_that_cannot_be_changed_are_refused():
+def test_intervene_refuses_models_and_forwards():
     model, x = small(), pictures()
     wrapped = torch.nn.Sequential(model)
     for other, match in ((timm.create_model("resnet18"), "convolutions"), (wrapped, r"get_submodule\('0'\)")):

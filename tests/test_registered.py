@@ -61,7 +61,7 @@ def hand():
 
 
 def maps_by_hand(model, images):
-    """The attention maps (B, H, T, T) of each layer, as part of autograd's graph, and the logits."""
+    """Attention maps (B, H, T, T) of each layer, in autograd's graph, and logits."""
     maps = []
 
     def explicit(q, k, v):
@@ -73,7 +73,7 @@ def maps_by_hand(model, images):
         return maps, model(images)
 
 
-def test_a_hand_written_vit_is_captured_and_explained(hand):
+def test_register_model_opens_a_hand_written_vit(hand):
     images = torch.randn(2, 3, 32, 24, dtype=torch.float64)
     maps, logits = maps_by_hand(hand, images)
     with torch.no_grad(), capture(hand) as attn:
@@ -96,7 +96,7 @@ def test_a_hand_written_vit_is_captured_and_explained(hand):
 
 
 class PostNormBlock(nn.Module):
-    """Norms behind the sums, with the names of a pre-norm block, and the attention in a module of its own."""
+    """A post-norm block with the names of a pre-norm block, and its attention one module deeper."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -114,7 +114,7 @@ class PostNormViT(HandViT):
         self.layers = nn.ModuleList(PostNormBlock(width, heads) for _ in range(depth))
 
 
-def test_a_hand_written_post_norm_vit_is_explained():
+def test_register_model_opens_a_post_norm_vit():
     shapes = {"patch": (8, 4), "size": (32, 24), "prefix": ["extra 1", "extra 2"], "readout": "patches"}
     parts = {"blocks": "layers", "embedding": "to_tokens"}
     torch.manual_seed(0)
@@ -123,16 +123,16 @@ def test_a_hand_written_post_norm_vit_is_explained():
     gradients = torch.autograd.grad(logits[0, 3], maps)
     try:
         vitlens.register_model(PostNormViT, attention="inside.attend", **parts, **shapes)
-        found = attribution.attention_gradient(model, images, 3)
+        explanation = attribution.attention_gradient(model, images, 3)
         vitlens.register_model(PostNormViT, attention="inside.nothing", **parts, **shapes)
         with pytest.raises(UnsupportedModelError, match="layers.0.inside.nothing"):
             capture(model).__enter__()
     finally:
         del FAMILIES[f"{__name__}.PostNormViT"]
     expected = (maps[-1] * gradients[-1]).clamp(min=0).mean(1)[:, 2:, 2:].mean(1).detach()
-    torch.testing.assert_close(found.flatten(1), expected, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(explanation.flatten(1), expected, rtol=1e-6, atol=1e-12)
 
 
-def test_a_hand_written_vit_that_is_not_registered_is_told_how():
+def test_capture_of_an_unregistered_vit_names_register_model():
     with pytest.raises(UnsupportedModelError, match=r"register it by `vitlens\.register_model\(HandViT"):
         capture(HandViT()).__enter__()

@@ -1,4 +1,4 @@
-"""Every class of transformers, torchvision and open_clip that vitlens knows, against the library's own attention."""
+"""Every supported class of transformers, torchvision and open_clip, against the library's own attention."""
 
 import csv
 import importlib.metadata
@@ -33,7 +33,7 @@ def captured(model, images, **options):
 
 @pytest.fixture(autouse=True)
 def without_the_fast_path():
-    """PyTorch's, of nn.MultiheadAttention: its rounding is another."""
+    """Switch off the fast path of nn.MultiheadAttention, which rounds differently."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
@@ -41,7 +41,7 @@ def without_the_fast_path():
 
 
 def check_maps(name, atol=1e-9):
-    """The library's own attention."""
+    """Maps equal the library's own attention."""
     model = small(name).double()
     images = sized(model)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def check_maps(name, atol=1e-9):
     assert torch.equal(output, plain)
     with torch.no_grad(), eager(model) as maps:
         run(model, images)
-    maps = maps[: len(attn)]  # without those of a pool
+    maps = maps[: len(attn)]  # without the pool
     assert len(attn) == len(maps) >= 2
     for layer, expected in zip(attn, maps, strict=True):
         torch.testing.assert_close(layer.weights(), expected.view_as(layer.weights()), atol=atol, rtol=0)
@@ -58,22 +58,22 @@ def check_maps(name, atol=1e-9):
 
 
 def check_readout(name):
-    """The row that is read, found by changing tokens."""
+    """The read-out row is nonzero at the tokens whose change changes the output."""
     model = small(name)
     attn, plain = captured(model, sized(model, batch=1))
     grid, generator = attn.grid, torch.Generator().manual_seed(2)
 
     def change(module, args, output):
         batch = output.repeat(grid.tokens + 1, 1, 1)
-        each = torch.arange(grid.tokens)
-        batch[each + 1, each] += torch.randn(output.shape[-1], generator=generator)
+        tokens = torch.arange(grid.tokens)
+        batch[tokens + 1, tokens] += torch.randn(output.shape[-1], generator=generator)
         return batch
 
     with torch.no_grad(), family(model).blocks[-1].register_forward_hook(change):
         output = run(model, sized(model, batch=1))
     assert torch.allclose(output[:1], plain, atol=1e-5)
     moved = (output[1:] - output[0]).abs().amax(1) > 1e-5
-    if grid.readout is None:  # a class token beside the mean of the patches is no single row
+    if grid.readout is None:  # the class token and the mean of the patches, concatenated
         assert "Dinov2" in name and moved.tolist() == [p not in range(1, grid.prefix) for p in range(grid.tokens)]
     else:
         row = grid.readout.expand(1, -1)[0]
@@ -84,60 +84,60 @@ def check_readout(name):
 
 def check_head(name):
     model = small(name)
-    images, about = sized(model), family(model)
+    images, adapter = sized(model), family(model)
     with torch.no_grad():
         layers, output = tokens.features(model, images)
         assert torch.equal(output, run(model, images))
-        torch.testing.assert_close(about.head(layers[-1]), output, atol=1e-5, rtol=1e-5)
-    assert len(layers) == len(about.blocks) and layers[0].shape[:2] == (2, about.grid(images.shape[-2:]).tokens)
-    assert len(about.prefix) == about.grid(images.shape[-2:]).prefix
+        torch.testing.assert_close(adapter.head(layers[-1]), output, atol=1e-5, rtol=1e-5)
+    assert len(layers) == len(adapter.blocks) and layers[0].shape[:2] == (2, adapter.grid(images.shape[-2:]).tokens)
+    assert len(adapter.prefix) == adapter.grid(images.shape[-2:]).prefix
 
 
 @pytest.mark.parametrize("check", [check_maps, check_readout, check_head])
 @pytest.mark.parametrize("part", range(2))
-def test_every_model(check, part):
+def test_capture_is_exact_for_every_class(check, part):
     check_all(check, EVERY[part::2])
 
 
-def test_filters_give_the_tokens_of_patches():
+def test_kernels_give_the_tokens_of_patches():
     check_all(check_filters, ["ViTModel", "Siglip2Model", "torchvision", "open_clip"])
 
 
 def check_filters(name):
     model = small(name)
-    images, about = sized(model), family(model)
-    filters, patch_size = vitlens.filters.kernels(model), about.grid(images.shape[-2:]).patch
+    images, adapter = sized(model), family(model)
+    filters, patch_size = vitlens.filters.kernels(model), adapter.grid(images.shape[-2:]).patch
     assert filters.shape[1:] == (*patch_size, 3)
     patch = images[:1, :, : patch_size[0], : patch_size[1]]
     first = torch.einsum("dpqc,cpq->d", filters, patch[0])
-    seen = []
-    with torch.no_grad(), about.embedding.register_forward_hook(lambda m, args, out: seen.append(out)):
+    tokens = []
+    with torch.no_grad(), adapter.embedding.register_forward_hook(lambda m, args, out: tokens.append(out)):
         run(model, images[:1])
-    bias = 0 if about.embedding.bias is None else about.embedding.bias
-    found = seen[0][0, :, 0, 0] if seen[0].dim() == 4 else seen[0][0, 0]
-    torch.testing.assert_close(found, first + bias, atol=1e-5, rtol=1e-5)
+    bias = 0 if adapter.embedding.bias is None else adapter.embedding.bias
+    token = tokens[0][0, :, 0, 0] if tokens[0].dim() == 4 else tokens[0][0, 0]
+    torch.testing.assert_close(token, first + bias, atol=1e-5, rtol=1e-5)
 
 
 def check_positions(name):
-    """A change of one entry of the position table changes the tokens of one patch at the first block."""
+    """Changing one entry of the position table changes the token of one patch at the first block."""
     model = small(name)
-    about = family(model)
-    table = about.positions()
+    adapter = family(model)
+    table = adapter.positions()
     if table is None:
         assert any(kind in name for kind in ("Beit", "DINOv3"))
         return
-    images, seen = sized(model, *about.built_size, batch=1), []
+    images, inputs = sized(model, *adapter.built_size, batch=1), []
     row, col = 1, table.shape[1] - 1
-    with torch.no_grad(), about.blocks[0].register_forward_pre_hook(lambda m, args: seen.append(args[0][0])):
+    with torch.no_grad(), adapter.blocks[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0][0])):
         run(model, images)
         table[row, col] += torch.randn(table.shape[-1])  # a view of the parameter
         run(model, images)
-    changed = (seen[1] - seen[0]).abs().amax(1) > 1e-6
-    assert changed.nonzero().tolist() == [[about.grid(about.built_size).index(row, col)]]
+    changed = (inputs[1] - inputs[0]).abs().amax(1) > 1e-6
+    assert changed.nonzero().tolist() == [[adapter.grid(adapter.built_size).index(row, col)]]
 
 
 def check_gradients(name):
-    """Gradients of a class are autograd's by the library's own attention."""
+    """Gradients of a class equal autograd's through the library's own attention."""
     if name not in CLASSIFIERS:
         return
     model = small(name).double()
@@ -150,89 +150,89 @@ def check_gradients(name):
         gradients = torch.autograd.grad(again[[0, 1], target].sum(), maps)
     torch.testing.assert_close(again, logits, atol=1e-9, rtol=0)
     for layer, expected in zip(attn, gradients, strict=True):
-        found = layer.weights_gradient()
-        torch.testing.assert_close(found, expected.view_as(found), atol=1e-6, rtol=1e-6)
+        gradient = layer.weights_gradient()
+        torch.testing.assert_close(gradient, expected.view_as(gradient), atol=1e-6, rtol=1e-6)
         assert expected.abs().max() > 1e-5
 
 
 def check_stream(name):
-    """Parts add up to the logit, or to the cosine with another image; and patches to their heads."""
+    """Parts add up to the logit or to the cosine with another image, and patches to their heads."""
     model = small(name).double()
     images = sized(model, 32, 32, batch=3)
     target = [2, 5, 0] if family(model).classes else like(sized(model, 32, 32, batch=1, seed=5))
-    found, written = stream.apart(model, images, target)
-    torch.testing.assert_close(found.parts.sum(1), found.logits, atol=1e-9, rtol=0)
-    torch.testing.assert_close(written.sum(-1), found.heads, atol=1e-9, rtol=0)
+    parts, written = stream.apart(model, images, target)
+    torch.testing.assert_close(parts.parts.sum(1), parts.logits, atol=1e-9, rtol=0)
+    torch.testing.assert_close(written.sum(-1), parts.heads, atol=1e-9, rtol=0)
     with torch.no_grad():
-        said = pooled(model, images)
+        features = pooled(model, images)
         if not family(model).classes:
-            expected = bound(model, target)[0].score(said)
+            expected = bound(model, target)[0].score(features)
         else:
             expected = run(model, images)[range(3), target]
-    torch.testing.assert_close(found.logits, expected, atol=1e-9, rtol=0)
-    assert found.heads.abs().amax((0, 2)).min() > 1e-6 and found.mlps.abs().amax(0).min() > 1e-6
+    torch.testing.assert_close(parts.logits, expected, atol=1e-9, rtol=0)
+    assert parts.heads.abs().amax((0, 2)).min() > 1e-6 and parts.mlps.abs().amax(0).min() > 1e-6
 
 
 @pytest.mark.parametrize("check", [check_positions, check_gradients, check_stream])
-def test_some_models(check):
+def test_positions_gradients_and_stream_are_exact(check):
     check_all(check, SOME)
 
 
-def test_what_a_head_adds_by_hand():
+def test_contributions_equal_products_of_weights():
     check_all(check_contributions, ["ViTForImageClassification", "torchvision"])
 
 
 def check_contributions(name):
-    """Its output for the class token times its part of the projection, normalized as the whole is, times the class."""
+    """The head's output for the class token, times its columns of the projection, the final norm and the class."""
     model, target = small(name).double(), 3
-    images, about = sized(model, 32, 32, batch=2), family(model)
-    found = stream.contributions(model, images, target)
+    images, adapter = sized(model, 32, 32, batch=2), family(model)
+    parts = stream.contributions(model, images, target)
     norm = model.vit.layernorm if name != "torchvision" else model.encoder.ln
     with torch.no_grad(), capture(model, values=True) as attn:
         read = tokens.features(model, images)[0][-1][:, 0]
     scale = norm.weight * last_linear(model).weight[target] / (read.var(-1, correction=0) + norm.eps).sqrt()[:, None]
-    for number, ((_, module),) in enumerate(about.attention()):
+    for number, ((_, module),) in enumerate(adapter.attention()):
         weight = (module.o_proj if hasattr(module, "o_proj") else module.out_proj).weight
         added = torch.einsum("bhk,dhk->bhd", attn[number].output[:, :, 0], weight.unflatten(1, (2, -1)))
         expected = ((added - added.mean(-1, keepdim=True)) * scale[:, None]).sum(-1)
-        torch.testing.assert_close(found.heads[:, number], expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(parts.heads[:, number], expected, atol=1e-9, rtol=0)
         mlp = []
-        keep = about.blocks[number].mlp.register_forward_hook(lambda m, args, out, mlp=mlp: mlp.append(out[:, 0]))
+        keep = adapter.blocks[number].mlp.register_forward_hook(lambda m, args, out, mlp=mlp: mlp.append(out[:, 0]))
         with torch.no_grad(), keep:
             run(model, images)
         expected = ((mlp[0] - mlp[0].mean(-1, keepdim=True)) * scale).sum(-1)
-        torch.testing.assert_close(found.mlps[:, number], expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(parts.mlps[:, number], expected, atol=1e-9, rtol=0)
 
 
-def test_a_nonlinear_pooler_is_refused():
+def test_contributions_refuse_a_nonlinear_pooler():
     model = small("ViTModel")
     with pytest.raises(UnsupportedModelError, match="pooler"):
         stream.contributions(model, sized(model), like(sized(model, batch=1)))
 
 
-def test_the_table_says_the_same():
-    """But for the size of errors, which is rounding; where the versions are those of the table."""
+def test_survey_equals_the_committed_table():
+    """Rows equal those of the table, except for rounding errors, if the libraries have the table's versions."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    said = table[0]["command"]
+    command_line = table[0]["command"]
     assert [row["model"] for row in table][-len(EVERY) :] == EVERY
-    if any(f"{name} {importlib.metadata.version(name)}" not in said for name in LIBRARIES):
-        pytest.skip(f"the table is of {said.strip()}; `python -m experiments.support` writes it anew")
+    if any(f"{name} {importlib.metadata.version(name)}" not in command_line for name in LIBRARIES):
+        pytest.skip(f"the table is of {command_line.strip()}; `python -m experiments.support` writes it anew")
     for name in ("torchvision", "SiglipModel", "open_clip"):
         row = survey(name)
         assert float(row.pop("error")) < 1e-9
-        known = next(each for each in table if each["model"] == name)
+        known = next(known for known in table if known["model"] == name)
         assert row == {k: v for k, v in known.items() if k not in ("error", "command")}
 
 
-def test_bfloat16():
+def test_capture_equals_bfloat16_attention():
     for name in ("BeitModel", "open_clip"):
         for autocast in (False, True):
             check_bfloat16(name, autocast)
 
 
 def check_bfloat16(name, autocast):
-    """The maps are those of the q and k that the model made; its own path rounds its maps, too."""
+    """The maps follow from the model's own q and k. The library's path also rounds the maps."""
     model = small(name) if autocast else small(name).bfloat16()
     images = sized(model)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -273,7 +273,7 @@ def test_capture_refuses():
             captured(build(), torch.randn(1, 3, 32, 32))
 
 
-def test_mae_is_refused_while_it_hides_or_shuffles():
+def test_capture_refuses_mae_that_hides_or_shuffles_patches():
     model = small("ViTMAEModel")
     images = sized(model, 32, 32)
     with pytest.raises(UnsupportedModelError, match="shuffles"), torch.no_grad(), capture(model):
@@ -286,7 +286,7 @@ def test_mae_is_refused_while_it_hides_or_shuffles():
         captured(model, images)
 
 
-def test_a_pool_reads_what_it_says():
+def test_pool_equals_the_attention_of_its_module():
     check_all(check_pool, ["SiglipVisionModel", "open_clip, pool"])
 
 
@@ -294,24 +294,24 @@ def check_pool(name):
     model = small(name).double()
     attn, _ = captured(model, sized(model))
     pool = model.head if hasattr(model, "head") else model.visual.attn_pool
-    module, seen = getattr(pool, "attention", None) or pool.attn, []
-    ask = dict(need_weights=True, average_attn_weights=False)
-    module.register_forward_pre_hook(lambda m, args, kwargs: (args, kwargs | ask), with_kwargs=True)
-    module.register_forward_hook(lambda m, args, out: seen.append(out[1]))
+    module, maps = getattr(pool, "attention", None) or pool.attn, []
+    flags = dict(need_weights=True, average_attn_weights=False)
+    module.register_forward_pre_hook(lambda m, args, kwargs: (args, kwargs | flags), with_kwargs=True)
+    module.register_forward_hook(lambda m, args, out: maps.append(out[1]))
     with torch.no_grad():
         run(model, sized(model))
-    torch.testing.assert_close(attn.pool.weights(), seen[0], atol=1e-9, rtol=0)
-    torch.testing.assert_close(attn.grid.readout, seen[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
+    torch.testing.assert_close(attn.pool.weights(), maps[0], atol=1e-9, rtol=0)
+    torch.testing.assert_close(attn.grid.readout, maps[0][:, :, 0].mean(1), atol=1e-9, rtol=0)
 
 
-def test_interventions():
+def test_intervene_equals_zeroed_weights():
     check_all(check_heads, ["ViTForImageClassification", "SiglipVisionModel", "torchvision", "open_clip, pool"])
     check_all(check_mlps, ["Dinov2ForImageClassification", "open_clip, timm"])
 
 
 def check_heads(name):
-    """A head that is put out changes the output as its zeroed columns of the output projection do; a capture beside it
-    sees every layer and the pool."""
+    """Switching a head off equals zeroing its columns of the output projection. A capture records every layer and the
+    pool."""
     model = small(name)
     images = sized(model)
     with torch.no_grad():
@@ -329,7 +329,7 @@ def check_heads(name):
 
 
 class Wrapped(nn.Module):
-    """A head of one's own on what the encoder returns."""
+    """A new head on the output of an encoder."""
 
     def __init__(self, encoder, read):
         super().__init__()
@@ -339,33 +339,33 @@ class Wrapped(nn.Module):
         return self.head(self.read(self.encoder(x)))
 
 
-def test_wrapped_models_are_found():
+def test_transformer_is_found_in_a_wrapper():
     model = small("Dinov2Model")
     patches = Wrapped(model, lambda output: output.last_hidden_state[:, 1:].mean(1)).eval()
     assert transformer(patches) is model
     images = sized(model)
     maps = attribution.grad_cam(patches, images, 2)
     assert maps.shape == (2, 4, 6)
-    with pytest.raises(ValueError, match="reads no weighted sum"):  # which tokens the wrapper reads is not known
+    with pytest.raises(ValueError, match="reads no weighted sum"):  # the read-out of the wrapper is unknown
         attribution.relevance(patches, images, 2)
 
 
 def check_mlps(name):
-    """An MLP that gives zero leaves the tokens as the attention made them."""
+    """Replacing an MLP by zero equals zeroing its last layer."""
     model = small(name)
-    images, about = sized(model, 32, 32), family(model)
+    images, adapter = sized(model, 32, 32), family(model)
     with torch.no_grad():
         with vitlens.intervene(model, mlps={1: "zero"}):
             changed = run(model, images)
         with vitlens.intervene(model, residual={(0, "patches"): "zero"}):
             assert not torch.equal(run(model, images), changed)
-        last = [m for m in about.blocks[1].mlp.modules() if isinstance(m, nn.Linear)][-1]
+        last = [m for m in adapter.blocks[1].mlp.modules() if isinstance(m, nn.Linear)][-1]
         for parameter in last.parameters():
             parameter.zero_()
         torch.testing.assert_close(run(model, images), changed, atol=1e-5, rtol=1e-5)
 
 
-def test_lora_is_found_and_seen():
+def test_transformer_is_found_in_a_lora_model():
     peft = pytest.importorskip("peft")
     model = small("ViTForImageClassification")
     images = sized(model, 32, 32)
@@ -382,9 +382,9 @@ def test_lora_is_found_and_seen():
     torch.testing.assert_close(maps, attribution.relevance(inner, images, 2))
 
 
-def test_inspection_without_a_row_that_is_read(tmp_path):
-    found = report.inspect(small("Dinov2ForImageClassification"), [("chelsea", samples()["chelsea"])])
-    names = {path.name for path in report.write_inspection(found, tmp_path)}
+def test_inspect_omits_rollouts_without_a_readout(tmp_path):
+    inspection = report.inspect(small("Dinov2ForImageClassification"), [("chelsea", samples()["chelsea"])])
+    names = {path.name for path in report.write_inspection(inspection, tmp_path)}
     assert names == {"summary.json", "distance.png", "filters.png", "positions.png"}
 
 
@@ -406,7 +406,7 @@ def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
 
 
 def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp_path):
-    """As counted by hand, with the images that the model's own processor makes."""
+    """Equal to a count by hand, with images that the model's own processor makes."""
     data, model = colors(tmp_path / "data") / "test", vitlens.load_model(f"hf:{folder}")
     (record,) = evaluate(f"hf:{folder}", data, "top1", tmp_path / "top1.json").records
     right = []
@@ -417,9 +417,9 @@ def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp
     assert record["images"] == len(right) == 15 and record["value"] == pytest.approx(100 * sum(right) / 15)
 
 
-def test_features_before_the_head():
+def test_pooled_is_the_input_of_the_classifier():
     for name in ("Dinov2ForImageClassification", "Siglip2ForImageClassification", "torchvision"):
         model = small(name)
         with torch.no_grad():
-            found = pooled(model, sized(model))
-            torch.testing.assert_close(last_linear(model)(found), run(model, sized(model)))
+            features = pooled(model, sized(model))
+            torch.testing.assert_close(last_linear(model)(features), run(model, sized(model)))

@@ -219,7 +219,7 @@ def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterato
     pulled = [statistic.row for statistic in statistics]
     # a row that is pulled back begins with few queries, often one
     wanted = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
-    for queries, weights in layer.rows(2 * rows, reuse=True, wanted=wanted):
+    for queries, weights in layer.rows(2 * rows, reuse=True, only=wanted):
         yield queries, None, weights
 
 

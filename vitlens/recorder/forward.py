@@ -18,26 +18,26 @@ def require_images(images: object, model: nn.Module | None = None) -> None:
     takes."""
     shape = tuple(getattr(images, "shape", ()))
     if not isinstance(images, torch.Tensor) or len(shape) != 4 or not images.is_floating_point() or not len(images):
-        came = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
+        got = f"{images.dtype} of shape {shape}" if isinstance(images, torch.Tensor) else type(images).__name__
         raise ValueError(
-            f"Expected images as a floating-point tensor of shape (B, C, height, width), got {came}. "
+            f"Expected images as a floating-point tensor of shape (B, C, height, width), got {got}. "
             "`vitlens.models.preprocess(model, pictures)` makes one."
         )
     if model is not None and known(model):
         family(model).grid(shape[-2:])
     if not images.isfinite().all():
         first = (~images.isfinite()).flatten(1).any(1).nonzero()[0].item()
-        raise ValueError(f"Images must be finite numbers, but image {first} has others.")
+        raise ValueError(f"Images must be finite, but image {first} has NaN or infinite values.")
 
 
 def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Images on the device and in the precision of the parameters that meet them."""
-    meets = family(model).embedding if known(model) else model
-    return images.to(next((p for p in meets.parameters() if p.is_floating_point()), images))
+    """Images on the device and in the dtype of the parameters that they enter."""
+    first = family(model).embedding if known(model) else model
+    return images.to(next((p for p in first.parameters() if p.is_floating_point()), images))
 
 
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """(B, classes) logits, or (B, D) features of a model without classes, in whatever form the model returns them."""
+    """(B, classes) logits, or (B, D) features of a model without classes, from any kind of model output."""
     if known(model):
         return family(model).run(images)
     output = model(images)
@@ -45,8 +45,8 @@ def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def channels(model: nn.Module) -> int:
-    """Input channels: the first convolution's, or those of the preprocessing where patches are embedded linearly."""
-    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    """Input channels of the first convolution, or of the preprocessing where patches are embedded linearly."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return family(model).preprocessing["input_size"][0] if first is None else first.in_channels
 
 
@@ -57,27 +57,26 @@ _HELD: dict[object, list] = {}
 
 @contextlib.contextmanager
 def _held(switches: dict[object, Callable[[], Callable | None]]) -> Iterator[None]:
-    """Switch things for this block. If blocks of several threads overlap, the last one to end switches back.
+    """Apply switches in this block. Where blocks of several threads overlap, the last one to end restores.
 
-    switches: for each thing a function that switches it, and returns one that switches it back, or None where there is
-    nothing to do.
+    switches: by key, a function that applies a switch and returns its restore function, or None if nothing changed.
     """
-    mine = []
+    keys = []
     with _LOCK:
         for key, switch in switches.items():
-            back = switch()
-            if back is not None or key in _HELD:
-                _HELD.setdefault(key, [back, 0])[1] += 1
-                mine.append(key)
+            restore = switch()
+            if restore is not None or key in _HELD:
+                _HELD.setdefault(key, [restore, 0])[1] += 1
+                keys.append(key)
     try:
         yield
     finally:
         with _LOCK:
-            for key in mine:
+            for key in keys:
                 _HELD[key][1] -= 1
                 if not _HELD[key][1]:
-                    back, _ = _HELD.pop(key)
-                    back()
+                    restore, _ = _HELD.pop(key)
+                    restore()
 
 
 def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.AbstractContextManager[None]:
@@ -94,17 +93,17 @@ def switched_off(modules: Sequence[nn.Module], attribute: str) -> contextlib.Abs
 
 
 def without_checkpointing(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Keep the backward pass from running layers again (timm's and open_clip's `grad_checkpointing`) in this block."""
+    """Switch off gradient checkpointing (timm's and open_clip's `grad_checkpointing`) in this block."""
     return switched_off([m for m in model.modules() if hasattr(m, "grad_checkpointing")], "grad_checkpointing")
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Eval mode for the length of a `with` block; afterwards every module is in the mode it was in."""
+    """Put a model into eval mode in this block, and restore the mode of every module afterwards."""
     return switched_off([*model.modules()], "training")
 
 
 def uncompiled() -> contextlib.AbstractContextManager[None]:
-    """Let compiled models run eagerly in this block; a compiled graph would hide its calls from a capture."""
+    """Run compiled models eagerly in this block, because a compiled graph hides its calls from a capture."""
 
     def switch() -> Callable:
         stance = torch.compiler.set_stance("force_eager")
@@ -116,10 +115,10 @@ def uncompiled() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Multiply matrices in the precision of their factors, even inside autocast and where a GPU may round to TF32."""
+    """Multiply matrices in the dtype of their factors in this block, without autocast and without TF32."""
     autocast = torch.amp.is_autocast_available(device.type)
     products = torch.backends.cuda.matmul
-    # PyTorch's newer name for the setting does not raise where a program has set it by both.
+    # PyTorch's older name raises in programs that also set the newer one.
     name, exact = ("fp32_precision", "ieee") if hasattr(products, "fp32_precision") else ("allow_tf32", False)
     before = getattr(products, name)
     with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
@@ -134,10 +133,10 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def float64(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64; on the CPU where the tensor's device has none (Apple's)."""
+    """The tensor in float64, on the CPU if its device lacks float64 (Apple's MPS)."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def out_of_memory(error: Exception) -> bool:
-    """True if PyTorch ran out of memory. Its CPU allocator has no exception type of its own for that."""
+    """True if PyTorch ran out of memory. Its CPU allocator raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,4 +1,4 @@
-"""The one place that knows about tokens: which are patches, where they lie, and which ones the model reads.
+"""Geometry of the tokens: which are patches, where they lie in the image, and which ones the head reads.
 
 Shapes: T tokens = R prefix (class, distillation, register) + P patches (P = rows·cols); distances in input pixels.
 Everything comes from the model's metadata and the size of its input, never from the square root of a token count.
@@ -19,8 +19,11 @@ class TokenGrid:
 
     rows, cols: the patch grid. patch: (height, width) in input pixels from one token to the next, for a hybrid the
     patch size times the reduction of its backbone. prefix: R, the tokens before the first patch. image: (height,
-    width) of the input in pixels. readout: what the head reads, a probability row over the tokens, (T,) or (B, T)
-    where it depends on the image (attention pooling); None where no such row exists (max pooling and the like).
+    width) of the input in pixels. readout: weights with which the head reads the tokens. They sum to 1 and have shape
+    (T,), or (B, T) after attention pooling. None for max pooling and other heads that read no weighted mean.
+
+    >>> vitlens.TokenGrid(rows=14, cols=14, patch=(16, 16)).index(0, 0)  # after the class token
+    1
     """
 
     rows: int
@@ -46,12 +49,12 @@ class TokenGrid:
 
     @property
     def cut(self) -> tuple[int, int]:
-        """Pixels at the bottom and at the right that no patch sees, as the patch size does not divide the image."""
+        """(height, width) in pixels of the margins at the bottom and right that belong to no patch."""
         return max(0, self.image[0] - self.rows * self.patch[0]), max(0, self.image[1] - self.cols * self.patch[1])
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Pixels by which the last patches reach beyond the image, at the bottom and at the right."""
+        """(height, width) in pixels by which the last patches extend beyond the image."""
         return max(0, self.rows * self.patch[0] - self.image[0]), max(0, self.cols * self.patch[1] - self.image[1])
 
     def index(self, row: int, col: int) -> int:
@@ -63,7 +66,7 @@ class TokenGrid:
     def position(self, query: tuple[int, int] | int) -> int:
         """Position in the sequence of a patch (row, column), or of a token given by its position. Raises IndexError
         outside."""
-        query = query.tolist() if hasattr(query, "tolist") else query  # NumPy's and torch's
+        query = query.tolist() if hasattr(query, "tolist") else query  # an array or a tensor
         if isinstance(query, tuple | list):
             return self.index(*map(operator.index, query))
         if not 0 <= operator.index(query) < self.tokens:
@@ -77,7 +80,7 @@ class TokenGrid:
         return torch.cartesian_prod(y, x)
 
     def pixel_patches(self, device=None) -> Tensor:
-        """(height, width) number row·cols + col of the patch that each input pixel lies in, or else is next to."""
+        """(height, width) index row·cols + col of the patch of each input pixel, the nearest patch in a margin."""
         y = (torch.arange(self.image[0], device=device) // self.patch[0]).clamp(max=self.rows - 1)
         x = (torch.arange(self.image[1], device=device) // self.patch[1]).clamp(max=self.cols - 1)
         return y[:, None] * self.cols + x
@@ -88,9 +91,9 @@ class TokenGrid:
         return torch.sqrt((y[start:stop, None] - y).square_() + (x[start:stop, None] - x).square_())
 
     def uniform_distance(self, renormalize: bool = False) -> float:
-        """Mean distance of attention spread evenly over all tokens, to compare `attention.mean_distance` with.
+        """Mean distance of uniform attention in pixels, to compare `attention.mean_distance` with.
 
-        Attention to prefix tokens counts as distance 0, or not at all if renormalized. In closed form: a step of
+        Attention to prefix tokens counts as distance 0, or is left out if renormalized. In closed form: a step of
         (dy, dx) rows and columns joins (rows − dy)·(cols − dx) pairs in each direction.
         """
         dy, dx = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (self.rows, self.cols))
@@ -101,11 +104,11 @@ class TokenGrid:
         return (distance * pairs_y[:, None] * pairs_x).sum().item() / (self.patches * attended)
 
     def border(self) -> Tensor:
-        """(P,) bool, the patches of the outermost rows and columns."""
+        """(P,) bool, True for patches of the outermost rows and columns."""
         outermost = torch.ones(self.rows, self.cols, dtype=torch.bool)
         outermost[1:-1, 1:-1] = False
         return outermost.flatten()
 
     def image_map(self, values: Tensor) -> Tensor:
-        """(…, rows, cols) the values of the patches, from (…, T) values of all tokens."""
+        """(…, rows, cols) values of the patches, from (…, T) values of all tokens."""
         return values[..., self.prefix :].unflatten(-1, (self.rows, self.cols))

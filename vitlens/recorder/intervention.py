@@ -1,7 +1,7 @@
-"""Switch parts of a model off, or put something else in their place, while it runs.
+"""Switch off or replace parts of a model while it runs.
 
-Heads and attention are changed where fused attention is called, which an `Interception` sees. MLPs and the residual
-stream are changed by hooks that only this thread obeys. No module is patched, and afterwards everything is as it was.
+An `Interception` changes heads and attention where fused attention is called. Forward hooks, active in one thread,
+change MLPs and the residual stream. No module is patched, and the model is unchanged afterwards.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
 """
@@ -31,7 +31,7 @@ from vitlens.recorder.supported import (
 )
 
 WORDS = ("zero", "mean")
-AT_ONCE = 64  # reference images in one forward
+REFERENCE_BATCH = 64
 
 
 @contextlib.contextmanager
@@ -44,30 +44,30 @@ def intervene(
     block: Mapping | None = None,
     reference: Tensor | Iterable[Tensor] | None = None,
 ) -> Iterator[None]:
-    """Run a Vision Transformer in this block with some of its parts switched off or replaced.
+    """Switch off or replace parts of a Vision Transformer in this block.
 
-        with vitlens.intervene(model, heads={(0, 3): "mean"}, reference=others):
-            logits = model(images)
+    >>> with torch.no_grad(), vitlens.intervene(model, heads={(11, 0): "zero"}, mlps={3: "mean"}, reference=images):
+    ...     changed = model(images)
 
-    heads: by (layer, head), the replacement for the output of fused attention for this head, A·V, (B, T, K): before the
-    output projection, and before a norm or a gate that some models have in between. An attention pool is the layer
-    "pool". Heads of a parallel block are counted as `capture` counts them.
+    heads: by (layer, head), the replacement for the head's output A·V, (B, T, K), before the output projection and
+    before any norm or gate in between. The layer of an attention pool is "pool". Heads of a parallel block are numbered
+    as in `capture`.
     mlps: by layer or (layer, tokens), the replacement for the output of the MLP, (B, T, D), before LayerScale or a norm
-    that follows; in a parallel block, for the output of each of its MLPs.
+    that follows. In a parallel block, it replaces the output of each MLP.
     residual: by layer or (layer, tokens), the replacement for the tokens after the layer, (B, T, D).
 
-    A replacement is "zero"; "mean", the mean over the reference images at each token position; or a tensor that
-    `expand`s to the shape above, with as many tokens as are named.
+    A replacement is "zero", "mean" (over the reference images, at each token position), or a tensor that expands to the
+    shape above, with as many tokens as are named.
 
-    block: by layer or a tuple of layers, (queries, keys): these queries do not attend to these keys, whose logits
-    become −∞.
-    tokens, queries, keys: a position, a patch (row, column), a list of such, or "all", "prefix" or "patches".
-    reference: images (N, C, height, width), or batches of them, of as many tokens as those that run. The model without
-    any intervention runs them once, before the block, in eval mode.
+    block: by layer or a tuple of layers, (queries, keys): the logits of these queries and keys become −∞, so their
+    attention is 0.
+    tokens, queries, keys: a position, a patch (row, column), a list of these, or "all", "prefix" or "patches".
+    reference: images (N, C, height, width), or batches of them, with as many tokens as the images that run. They run
+    once before the block, in eval mode and without any intervention.
 
-    Interventions may be nested, and the inner one has the last word. A capture, inside or outside, records the
-    attention with its blocked keys, and a head's own output rather than its replacement. Only forwards of this thread
-    are changed. Compiled models run uncompiled meanwhile, in all threads.
+    Interventions nest, and the inner one takes precedence. A capture, inside or outside, records the attention with
+    its blocked keys, and the head's own output rather than its replacement. Only forwards of this thread are changed.
+    In this block compiled models run eagerly, in all threads.
 
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
@@ -75,13 +75,13 @@ def intervene(
     model = unwrap(model)
     modules = attention_modules(model)
     require_capturable(model)
-    wishes = _wishes(model, modules, heads or {}, mlps or {}, residual or {})
+    replacements = _replacements(model, modules, heads or {}, mlps or {}, residual or {})
     blocks = defaultdict(list)
     for layers, pair in (block or {}).items():
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
             blocks[_layer(model, layer)].append(pair)
     with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
-        values = _values(model, modules, wishes, reference)
+        values = _values(model, modules, replacements, reference)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
         with mode.working():
             THREAD.interventions.append(mode)
@@ -98,10 +98,10 @@ def intervene(
 
 
 class Place(NamedTuple):
-    """A part of a model, whose output can be replaced.
+    """A part of a model whose output can be replaced.
 
-    kind: "head", "MLP", "residual stream" or "attention". part: the number of a head, or else tokens. call: index of
-    the MLP in a parallel block.
+    kind: "head", "MLP", "residual stream" or "attention". part: number of the head, or tokens. call: index of the MLP
+    in a parallel block.
     """
 
     kind: str
@@ -115,9 +115,9 @@ class Place(NamedTuple):
 
 
 class Intervention(Interception):
-    """Passes the outputs at some places to `act`, and replaces them by its results, unless these are None.
+    """Calls `act` with the output at each place, and replaces the output by the result, unless that is None.
 
-    blocks: for each layer, pairs of queries and keys.
+    blocks: by layer, pairs of queries and keys.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Intervention(Interception):
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """In this block the places are seen, those of MLPs and of the residual stream by hooks."""
+        """Call `act` in this block, by hooks for MLPs and the residual stream."""
         with contextlib.ExitStack() as stack:
             for kind, layer, call in dict.fromkeys((p.kind, p.layer, p.call) for p in self.places if p.kind != "head"):
                 block = self.family.blocks[layer]
@@ -193,9 +193,9 @@ class Intervention(Interception):
 
 
 def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Tensor) -> dict[Place, Tensor]:
-    """The model's outputs at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
+    """Outputs of the model at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
 
-    No capture and no intervention of this thread sees, or changes, this forward.
+    Captures and interventions of this thread ignore this forward.
     """
     kept: dict[Place, Tensor] = {}
     reader = Intervention(model, modules, places, kept.__setitem__)
@@ -205,7 +205,7 @@ def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Te
 
 
 def positions(tokens: Any, grid: TokenGrid) -> list[int]:
-    """Positions in the sequence of the tokens that `intervene` takes. Raises IndexError outside of the grid."""
+    """Positions in the sequence of tokens as `intervene` takes them. Raises IndexError outside the grid."""
     if isinstance(tokens, str):
         ends = {"all": (0, grid.tokens), "prefix": (0, grid.prefix), "patches": (grid.prefix, grid.tokens)}
         return list(range(*ends[tokens]))
@@ -215,51 +215,53 @@ def positions(tokens: Any, grid: TokenGrid) -> list[int]:
 
 
 def head_places(model: nn.Module, modules: list) -> list[Place]:
-    """All heads of a model, the attention pool's last."""
-    about = family(model)
+    """All heads of a model, those of the attention pool last."""
+    pool = family(model).pool
     counts = {i: sum(head_count(module) for _, module in layer) for i, layer in enumerate(modules)}
-    if about.pool is not None:
-        counts[POOL] = head_count(about.pool.module)
+    if pool is not None:
+        counts[POOL] = head_count(pool.module)
     return [Place("head", layer, head) for layer, count in counts.items() for head in range(count)]
 
 
-def _wishes(model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, residual: Mapping) -> dict[Place, Any]:
+def _replacements(
+    model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, residual: Mapping
+) -> dict[Place, Any]:
     """Replacement for each place."""
-    wishes, there = {}, head_places(model, modules)
-    for (layer, head), wish in heads.items():
+    replacements, existing = {}, head_places(model, modules)
+    for (layer, head), replacement in heads.items():
         place = Place("head", POOL if layer == "pool" else _layer(model, layer), head)
-        if place not in there:
-            raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in there)} heads.")
-        wishes[place] = wish
+        if place not in existing:
+            raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads.")
+        replacements[place] = replacement
     for kind, given in (("MLP", mlps), ("residual stream", residual)):
-        for key, wish in given.items():
+        for key, replacement in given.items():
             layer, tokens = key if isinstance(key, tuple) else (key, "all")
             block = family(model).blocks[_layer(model, layer)]
             calls = len(_mlps(block)) if kind == "MLP" else 1
             if not calls:
-                raise refuse(model, f"the MLP of layer {layer} is no module of its own")
-            wishes |= {Place(kind, layer, tokens, call): wish for call in range(calls)}
-    return wishes
+                raise refuse(model, f"the MLP of layer {layer} is not a separate module")
+            replacements |= {Place(kind, layer, tokens, call): replacement for call in range(calls)}
+    return replacements
 
 
 def _layer(model: nn.Module, layer: int) -> int:
     if layer not in range(count := len(family(model).blocks)):
-        raise IndexError(f"There is no layer {layer!r}: {model_name(model)} has {count} of them, counted from 0.")
+        raise IndexError(f"There is no layer {layer!r}: {model_name(model)} has layers 0 to {count - 1}.")
     return layer
 
 
 def _mlps(block: nn.Module) -> list[nn.Module]:
-    """The last modules of a block's MLPs: several in one of parallel things, its projection in a parallel block."""
+    """Modules that return the outputs of a block's MLPs: one, several parallel ones, or none."""
     if hasattr(block, "ffns"):
-        return [each.mlp for each in block.ffns]
+        return [branch.mlp for branch in block.ffns]
     return [m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None]
 
 
-def _values(model: nn.Module, modules: list, wishes: Mapping[Place, Any], reference) -> dict[Place, Tensor]:
-    """The tensor that replaces each place."""
-    words = {place: wish for place, wish in wishes.items() if isinstance(wish, str)}
+def _values(model: nn.Module, modules: list, replacements: Mapping[Place, Any], reference) -> dict[Place, Tensor]:
+    """The tensor that replaces the output at each place."""
+    words = {place: value for place, value in replacements.items() if isinstance(value, str)}
     means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
-    batches = reference.split(AT_ONCE) if isinstance(reference, Tensor) else reference or ()
+    batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
     for images in batches if means else ():
         require_images(images, model)
         count += len(images)
@@ -267,4 +269,4 @@ def _values(model: nn.Module, modules: list, wishes: Mapping[Place, Any], refere
             means[place] = means[place] + float64(part).sum(0)
     zero = {place: 0.0 for place, word in words.items() if word == "zero"}
     means = {place: total / count for place, total in means.items()}
-    return {place: torch.as_tensor(value) for place, value in {**wishes, **zero, **means}.items()}
+    return {place: torch.as_tensor(value) for place, value in {**replacements, **zero, **means}.items()}

@@ -1,4 +1,4 @@
-"""One layer's attention, from its queries and keys: all of it, some queries, or a block of rows at a time.
+"""One layer's attention, from its queries and keys: all of it, some rows, or a block of rows at a time.
 
 Shapes: B batch, H heads, T tokens, Q queries, K head width.
 """
@@ -18,12 +18,14 @@ from vitlens.recorder.supported import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's attention as the model called it: softmax(q·kᵀ·scale + mask) over the last axis.
+    """One layer's attention as the model computed it: softmax(q·kᵀ·scale + mask) over the last axis.
 
-    name: the module's name. q, k: (B, H, T, K) in the model's own precision; an attention pool has one query per
-    latent instead of T. mask: added to the logits where it is floating point, allowed where it is boolean. v and
-    output, (B, H, T, K), are kept by `capture(model, values=True)` only; gradient, ∂score/∂output, is there after
-    `attn.differentiate(score)`.
+    name: the module's name. q, k: (B, H, T, K) in the model's own precision. An attention pool has one query per latent
+    instead of T. mask: floating point, added to the logits, or boolean, True where attention is allowed. v, output:
+    (B, H, T, K), recorded by `capture(model, values=True)`. gradient: ∂score/∂output after `attn.differentiate(score)`.
+
+    >>> attn[5].weights(queries=0).shape  # of the class token, in all heads
+    torch.Size([2, 3, 1, 197])
     """
 
     name: str
@@ -37,11 +39,11 @@ class Layer:
 
     @property
     def wide(self) -> torch.dtype:
-        """dtype of statistics: the model's own precision, at least float32."""
+        """dtype of statistics: the model's own, at least float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def logits(self, queries: slice | Tensor | Sequence[int] | int | None = None) -> Tensor:
-        """(B, H, Q, T) logits, before the softmax, of all or the given queries, in float32 or wider."""
+        """(B, H, Q, T) logits before the softmax, of all or the given queries, in float32 or wider."""
         rows = self._rows(queries)
         with full_precision(self.q.device):
             logits = (self.q[:, :, rows].to(self.wide) * self.scale) @ self.k.to(self.wide).mT
@@ -51,9 +53,9 @@ class Layer:
         return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
 
     def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
-        """(B, H, Q, T) attention of all or the given queries: rows that sum to 1, in float32 or wider.
+        """(B, H, Q, T) attention of all or the given queries, in float32 or wider. Rows sum to 1.
 
-        Raises MemoryError where that would take more than `limit` GiB, and IndexError for a query that does not exist.
+        Raises MemoryError if it would take more than `limit` GiB, and IndexError for a query that does not exist.
         """
         rows = self._rows(queries)
         count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
@@ -66,16 +68,16 @@ class Layer:
         return self.logits(rows).softmax(-1)
 
     def read(self, row: Tensor, block: int = 256) -> Tensor:
-        """(B, H, T) attention of a weighted sum of queries: Σ_q row_q·A_qk, a block at a time.
+        """(B, H, T) weighted sum of attention rows, Σ_q row_q·A_qk, computed a block of queries at a time.
 
-        row: (T,), or (B, T) where every image has its own, as `TokenGrid.readout`; one-hot gives the row of one token.
-        Raises ValueError for a row of another shape.
+        row: (T,), or (B, T) for a row per image, as `TokenGrid.readout`. One-hot gives the row of one token. Raises
+        ValueError for a row of another shape.
         """
         batch, _, queries, _ = self.q.shape
         if row.shape not in ((queries,), (1, queries), (batch, queries)):
             raise ValueError(
-                f"A row has a weight for each of the {queries} queries of {self.name}, prefix tokens included, shape "
-                f"({queries},) or ({batch}, {queries}), got {tuple(row.shape)}."
+                f"row must have a weight for each of the {queries} queries of {self.name}, prefix tokens included: "
+                f"shape ({queries},) or ({batch}, {queries}), got {tuple(row.shape)}."
             )
         row = row.to(self.k.device).expand(batch, -1)
         chosen = row.any(0).nonzero().squeeze(-1)
@@ -92,23 +94,23 @@ class Layer:
             return self.gradient[:, :, self._rows(queries)].to(self.wide) @ self.v.to(self.wide).mT
 
     def _rows(self, queries) -> slice | Tensor:
-        """A slice or a 1-D tensor of positions; one number keeps the axis. A tensor of booleans is a mask."""
+        """Queries as a slice or a 1-D tensor of positions. One number keeps the axis, and booleans are a mask."""
         if queries is None or isinstance(queries, slice):
             return queries or slice(None)
-        every = torch.arange(self.q.shape[-2])
-        return every[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
+        positions = torch.arange(self.q.shape[-2])
+        return positions[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
 
     def rows(
-        self, block: int = 64, *, reuse: bool = False, wanted: Tensor | None = None
+        self, block: int = 64, *, reuse: bool = False, only: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield the attention a block of queries at a time: (queries, weights (B, H, ≤ block, T)).
 
-        reuse: write every block into the same memory, which is faster, so a block lasts until the next one.
-        wanted: (T,) booleans; blocks without a wanted query are left out.
+        reuse: write every block into the same memory. This is faster, but a block is valid only until the next one.
+        only: (T,) booleans. Blocks without a True query are skipped.
         """
         reuse = reuse and self.mask is None and not self.q.requires_grad
         keys, memory = self.k.to(self.wide).mT, None
-        for queries in self._slices(block, None if wanted is None else wanted.cpu()):
+        for queries in self._slices(block, None if only is None else only.cpu()):
             if not reuse:
                 yield queries, self.logits(queries).softmax(-1)
                 continue
@@ -123,10 +125,10 @@ class Layer:
             logits = self.logits(queries)
             yield queries, logits, logits.softmax(-1)
 
-    def _slices(self, block: int, wanted: Tensor | None = None) -> Iterator[slice]:
+    def _slices(self, block: int, only: Tensor | None = None) -> Iterator[slice]:
         for start in range(0, self.q.shape[-2], block):
             queries = slice(start, min(start + block, self.q.shape[-2]))
-            if wanted is None or wanted[queries].any():
+            if only is None or only[queries].any():
                 yield queries
 
     def images(self, chosen: slice) -> Layer:
@@ -137,13 +139,13 @@ class Layer:
 
 
 def all_heads(keys: Tensor, queries: Tensor) -> Tensor:
-    """Keys for every query head: in grouped-query attention (enable_gqa), a key head serves several."""
+    """Keys repeated for every query head, as grouped-query attention (enable_gqa) shares them."""
     groups = queries.shape[1] // keys.shape[1]
     return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
 
 
 def joined(calls: list[Layer]) -> Layer:
-    """The parallel attentions of one block as one layer, with the heads of all."""
+    """One layer with the heads of all parallel attentions of a block."""
     first = calls[0]
     if len(calls) == 1:
         return first
@@ -155,7 +157,7 @@ def joined(calls: list[Layer]) -> Layer:
 
 
 def layer_number(count: int, layer: int) -> int:
-    """The number, from 0, of a layer among `count`; negative ones count from the end."""
+    """Number, from 0, of a layer among `count`. Negative numbers count from the end."""
     if not -count <= layer < count:
-        raise IndexError(f"The model has {count} layers, numbered from 0 to {count - 1}, but layer {layer} was wanted.")
+        raise IndexError(f"The layer must be from 0 to {count - 1} (the model has {count} layers), got {layer}.")
     return range(count)[layer]

@@ -1,9 +1,9 @@
-"""Record the queries and keys that a model passes to fused attention, while it runs, changing nothing.
+"""Record the queries and keys that a model passes to fused attention, without changing the model or its outputs.
 
-`torch.nn.functional.scaled_dot_product_attention` is watched for the length of a `with` block by a
-`torch.overrides.TorchFunctionMode`, in one thread. No module is patched and attention stays fused. Rotary embeddings,
-query-key norms, grouped queries, attention biases and masks are right for free, because they are already in q, k and
-mask.
+In a `with` block, a `torch.overrides.TorchFunctionMode` intercepts the calls of
+`torch.nn.functional.scaled_dot_product_attention` in one thread. No module is patched and attention stays fused. Rotary
+embeddings, query-key norms, grouped queries, attention biases and masks need no code here, because they are already in
+q, k and mask.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, K head width.
 """
@@ -39,11 +39,11 @@ from vitlens.recorder.supported import (
     within,
 )
 
-POOL = -1  # where the layers are numbered, the number of the attention pool
+POOL = -1  # layer number of the attention pool
 
 
 class _Thread(threading.local):
-    """This thread's interventions, the outermost first, and the only active interception, where there is one."""
+    """The thread's interventions, outermost first, and its only active interception, or None if all are active."""
 
     def __init__(self):
         self.interventions: list[TorchFunctionMode] = []
@@ -55,7 +55,7 @@ THREAD = _Thread()
 
 @contextlib.contextmanager
 def alone(interception: TorchFunctionMode) -> Iterator[None]:
-    """In this block no other interception of this thread sees, or changes, what runs."""
+    """Deactivate all other interceptions of this thread in this block."""
     before, THREAD.alone = THREAD.alone, interception
     try:
         yield
@@ -69,7 +69,7 @@ MULTIHEAD = F.multi_head_attention_forward
 def explicit_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_, scale: float = 1.0
 ) -> Tensor:
-    """(B, H, Q, K) attention as `MULTIHEAD` computes it with need_weights=True: by products, of scaled queries."""
+    """(B, H, Q, K) attention as `MULTIHEAD` computes it with need_weights=True, from scaled queries."""
     if has_torch_function((query, key, value)):
         return handle_torch_function(explicit_attention, (query, key, value), query, key, value, mask, scale=scale)
     return torch.bmm(_weights(query, key, mask), value.flatten(0, 1)).unflatten(0, query.shape[:2])
@@ -78,7 +78,7 @@ def explicit_attention(
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """(B·H, Q, T) softmax of the logits of scaled queries."""
     logits = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(-2, -1))
-    if mask is not None:  # of an intervention
+    if mask is not None:  # an intervention's
         logits = logits.unflatten(0, query.shape[:2]).masked_fill(~mask, -torch.inf).flatten(0, 1)
     return logits.softmax(-1)
 
@@ -89,20 +89,20 @@ def multihead_attention(
     out_weight: Tensor, out_bias: Tensor | None, training: bool = True, key_padding_mask=None,
     need_weights: bool = True, attn_mask=None, average_attn_weights: bool = True, is_causal: bool = False, **separate,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """PyTorch's `multi_head_attention_forward` with attention run by `attend`: `MULTIHEAD`'s arguments after it.
+    """PyTorch's `multi_head_attention_forward` with attention computed by `attend`, the first argument.
 
-    The operations and their order are PyTorch's, so outputs are equal bit for bit. In eval mode without gradients,
-    torch.nn.MultiheadAttention has a fast path too. It is off while a mode watches, and its outputs differ from these
-    by rounding. `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good.
+    The operations and their order are PyTorch's, so outputs are equal bit for bit. PyTorch disables the fast path of
+    `torch.nn.MultiheadAttention` (eval mode, no gradients) inside a mode. Its outputs differ from these by rounding.
+    `torch.backends.mha.set_fastpath_enabled(False)` turns it off for good.
     """
-    refused = (bias_k, bias_v, key_padding_mask, attn_mask)
-    if add_zero_attn or any(part is not None for part in refused) or query.dim() != 3 or key is not value:
+    unsupported = (bias_k, bias_v, key_padding_mask, attn_mask)
+    if add_zero_attn or any(part is not None for part in unsupported) or query.dim() != 3 or key is not value:
         raise UnsupportedModelError("torch.nn.MultiheadAttention is called with a mask, extra keys or without a batch.")
     length, batch, _ = query.shape
     if in_weight is None:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
         matrices = (separate[f"{name}_proj_weight"] for name in "qkv")
-        q, k, v = (F.linear(*each) for each in zip((query, key, value), matrices, biases, strict=True))
+        q, k, v = (F.linear(*inputs) for inputs in zip((query, key, value), matrices, biases, strict=True))
     elif query is key:
         q, k, v = _unpacked(F.linear(query, in_weight, in_bias), 3, width)
     else:
@@ -139,19 +139,20 @@ def tensors_of(values: object) -> list[Tensor]:
 
 @contextlib.contextmanager
 def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterator[None]:
-    """In this block, call `report` with the name of every module of the model, run by this thread, in which autograd's
-    graph is cut: by no_grad, detach or quantized weights. Autograd would return the gradients of another function.
+    """Call `report` with the name of each module in which autograd's graph is cut, by no_grad, detach or quantized
+    weights, so that autograd would return the gradients of another function.
 
-    Its input requires gradients while its output does not, or it is a pre-norm block whose output is not the input plus
-    what attention and MLP add.
+    Only modules of the model that run in this block and thread count. A module cuts the graph if its input requires
+    gradients and its output does not, or if it is a pre-norm block whose output is not its input plus the outputs of
+    attention and MLP.
     """
     names, thread = {module: name for name, module in model.named_modules()}, threading.get_ident()
     inner = within(model)
-    about = family(inner) if known(inner) else None
-    pre_norm = about is not None and not isinstance(about, Registered) and about.stream_problem is None
-    residual = {id(block) for block in about.blocks} if pre_norm else set()
+    adapter = family(inner) if known(inner) else None
+    pre_norm = adapter is not None and not isinstance(adapter, Registered) and adapter.stream_problem is None
+    residual = {id(block) for block in adapter.blocks} if pre_norm else set()
 
-    def look(module: nn.Module, args: tuple, output: object) -> None:
+    def check(module: nn.Module, args: tuple, output: object) -> None:
         if threading.get_ident() != thread or module not in names:
             return
         with torch._C.DisableTorchFunction():
@@ -161,12 +162,12 @@ def watching_graph(model: nn.Module, report: Callable[[str], object]) -> Iterato
             if given and (lost or id(module) in residual and not _adds_to(given[0], outputs[0])):
                 report(names[module] or type(module).__name__)
 
-    with nn.modules.module.register_module_forward_hook(look):
+    with nn.modules.module.register_module_forward_hook(check):
         yield
 
 
 def _adds_to(tokens: Tensor, output: Tensor) -> bool:
-    """True if the output is the tokens plus something in autograd's graph, and nothing that is added is a constant."""
+    """True if the output is the tokens plus terms that are all in autograd's graph."""
     start, nodes, complete = torch.autograd.graph.get_gradient_edge(tokens).node, [output.grad_fn], False
     while nodes:
         node = nodes.pop()
@@ -179,19 +180,19 @@ def _adds_to(tokens: Tensor, output: Tensor) -> bool:
 
 
 class Interception(TorchFunctionMode):
-    """Sees every torch function: the parameters used last give the layer, and the embedding's input is the image.
+    """Intercepts every torch function: the last used parameters identify the layer, the embedding's input the image.
 
     A subclass's `attend` takes a call of fused attention, (layer, call, name), the function and its arguments, and
-    returns what goes on into the model.
+    returns the output that the model gets.
     """
 
     def __init__(self, model: nn.Module, modules: list):
         super().__init__()
         self.model, self.family = model, family(model)
         self.grid: TokenGrid | None = None
-        self.layer: tuple[int, int, str] | None = None  # whose parameters were used last: (layer, call, name)
-        self.parameters = {id(p): p for p in model.parameters()}  # held, or the ids of freed ones would be others' soon
-        self.owner = dict.fromkeys(self.parameters)  # None: not an attention's
+        self.layer: tuple[int, int, str] | None = None  # (layer, call, name) of the last used parameters
+        self.parameters = {id(p): p for p in model.parameters()}  # kept, because ids of freed tensors are reused
+        self.owner = dict.fromkeys(self.parameters)  # None: outside attention
         self.owner |= {
             id(p): (i, j, name)
             for i, layer in enumerate(modules)
@@ -207,7 +208,7 @@ class Interception(TorchFunctionMode):
         self.channels = channels(model)
         self.image: Tensor | None = None
         self.padded: dict[int, tuple[Tensor, Tensor]] = {}
-        self.begun = False  # the first layer was seen: from now on the grid stays
+        self.begun = False  # True from the first layer on, when the grid is fixed
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -218,20 +219,20 @@ class Interception(TorchFunctionMode):
         tensors = tensors_of([*args, *kwargs.values()])
         for tensor in tensors:
             if type(tensor) is not Tensor and isinstance(tensor, nn.Parameter):
-                self.layer = self.owner.get(id(tensor))  # one of another model, which runs in between, ends the layer
+                self.layer = self.owner.get(id(tensor))  # None for one of another model
         if not self.begun:
             with torch._C.DisableTorchFunction():
-                self._look_for_image(tensors, args[0] if args else None)
+                self._find_image(tensors, args[0] if args else None)
         if func is MULTIHEAD and self.layer is not None:
             return multihead_attention(self._attention, *args, **kwargs)
         result = func(*args, **kwargs)
         if func is F.pad and self.pads and not self.begun:
-            self.padded[id(result)] = (args[0], result)  # held, so that no other tensor takes its id
+            self.padded[id(result)] = (args[0], result)  # kept, so that its id stays unique
         return result
 
-    def _look_for_image(self, tensors: list[Tensor], subject) -> None:
-        """The image is the last (B, C, H, W) activation acted upon, before the embedding's own padding, when the
-        embedding's parameters meet activations."""
+    def _find_image(self, tensors: list[Tensor], subject) -> None:
+        """Set the image: the last (B, C, H, W) activation, before the embedding's own padding, that a function took
+        before the embedding's parameters were used."""
         subject, _ = self.padded.get(id(subject), (subject, None))
         activation = isinstance(subject, Tensor) and not isinstance(subject, nn.Parameter)
         if activation and subject.dim() == 4 and subject.shape[1] == self.channels:
@@ -242,16 +243,16 @@ class Interception(TorchFunctionMode):
 
     def _attention(self, func, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
         where, self.layer = self.layer, None
-        if where is None:  # somebody else's attention, or one that this interception, entered twice, handles above
+        if where is None:  # another model's, or handled above by this interception, entered twice
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
-        with torch._C.DisableTorchFunction():  # what is looked at here is no call of the model, for outer modes to see
+        with torch._C.DisableTorchFunction():  # outer modes must not see these calls
             self.check(*where[:2], query, key, attn_mask, dropout_p, is_causal)
         self.image = None
         self.padded.clear()
         return self.attend(where, func, query, key, value, attn_mask, **kwargs)
 
     def check(self, index: int, call: int, query, key, mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
-        """Raise UnsupportedModelError if a call is not one whose map can be shown."""
+        """Raise UnsupportedModelError unless the call attends over all tokens of one image, without randomness."""
         grid, where, keys = self.grid, "attention pool" if index == POOL else f"layer {index}", key.shape[-2]
         if grid is not None and index == POOL:
             fits = keys in (grid.tokens, grid.patches)
@@ -287,8 +288,8 @@ def hides_all(mask: Tensor) -> bool:
 class Attention(Sequence):
     """The layers of one forward, first to last, the `grid` of its tokens, and the `pool` if it pools by attention.
 
-    gated: attention outputs pass a learned gate afterwards, which the maps do not include. cuts: modules and layers in
-    which the forward left autograd's graph, which `differentiate` refuses.
+    gated: attention outputs pass a learned gate afterwards, which the maps leave out. cuts: modules and layers that cut
+    autograd's graph, so that `differentiate` raises.
     """
 
     def __init__(self, model: nn.Module, modules: list[list[tuple[str, nn.Module]]]):
@@ -302,7 +303,7 @@ class Attention(Sequence):
 
     @property
     def complete(self) -> bool:
-        """True once every block's attention has been seen."""
+        """True once the attention of every block is recorded."""
         return all(call is not None for calls in self._calls for call in calls)
 
     def __len__(self) -> int:
@@ -311,7 +312,7 @@ class Attention(Sequence):
     def __getitem__(self, index):
         if not self.complete:
             raise RuntimeError(
-                f"Nothing to show yet: no forward of {self.model_name} was completed inside the `with` block."
+                f"Nothing is recorded: no forward of {self.model_name} was completed inside the `with` block."
             )
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -320,14 +321,14 @@ class Attention(Sequence):
     def differentiate(
         self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
     ) -> list[Tensor]:
-        """Set the `gradient`, ∂score/∂output, of every layer and of an attention pool. No `.grad` is touched.
+        """Set the `gradient`, ∂score/∂output, of every layer and of an attention pool. `.grad` stays unchanged.
 
         score: one number computed from the output of the forward that `capture(model, gradients=True)` recorded, such
-        as `logits[:, 3].sum()`; or one number for each layer. also: other tensors of the graph, whose gradients of the
-        last number are returned. keep_graph: keep the graph for another score of a `twin`; by default it is freed, so
-        this can be done once. Raises ValueError for a layer whose gradient is missing or all zero,
-        UnsupportedModelError for a forward that left autograd's graph on the way, and RuntimeError for a score that
-        autograd cannot trace back to the attention.
+        as `logits[:, 3].sum()`, or one number for each layer. also: other tensors of the graph, whose gradients of the
+        last number are returned. keep_graph: keep the graph for another score of a `twin`. By default it is freed, so
+        `differentiate` works once. Raises ValueError for a layer whose gradient is missing or all zero,
+        UnsupportedModelError for a forward that cut autograd's graph, and RuntimeError for a score that autograd cannot
+        trace back to the attention.
         """
         if not (self.complete and getattr(self[-1].output, "requires_grad", False)):
             raise RuntimeError(
@@ -355,12 +356,12 @@ class Attention(Sequence):
         return list(left)
 
     def reached(self) -> Tensor:
-        """(L, B) False where a layer's gradient is all zero for an image. Layers with heads off count as reached."""
+        """(L, B) booleans, False where a layer's gradient is all zero for an image and no head of it was replaced."""
         pairs = [(number in self._replaced, layer.gradient) for number, layer in enumerate(self)]
         return torch.stack([gradient.flatten(1).any(1) | replaced for replaced, gradient in pairs])
 
     def twin(self) -> Attention:
-        """The same layers once more, to be differentiated by another score."""
+        """Copy of the layers, to be differentiated by another score."""
         other = copy.copy(self)
         other._calls = [list(calls) for calls in self._calls]
         return other
@@ -371,7 +372,7 @@ class Attention(Sequence):
 
 
 def cut_graph(model: str, where: str) -> str:
-    """Message for a forward that left autograd's graph in a module or layer."""
+    """Message for a module or layer that cuts autograd's graph."""
     return (
         f"Autograd's graph of {model} is cut in {where} (no_grad, detach or quantized weights), so gradients would be "
         "those of another function. Use a method without gradients, such as occlusion."
@@ -391,16 +392,17 @@ def no_gradient(model: str, score: str, layer: int) -> str:
 def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) -> Iterator[Attention]:
     """Record the attention of one forward of a Vision Transformer.
 
-        with capture(model) as attn:
-            logits = model(images)          # bit for bit what it is without
-        attn[0].weights()                   # (B, H, T, T)
+    >>> with torch.no_grad(), vitlens.capture(model) as attn:
+    ...     logits = model(images)  # equal to those without a capture, bit for bit
+    >>> attn[0].weights().shape  # (B, H, T, T)
+    torch.Size([2, 3, 197, 197])
 
-    values: keep v and the fused output of every layer too. gradients: keep them, the outputs as part of autograd's
-    graph, for `attn.differentiate(score)`; in a frozen model the graph begins at the first of the outputs. Raises
-    UnsupportedModelError for a model or a call that cannot be shown truthfully (`recorder.supported`), and for a second
-    forward in the same block. Compiled models run uncompiled meanwhile, in all threads. Works in several threads at
-    once, each with its own block. Memory is linear in the tokens, except for dense attention biases (BEiT, relative
-    positions), which are as large as the maps and are kept too.
+    values: also keep v and the fused output of every layer. gradients: keep them with the outputs in autograd's graph,
+    for `attn.differentiate(score)`. In a frozen model the graph begins at the first of these outputs. Raises
+    UnsupportedModelError for a model or call whose attention cannot be shown exactly, and for a second forward in the
+    same block. In this block compiled models run eagerly, in all threads. Several threads may each have their own
+    block. Memory grows linearly with the tokens, except for dense attention biases (BEiT, relative positions), which
+    are as large as the maps.
     """
     model = unwrap(model)
     modules = attention_modules(model)
@@ -413,18 +415,18 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     ):
         for hook in family(model).forward_checks():
             above.callback(hook.remove)
-        for intervention in THREAD.interventions:  # above the recorder: it sees their masks, and not their outputs
+        for intervention in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
             above.enter_context(intervention)
         if gradients:
             above.enter_context(watching_graph(model, attn.cuts.append))
         yield attn
     if not attn.complete:
-        other = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
-        raise refuse(model, replaced_forward(model, modules) or other)
+        reason = "it was not run to its last block inside the `with` block, in its thread and with its own parameters"
+        raise refuse(model, replaced_forward(model, modules) or reason)
 
 
 def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]]) -> str | None:
-    """Message for attention, or a block, whose `forward` is not that of its class, or None."""
+    """Message for an attention module or a block whose `forward` is not its class's, or None."""
     blocks = [(f"block {number}", block) for number, block in enumerate(family(model).blocks)]
     for name, module in [*(pair for layer in modules for pair in layer), *blocks]:
         forward = getattr(module.forward, "__func__", module.forward)
@@ -438,15 +440,15 @@ def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]
 
 
 class _Recorder(Interception):
-    """Keeps the layers of one forward in `attn`."""
+    """Stores the layers of one forward in `attn`."""
 
     def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
 
     def check(self, index: int, call: int, *arguments) -> None:
-        seen = self.attn.pool if index == POOL else self.attn._calls[index][call]
-        if seen is not None:
+        recorded = self.attn.pool if index == POOL else self.attn._calls[index][call]
+        if recorded is not None:
             raise UnsupportedModelError(
                 f"One capture holds one forward, but {self.attn.model_name} ran a second time inside the same `with` "
                 "block. Open a new `with capture(model)` for each forward, or pass all images in one batch."
@@ -463,7 +465,7 @@ class _Recorder(Interception):
             output.requires_grad_()  # the graph of a frozen model begins at its first layer
         if any(place[:2] == ("head", index) for mode in THREAD.interventions for place in mode.places):
             self.attn._replaced.add(index)
-        own = torch.Tensor.detach if self.gradients else _own  # autograd holds q, k and v anyway
+        own = torch.Tensor.detach if self.gradients else _own  # autograd keeps q, k and v anyway
         scale = query.shape[-1] ** -0.5 if kwargs.get("scale") is None else float(kwargs["scale"])
         with torch._C.DisableTorchFunction():
             layer = Layer(
@@ -483,7 +485,7 @@ class _Recorder(Interception):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Detached, and copied if it is a view of something larger: q is a third of a fused qkv, which would stay alive."""
+    """The tensor, detached. A view is copied, because it would keep a larger tensor, such as a fused qkv, in memory."""
     tensor = tensor.detach()
     if tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size():
         return tensor

@@ -1,8 +1,8 @@
-"""Models that are accepted. Refusal is the default: a plausible but wrong image is worse than none.
+"""Supported models. Refusal is the default, because a plausible but wrong image is worse than an error.
 
-A model is accepted if its class is a known one and every block holds attention modules of a known kind: a softmax over
-all tokens of one whole image. The calls that the model then makes are checked by the capture. Each library has its file
-here, with an adapter that fills in the `Family` protocol. The rest of vitlens uses `family(model)`.
+A model is supported if its class is known and every block holds attention modules of a known class: a softmax over all
+tokens of one whole image. The capture checks the calls that the model makes. Each library has a file here, with an
+adapter that implements `Family`. The rest of vitlens uses `family(model)`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch.utils.hooks import RemovableHandle
 from vitlens.recorder.grid import TokenGrid
 
 LIBRARIES = ("timm", "transformers", "open_clip", "torchvision")
-"""Libraries with a module here, which has the full names of its classes in `MODELS`, and their `adapter`."""
+"""Libraries with a module here, which has the full names of the classes in `MODELS`, and their `adapter`."""
 
 NORMS = r"norm[12]|ln_[12]|layer_norm[12]|layernorm_(before|after)|in_norm|(attns|ffns)\.\d+\.norm"
-"""Modules of a block, by name, that normalize the tokens for attention and MLP."""
+"""Pattern of names: the modules of a block that normalize the input of attention and MLP."""
 MLPS = r"mlp|mlp_drop|ffns\.\d+\.mlp"
-"""Modules of a block, by name, whose output is added besides that of attention, as it is or after a linear layer."""
+"""Pattern of names: the MLPs of a block, whose outputs are added to the residual stream."""
 
 HARMLESS = {
     "__init__", "init_weights", "_init_weights", "fix_init_weight", "no_weight_decay", "group_matcher",
     "load_pretrained", "get_classifier", "reset_classifier", "set_grad_checkpointing",
 }  # fmt: skip
-"""Methods of timm's models that do not change the forward."""
+"""Methods of timm's models without an effect on the forward."""
 
 
 class UnsupportedModelError(ValueError):
@@ -42,10 +42,10 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Pool:
-    """Attention after the last layer that sums the tokens up.
+    """Attention pool after the last layer.
 
-    module: the attention with the norm and MLP that follow it. queries: those whose attention is averaged for the
-    read-out; None where there is no single row. norm: runs right before, for a pool without parameters.
+    module: the attention with the norm and MLP that follow it. queries: the queries whose mean attention is the
+    read-out, or None without a single row. norm: the norm before a pool without parameters.
     """
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Pool:
 
 
 class Family(ABC):
-    """One model, seen as a Vision Transformer. B batch, T tokens, D width, C channels, sizes (height, width)."""
+    """Adapter of one model. Shapes: B batch, T tokens, D width, C channels, sizes (height, width)."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -65,22 +65,22 @@ class Family(ABC):
 
     @property
     def capture_problem(self) -> str | None:
-        """Reason why a capture would miss or randomize the attention in the model's present mode and settings, or None.
-        Dropout is checked by `require_capturable`."""
+        """Reason why the attention cannot be captured in the model's mode and settings, or None. `require_capturable`
+        checks dropout."""
         return None
 
     def forward_checks(self) -> list[RemovableHandle]:
-        """Hooks that raise UnsupportedModelError in a forward that cannot be shown."""
+        """Hooks that raise UnsupportedModelError in a forward whose attention cannot be shown."""
         return []
 
     @property
     @abstractmethod
     def blocks(self) -> Sequence[nn.Module]:
-        """The layers: each takes the tokens (B, T, D) and returns them."""
+        """The layers, from tokens (B, T, D) to tokens (B, T, D)."""
 
     @property
     def stream_problem(self) -> str | None:
-        """Reason why the additions of attention and MLPs are inseparable (blocks that are not pre-norm), or None."""
+        """Reason why the outputs of attention and MLPs are inseparable (blocks that are not pre-norm), or None."""
         for number, block in enumerate(self.blocks):
             names = [name for name, _ in block.named_modules()]
             if not all(any(re.fullmatch(parts, name) for name in names) for parts in (NORMS, MLPS)):
@@ -89,7 +89,7 @@ class Family(ABC):
 
     @property
     def pool(self) -> Pool | None:
-        """The attention pool, if there is one."""
+        """The attention pool, or None."""
         return None
 
     @property
@@ -104,12 +104,12 @@ class Family(ABC):
 
     @abstractmethod
     def grid(self, image: tuple[int, int]) -> TokenGrid:
-        """The tokens of an image of this size, and the read-out. Raises ValueError for a size that the model does not
-        take. The read-out of an attention pool depends on the image: it is None here, and a capture fills it in."""
+        """The token grid of an image of this size, with the read-out. Raises ValueError for a size that the model does
+        not take. The read-out of an attention pool depends on the image: None here, and set by a capture."""
 
     @property
     def built_size(self) -> tuple[int, int] | None:
-        """Image size that the model was built for, or None if it has no size of its own."""
+        """Image size that the model was built for, or None for any."""
         return None
 
     @property
@@ -121,17 +121,17 @@ class Family(ABC):
     @property
     @abstractmethod
     def classes(self) -> int | None:
-        """Number of classes; 0 for a model whose output is features, None where it is unknown."""
+        """Number of classes, 0 for a model whose output is features, or None if unknown."""
 
     def run(self, images: Tensor) -> Tensor:
-        """(B, classes) logits, or (B, D) features of a model without classes. Other outputs are left out."""
+        """(B, classes) logits, or (B, D) features of a model without classes, without other outputs."""
         return self.model(images)
 
     @abstractmethod
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
-        """Output of `run`, had the last layer returned these tokens (B, T, D).
+        """Output of `run` for these tokens (B, T, D) of the last layer.
 
-        pre_logits: the (B, D) input of the classifier instead; the same where there is none.
+        pre_logits: return the (B, D) input of the classifier instead, or the same without a classifier.
         """
 
     @abstractmethod
@@ -140,13 +140,13 @@ class Family(ABC):
 
 
 class PlainPatches(Family):
-    """A model whose patches are cut out from the top left. What is left at the bottom and at the right is not seen.
+    """Adapter of a model whose patches begin at the top left. Margins at the bottom and right belong to no patch.
 
     paths: names of the list of blocks in the model, of the attention in a block, and of the embedding in the model.
     attends: the beginning of the full name of the attention's class. patch: (height, width) in pixels. only: True for a
-    model that takes images of the size it was built for. read: the tokens whose mean the head reads, or None. table:
-    learned position embeddings (…, T, D), the patches' last, or None. usual: preprocessing of most of the published
-    weights, taken for a model without its own.
+    model that takes only the image size it was built for. read: the tokens whose mean the head reads, or None. table:
+    learned position embeddings (…, T, D), those of the patches last, or None. usual: preprocessing of most published
+    weights, the default for a model that declares none.
     """
 
     paths: tuple[str, str, str]
@@ -162,10 +162,10 @@ class PlainPatches(Family):
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         layers, (path, name, _) = [], self.paths
         for number, block in enumerate(self.blocks):
-            where, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
+            full, module = f"{path}.{number}.{name}", dict(block.named_modules()).get(name)
             if module is None or not qualified_name(module).startswith(self.attends):
-                raise refuse(self.model, f"{where} is {qualified_name(module)}, which vitlens does not know")
-            layers.append([(where, module)])
+                raise refuse(self.model, f"{full} is {qualified_name(module)}, which vitlens does not support")
+            layers.append([(full, module)])
         return layers
 
     @property
@@ -187,7 +187,7 @@ class PlainPatches(Family):
 
     @property
     def preprocessing(self) -> dict:
-        """From `pretrained_cfg`, else the usual one."""
+        """From `pretrained_cfg`, else `usual`."""
         config = {"input_size": (3, *self.built_size), "interpolation": "bicubic", "crop_pct": 1.0,
                   "crop_mode": "center"} | self.usual  # fmt: skip
         own = getattr(self.model, "pretrained_cfg", None) or {}
@@ -201,7 +201,7 @@ class PlainPatches(Family):
 
 
 def mean_of(grid: TokenGrid, tokens: slice) -> Tensor:
-    """(T,) read-out that is the mean of some tokens."""
+    """(T,) read-out of a head that reads the mean of some tokens."""
     row = torch.zeros(grid.tokens, dtype=torch.float32, device="cpu")
     row[tokens] = 1.0 / len(row[tokens])
     return row
@@ -212,7 +212,7 @@ READOUTS = {
     "patches": lambda prefix: slice(prefix, None),
     "tokens": lambda prefix: slice(None),
 }
-"""Tokens whose mean the head of a registered model reads, by the number of prefix tokens."""
+"""Functions from the number of prefix tokens to the tokens whose mean the head of a registered model reads."""
 
 
 class Registered(PlainPatches):
@@ -227,7 +227,7 @@ class Registered(PlainPatches):
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         if self.logits is None or pre_logits:
             raise ValueError(
-                f"The head of {type(self.model).__name__} is unknown. Give `register_model` a function as head=, from "
+                f"The head of {type(self.model).__name__} is unknown. Pass `register_model` a function as head=, from "
                 "the model and the tokens (B, T, D) of its last layer to the logits."
             )
         return type(self).logits(self.model, tokens)
@@ -247,21 +247,20 @@ def register_model(
     std: Sequence[float] = (0.5, 0.5, 0.5),
     head: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> None:
-    """Let vitlens look into a Vision Transformer that you wrote: captures, statistics and maps then take its models.
+    """Register the class of a Vision Transformer that you wrote, so that captures, statistics and maps support it.
 
-        vitlens.register_model(
-            MyViT, blocks="blocks", attention="attn", embedding="patch_embed", patch=16, size=224, readout="patches"
-        )
+    >>> class MyViT(torch.nn.Module): ...
+    >>> vitlens.register_model(MyViT, blocks="blocks", attention="attn", embedding="patch_embed", patch=16, size=224)
 
-    Its attention must call `torch.nn.functional.scaled_dot_product_attention`, once in each block, on all tokens, and
-    its forward takes images (B, C, height, width) and returns logits (B, classes).
+    Its attention must call `torch.nn.functional.scaled_dot_product_attention`, once in each block, on all tokens. Its
+    forward must take images (B, C, height, width) and return logits (B, classes).
 
     kind: the class. blocks: path of the list of blocks in the model. attention: path of the attention module in a
     block. embedding: path of the module that turns pixels into tokens. patch: side or (height, width) of a patch.
     size: side or (height, width) of the images that the model was built for. prefix: names of the tokens before the
-    patches. readout: the tokens whose mean the head reads, "class token", "patches" or "tokens" (all); None where it
-    reads no such mean, and then `rollout` and `relevance` need a query. mean, std: of the input's normalization; their
-    length is the number of channels. head: logits from (model, tokens of the last layer), for `legrad` and the lens.
+    patches. readout: the tokens whose mean the head reads, "class token", "patches" or "tokens" (all). With None,
+    `rollout` and `relevance` need a query. mean, std: of the input's normalization, one number per channel. head:
+    logits from (model, tokens of the last layer), for `legrad` and the lens.
     """
     pair = lambda sides: (sides, sides) if isinstance(sides, int) else tuple(sides)  # noqa: E731
     settings = dict(
@@ -273,7 +272,7 @@ def register_model(
 
 
 FAMILIES: dict[str, Callable[[nn.Module], Family]] = {}
-"""Adapters of classes by full name, besides those of `LIBRARIES`."""
+"""Adapters of registered classes, by full name."""
 
 
 def _library(name: str):
@@ -288,11 +287,11 @@ def _adapter(kind: type) -> Callable[[nn.Module], Family] | None:
 
 
 def extended(model: nn.Module) -> tuple[type | None, list[str]]:
-    """The model's class, or the timm class that it extends, if known, and the methods that it overrides."""
+    """The known class that a model has or extends, or None, and the methods that it overrides."""
     kinds = type(model).__mro__
     for number, kind in enumerate(kinds):
         if _adapter(kind) and (number == 0 or kind.__module__.startswith(("timm.", "vitlens."))):
-            own = {method for each in kinds[:number] for method, value in vars(each).items() if callable(value)}
+            own = {name for subclass in kinds[:number] for name, value in vars(subclass).items() if callable(value)}
             if not own:
                 return kind, []
             forward = {*dir(kind)} - {*dir(nn.Module)} | {"forward", "__call__"}
@@ -301,7 +300,7 @@ def extended(model: nn.Module) -> tuple[type | None, list[str]]:
 
 
 def known(model: nn.Module) -> bool:
-    """True if the model's class is a known one, or extends one of timm without changing its forward."""
+    """True if the model's class is known, or extends a class of timm without changing its forward."""
     kind, overridden = extended(model)
     return kind is not None and not overridden
 
@@ -313,7 +312,7 @@ def family(model: nn.Module) -> Family:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's, DataParallel's or DistributedDataParallel's wrapper."""
+    """The model inside a wrapper of torch.compile, DataParallel or DistributedDataParallel."""
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -321,8 +320,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def found_in(model: nn.Module) -> dict[str, nn.Module]:
-    """The known Vision Transformers inside a model, or the model itself, by name ("" for itself)."""
+def transformers_in(model: nn.Module) -> dict[str, nn.Module]:
+    """Known Vision Transformers inside a model, by name. The model itself has the name ""."""
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if known(module) and not any(outer == "" or name.startswith(f"{outer}.") for outer in inner):
@@ -331,15 +330,15 @@ def found_in(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def within(model: nn.Module) -> nn.Module:
-    """The only Vision Transformer inside a model, or the model itself if there is none or more than one."""
-    inner = list(found_in(model := unwrap(model)).values())
+    """The only Vision Transformer inside a model. With zero or several, the model itself."""
+    inner = list(transformers_in(model := unwrap(model)).values())
     return inner[0] if len(inner) == 1 else model
 
 
 def transformer(model: nn.Module) -> nn.Module:
-    """The Vision Transformer to look into: the model itself, or the only one inside a wrapper.
+    """The Vision Transformer to analyze: the model itself, or the only one inside it.
 
-    Raises UnsupportedModelError if there is none, or more than one.
+    Raises UnsupportedModelError if it contains zero or several.
     """
     if not known(inner := within(model)):
         raise refuse(model, _why_not(model))
@@ -353,13 +352,13 @@ def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     layers = family(model).attention()
     modules = [id(module) for layer in layers for _, module in layer]
     if len(set(modules)) < len(modules):
-        raise refuse(model, "its layers share one attention module, so its calls cannot be told apart")
+        raise refuse(model, "its layers share one attention module, so its calls cannot be assigned to layers")
     return layers
 
 
 def require_capturable(model: nn.Module) -> None:
-    """Raise UnsupportedModelError if attention would be missed in the model's settings, or is random in its mode:
-    dropout, stochastic depth or patch dropout is active."""
+    """Raise UnsupportedModelError if the model's settings hide its attention, or its mode makes it random: dropout,
+    stochastic depth or patch dropout is active."""
     if reason := family(model).capture_problem:
         raise refuse(model, reason)
     for name, module in model.named_modules():
@@ -367,8 +366,8 @@ def require_capturable(model: nn.Module) -> None:
             continue
         rate = next((getattr(module, a) for a in ("p", "drop_prob", "prob") if hasattr(module, a)), 0)
         if rate and rate > 0:
-            what = f"{name} ({type(module).__name__}, {rate:g})"
-            raise refuse(model, f"in training mode {what} drops parts of it at random; call model.eval() first")
+            layer = f"{name} ({type(module).__name__}, {rate:g})"
+            raise refuse(model, f"in training mode {layer} drops parts of it at random; call model.eval() first")
 
 
 def _why_not(model: nn.Module) -> str:
@@ -376,14 +375,14 @@ def _why_not(model: nn.Module) -> str:
     timm = _library("timm")
     if (reason := timm.REASONS.get(type(model).__name__)) is not None:
         return reason
-    inner = list(found_in(model))
+    inner = list(transformers_in(model))
     if not inner and any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
-        return "it attends in torch.nn.MultiheadAttention, but its class is not one whose tokens vitlens knows"
+        return "it uses torch.nn.MultiheadAttention, and its class is not supported, so its tokens are unknown"
     if len(inner) == 1:
         return f"it wraps a Vision Transformer; capture that one instead (`model.get_submodule({inner[0]!r})`)"
     if inner:
         named = ", ".join(map(repr, inner))
-        return f"it holds {len(inner)} Vision Transformers ({named}); take the one that is run when the model is"
+        return f"it contains {len(inner)} Vision Transformers ({named}); pass the one that the forward runs"
     kind, overridden = extended(model)
     register = f"register it by `vitlens.register_model({type(model).__name__}, …)`"
     if kind is not None:
@@ -398,14 +397,14 @@ def _why_not(model: nn.Module) -> str:
 
 
 def refuse(model: nn.Module, reason: str) -> UnsupportedModelError:
-    """The error to raise for a model and a reason."""
+    """Error for a model that is refused for a reason."""
     return UnsupportedModelError(f"vitlens cannot show the attention of {model_name(model)}: {reason}.")
 
 
 def require_size(
     model: nn.Module, image: tuple[int, int], *, only: tuple[int, int] | None = None, patch: tuple[int, int] = (1, 1)
 ) -> None:
-    """Raise ValueError unless the image has the `only` (height, width) that the model takes, and whole patches."""
+    """Raise ValueError unless the image has the `only` (height, width), and patches divide it."""
     got, built, sides = (" × ".join(map(str, size or ())) for size in (image, only, patch))
     refused = f"{model_name(model)} does not take this size"
     if only is not None and tuple(image) != tuple(only):
@@ -415,12 +414,12 @@ def require_size(
 
 
 def gated(modules: list[list[tuple[str, nn.Module]]]) -> bool:
-    """True if outputs of `attention_modules` pass a learned gate, as in Eva and NaFlex, which no map includes."""
+    """True if attention outputs pass a learned gate, as in Eva and NaFlex, which the maps leave out."""
     return any(getattr(module, "gate", None) is not None for layer in modules for _, module in layer)
 
 
 def head_count(attention: nn.Module) -> int:
-    """H of an attention module, or of an attention pool."""
+    """Number of heads of an attention module or pool."""
     for module in attention.modules():
         if count := getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None):
             return count
@@ -428,26 +427,26 @@ def head_count(attention: nn.Module) -> int:
 
 
 def token_grid(model: nn.Module, image: tuple[int, int]) -> TokenGrid:
-    """The `TokenGrid` of a supported model for an input of (height, width) pixels: `Family.grid`."""
+    """The `TokenGrid` of a supported model for an input of (height, width) pixels."""
     return family(model).grid(image)
 
 
 def pooled(model: nn.Module, images: Tensor) -> Tensor:
     """(B, D) features: the input of the classifier, or the output of a model without one."""
-    about = family(model)
-    if type(about) is _library("timm").Timm:
+    adapter = family(model)
+    if type(adapter) is _library("timm").Timm:
         return model.forward_head(model.forward_features(images), pre_logits=True)
-    if about.classes == 0:
-        return about.run(images)
+    if adapter.classes == 0:
+        return adapter.run(images)
     tokens, thread = [], threading.get_ident()
 
     def keep(_, args: tuple, output: Tensor) -> None:
         if threading.get_ident() == thread:
             tokens.append(output)
 
-    with about.blocks[-1].register_forward_hook(keep):
-        about.run(images)
-    return about.head(tokens[-1], pre_logits=True)
+    with adapter.blocks[-1].register_forward_hook(keep):
+        adapter.run(images)
+    return adapter.head(tokens[-1], pre_logits=True)
 
 
 def qualified_name(thing: object) -> str:
@@ -456,7 +455,7 @@ def qualified_name(thing: object) -> str:
 
 
 def short_name(model: nn.Module) -> str:
-    """Architecture of a model by its configuration, or where its weights came from (transformers), or its class."""
+    """Architecture of a model by its configuration, else the name of its weights (transformers), else its class."""
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     origin = getattr(getattr(model, "config", None), "name_or_path", None)
     return architecture or (Path(origin).name if isinstance(origin, str) and origin else type(model).__name__)
@@ -469,8 +468,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def architecture(model: nn.Module) -> str:
-    """Architecture of a model for figures, with the sizes that differ from those in its name:
-    "vit_tiny_patch16_224, patch 8"."""
+    """Architecture of a model for figures, with sizes that differ from its name: "vit_tiny_patch16_224, patch 8"."""
     model = family(model).model
     name, embed = short_name(model), getattr(model, "patch_embed", None)
     sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
@@ -483,12 +481,12 @@ def architecture(model: nn.Module) -> str:
 
 
 def states_preprocessing(model: nn.Module) -> bool:
-    """False for a model whose preprocessing is a guess: timm's, or an unknown one, without a `pretrained_cfg`."""
+    """False if the preprocessing is a guess: for timm's and unknown models without a `pretrained_cfg`."""
     return hasattr(model, "pretrained_cfg") or type(family(model)) is not _library("timm").Timm
 
 
 def label_names(model: nn.Module) -> list[str] | None:
-    """Names of the classes, where the model has them. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
+    """Names of the classes, or None. transformers numbers classes without names: LABEL_0, LABEL_1 …"""
     names = getattr(model, "label_names", None)
     numbered = getattr(getattr(model, "config", None), "id2label", None) or {}
     if names is not None or not known(model) or set(numbered) != set(range(len(numbered))):
@@ -498,12 +496,12 @@ def label_names(model: nn.Module) -> list[str] | None:
 
 
 def embeds_texts(model: nn.Module) -> bool:
-    """True if the model has a text tower, whose embeddings lie in the space of `pooled`."""
+    """True if the model has a text tower with embeddings in the space of `pooled`."""
     return hasattr(model, "get_text_features") or hasattr(model, "encode_text")
 
 
 def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None = None) -> Tensor:
-    """(N, D) embeddings of prompts, in the space of `pooled`. tokenizer: prompts → input of the text tower; by default
+    """(N, D) embeddings of prompts, in the space of `pooled`. tokenizer: makes the input of the text tower, by default
     the model's own. Raises ValueError for a model without a text tower, and OSError without a tokenizer."""
     if not embeds_texts(model):
         raise ValueError(

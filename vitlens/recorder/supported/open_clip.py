@@ -1,6 +1,6 @@
-"""open_clip's image towers: its own transformer, whose attention is inside torch.nn.MultiheadAttention, and timm's.
+"""open_clip's image towers: its own transformer with torch.nn.MultiheadAttention, and timm's models.
 
-A whole CLIP is seen as its image tower; its text tower may run beside it.
+The adapter of a CLIP covers its image tower. Its text tower may run in the same forward.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TOWER = "open_clip.transformer.VisionTransformer"
 WHOLE = {"open_clip.model.CLIP", "open_clip.model.CustomTextCLIP", "open_clip.coca_model.CoCa"}
 MODELS = {TOWER, *WHOLE}
 CLIP_VOCABULARY = 49408
-"""Tokens of CLIP's own tokenizer, which comes with open_clip."""
+"""Vocabulary size of CLIP's tokenizer, which open_clip includes."""
 
 
 def adapter(model: nn.Module) -> Family:
-    """The adapter for a model, by its image tower."""
+    """Adapter for a model, by its image tower."""
     tower = model.visual if qualified_name(model) in WHOLE else model
     return TimmTower(model, tower) if hasattr(tower, "trunk") else OpenClip(model, tower)
 
@@ -52,7 +52,7 @@ def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None
 
 
 class _Tower(Family):
-    """Common part of both kinds of image towers. whole: the model that also holds the text tower."""
+    """Base class of both kinds of image towers. whole: the model with both towers, or the image tower."""
 
     def __init__(self, whole: nn.Module, tower: nn.Module):
         super().__init__(getattr(tower, "trunk", whole))
@@ -64,11 +64,11 @@ class _Tower(Family):
 
     def run(self, images: Tensor) -> Tensor:
         features = self.tower(images)
-        return features[0] if isinstance(features, tuple) else features  # CoCa's returns its tokens too
+        return features[0] if isinstance(features, tuple) else features  # CoCa also returns its tokens
 
 
 class OpenClip(_Tower, PlainPatches):
-    """A tower of open_clip's own. It takes images of the one size that it was built for."""
+    """Adapter of open_clip's own tower. It takes only the image size that it was built for."""
 
     usual = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
@@ -79,9 +79,9 @@ class OpenClip(_Tower, PlainPatches):
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.tower) != TOWER:
-            raise refuse(self.model, f"its image tower is {qualified_name(self.tower)}, which vitlens does not know")
+            raise refuse(self.model, f"its image tower is {qualified_name(self.tower)}, which vitlens does not support")
         if getattr(self.tower, "attn_pool_contrastive", None) is not None:
-            raise refuse(self.model, "it has two attention pools, and which tokens they read together is no single map")
+            raise refuse(self.model, "it has two attention pools, so a single map cannot show the tokens that it reads")
         if not self.tower.transformer.batch_first:
             raise refuse(self.model, "it runs with the tokens before the batch; build it with batch_first=True")
         return super().attention()
@@ -100,7 +100,7 @@ class OpenClip(_Tower, PlainPatches):
 
     @property
     def averaged(self) -> slice | None:
-        """Tokens, or queries of a pool, that are averaged: the first, or all others."""
+        """Tokens or pool queries that are averaged: the first, or all others."""
         return {"tok": slice(0, 1), "avg": slice(1, None)}.get(self.tower.pool_type)
 
     @property
@@ -117,11 +117,11 @@ class OpenClip(_Tower, PlainPatches):
 
 
 class TimmTower(_Tower, timm.Timm):
-    """A model of timm that is the tower of a CLIP."""
+    """Adapter of a model of timm that is the image tower of a CLIP."""
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
         if qualified_name(self.model) not in timm.MODELS:
-            reason = timm.REASONS.get(type(self.model).__name__, "which vitlens does not know")
+            reason = timm.REASONS.get(type(self.model).__name__, "its class is not supported")
             raise refuse(self.whole, f"its image tower is {qualified_name(self.model)}: {reason}")
         return [[(f"visual.trunk.{name}", module) for name, module in layer] for layer in super().attention()]
 

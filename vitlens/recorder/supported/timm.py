@@ -1,7 +1,7 @@
 """Models of timm, and the variants of `vitlens.variants`.
 
-To add one, write its class in `MODELS` and that of its attention in `ATTENTION`; to refuse one, its reason in
-`REASONS`.
+To support one, add its class to `MODELS` and the class of its attention to `ATTENTION`. To refuse one with a reason,
+add it to `_REFUSED`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODELS = {
     "vitlens.variants.FactoredTransformer",
 }
 
-# Modules that make exactly one attention call. ParallelScalingBlock is a block and its own attention.
+# Modules that make exactly one attention call. ParallelScalingBlock is both the block and the attention.
 ATTENTION = {
     "timm.layers.attention.Attention",
     "timm.layers.attention.AttentionRope",
@@ -58,10 +58,10 @@ _REFUSED = {
     "it attends within patches and between them": "TNT",
 }
 REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
-"""Reasons for refusing models, by class."""
+"""Reason for refusing a model, by class."""
 
 DIFFERENCES = {"DiffAttention", "DiffParallelScalingBlock"}
-"""Attention that is the difference of two softmaxes."""
+"""Attention modules that subtract two softmaxes."""
 
 PRE_NORM = {
     "timm.models.vision_transformer.Block",
@@ -77,10 +77,10 @@ KNOWN = ", ".join(sorted(name.rsplit(".", 1)[-1] for name in MODELS if name.star
 
 
 class Timm(Family):
-    """A model of timm; also a model of an unknown class, as many have timm's attributes."""
+    """Adapter of timm's models, and of unknown classes, because many have timm's attributes."""
 
     def attention(self) -> list[list[tuple[str, nn.Module]]]:
-        """One module a layer, two for the parallel blocks of "Three things everyone should know about ViTs"."""
+        """One module per layer, or two in the parallel blocks of "Three things everyone should know about ViTs"."""
         model, layers = self.model, []
         for index, block in enumerate(model.blocks):
             attention = []
@@ -89,20 +89,20 @@ class Timm(Family):
                 if type(module).__name__ in DIFFERENCES:
                     raise refuse(model, "its attention is the difference of two softmaxes, which no single map shows")
                 if "attention" in name.rsplit(".", 1)[-1].lower() and name not in ATTENTION:
-                    raise refuse(model, f"layer {index} uses {name}, which vitlens does not know")
+                    raise refuse(model, f"layer {index} uses {name}, which vitlens does not support")
                 if name in ATTENTION:
                     attention.append((f"blocks.{index}.{path}".rstrip("."), module))
             if not attention:
-                raise refuse(model, f"layer {index} ({qualified_name(block)}) holds no attention that vitlens knows")
+                raise refuse(model, f"layer {index} ({qualified_name(block)}) has no supported attention module")
             layers.append(attention)
         return layers
 
     @property
     def capture_problem(self) -> str | None:
-        """Layers that were built while timm's fused attention was off compute attention themselves, unseen."""
+        """Layers that were built without timm's fused attention do not call the function that a capture intercepts."""
         if all(getattr(module, "fused_attn", True) for layer in self.attention() for _, module in layer):
             return None
-        return "fused attention is switched off in it; call timm.layers.set_fused_attn(True) and create it anew"
+        return "it was built without fused attention; call timm.layers.set_fused_attn(True) and create it again"
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -119,7 +119,7 @@ class Timm(Family):
 
     @property
     def pool(self) -> Pool | None:
-        """PRR pools with T queries, so there is no single row."""
+        """PRR pools with T queries and has no single row."""
         module = getattr(self.model, "attn_pool", None)
         if module is None:
             return None
@@ -166,7 +166,7 @@ class Timm(Family):
 
     @property
     def classes(self) -> int | None:
-        """The head's outputs, as it may have been replaced, or `num_classes` where the head's are unknown."""
+        """Number of the head's outputs, because the head may have been replaced, else `num_classes`."""
         declared = getattr(self.model, "num_classes", None)
         if not hasattr(self.model, "get_classifier"):
             return declared
@@ -196,8 +196,8 @@ class Timm(Family):
 def _stride(embed: nn.Module) -> tuple[int, int]:
     """Pixels from one token to the next.
 
-    timm's ratio of a hybrid is image ÷ features, off where one was rounded. The reduction of its backbone is right,
-    unless the backbone was changed and no longer fits the features that timm found.
+    For a hybrid, timm's ratio is image ÷ features, which is wrong if one was rounded. The reduction of the backbone is
+    exact, unless the backbone was changed and no longer fits the feature size.
     """
     info = getattr(getattr(embed, "backbone", None), "feature_info", None)
     if info is None:
@@ -208,10 +208,10 @@ def _stride(embed: nn.Module) -> tuple[int, int]:
 
 
 def _readout(model: nn.Module, grid: TokenGrid) -> Tensor | None:
-    """None for an attention pool, and for max, avgmax and no pooling, which read no weighted sum."""
+    """Read-out, or None for attention pools (it depends on the image) and max, avgmax and no pooling (no row)."""
     if getattr(model, "attn_pool", None) is not None or model.global_pool not in ("token", "avg"):
         return None
-    if model.global_pool == "avg":  # also where a class token exists: having one does not mean reading it
+    if model.global_pool == "avg":  # even with a class token, which the head then ignores
         return mean_of(grid, slice(0 if getattr(model, "pool_include_prefix", False) else grid.prefix, None))
     return mean_of(grid, slice(0, 2 if hasattr(model, "head_dist") else 1))  # distilled DeiT averages two heads
 

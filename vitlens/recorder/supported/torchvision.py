@@ -1,4 +1,4 @@
-"""torchvision's Vision Transformers, `vit_b_16` to `vit_h_14`: their attention is in torch.nn.MultiheadAttention."""
+"""torchvision's Vision Transformers, `vit_b_16` to `vit_h_14`, with torch.nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODELS = {"torchvision.models.vision_transformer.VisionTransformer"}
 
 
 class TorchVision(PlainPatches):
-    """A Vision Transformer of torchvision. It takes images of the one size that it was built for."""
+    """Adapter of torchvision's Vision Transformers. They take only the image size that they were built for."""
 
     usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bilinear",
              "crop_pct": 0.875}  # fmt: skip

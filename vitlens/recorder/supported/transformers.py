@@ -1,7 +1,7 @@
 """Vision models of Hugging Face's transformers, with `attn_implementation="sdpa"`.
 
-To add one, enter the parts of its kind of model in `TOWERS`, and in `MODELS` each class made of such a tower, with the
-tower's path and what is read of its tokens. Names are those of transformers 5.
+To support one, add the parts of its model type to `TOWERS`, and to `_MODELS` each class with such a tower, with the
+tokens that it reads and the tower's path. Names are those of transformers 5.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OPENAI = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757771
 
 @dataclass(frozen=True)
 class Tower:
-    """Paths of the parts of a kind of model, the tokens before the patches, and (means, standard deviations) of the
-    images that most published weights of this kind take. interpolates: other sizes need interpolate_pos_encoding=True.
+    """Parts of an image tower: paths, prefix tokens, and (means, standard deviations) of the input of most published
+    weights. interpolates: other image sizes need interpolate_pos_encoding=True.
     """
 
     normalized: tuple
@@ -58,13 +58,12 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class Whole:
-    """A class: one of `READS`, the path of its tower, and the output that is taken."""
+    """A model class: one of `READS`, the path of its tower, the name of its output and its key in `TOWERS`."""
 
     reads: str
     path: str = ""
     output: str = "pooler_output"
     kind: str = ""
-    """Of the tower, in `TOWERS`; from the key."""
 
     def at(self, path: str) -> str:
         """Path in the whole model of a path in the tower."""
@@ -72,8 +71,9 @@ class Whole:
 
 
 READS = ("class token", "class and distillation token", "patches", "class token beside patches", "pool", "BEiT's")
-"""Tokens that a class reads: a token, the mean of two heads' outputs, the mean of all patches, a token and that mean
-side by side (which is no single row), the attention pool, or the first or third as BEiT's configuration has it."""
+"""Tokens that a class reads. "class and distillation token" averages the outputs of two heads. "class token beside
+patches" concatenates the token and the patches' mean, so no single row exists. BEiT's configuration selects the class
+token or the patches."""
 
 _MODELS = {
     "vit.ViTModel": Whole("class token"),
@@ -111,7 +111,7 @@ MODELS = {
 
 
 class Transformers(PlainPatches):
-    """A vision model of transformers."""
+    """Adapter of the vision models of transformers."""
 
     only = False
 
@@ -129,7 +129,7 @@ class Transformers(PlainPatches):
     def capture_problem(self) -> str | None:
         if (kind := self.config._attn_implementation) != "sdpa":
             return (
-                f'it runs with attn_implementation="{kind}", whose calls cannot be seen; call '
+                f'it runs with attn_implementation="{kind}", whose calls cannot be captured; call '
                 'model.set_attn_implementation("sdpa") first'
             )
         if ratio := getattr(self.config, "mask_ratio", 0):
@@ -140,17 +140,17 @@ class Transformers(PlainPatches):
         return None
 
     def forward_checks(self) -> list:
-        """ViTMAE shuffles the patches, also where it leaves out none."""
+        """A hook for ViTMAE, which shuffles the patches even with mask_ratio = 0."""
         if self.whole.kind != "vit_mae":
             return []
 
         def require_order(_, args: tuple, output: tuple) -> None:
-            places = output[2]
-            if not torch.equal(places, torch.arange(places.shape[1], device=places.device).expand_as(places)):
+            order = output[2]
+            if not torch.equal(order, torch.arange(order.shape[1], device=order.device).expand_as(order)):
                 raise refuse(
-                    self.model, "it shuffles the patches at random; give it noise that rises from patch to patch "
-                    "(model(images, noise=torch.arange(patches).expand(len(images), -1))), or use "
-                    "vitlens.models.run(model, images), which does"
+                    self.model, "it shuffles the patches at random; pass increasing noise, as in "
+                    "model(images, noise=torch.arange(patches).expand(len(images), -1)), or call "
+                    "vitlens.models.run(model, images), which does so"
                 )  # fmt: skip
 
         return [self.tower.embeddings.register_forward_hook(require_order)]
@@ -158,7 +158,7 @@ class Transformers(PlainPatches):
     @property
     def stream_problem(self) -> str | None:
         if self.whole.output == "pooler_output" and hasattr(getattr(self.tower, "pooler", None), "activation"):
-            return "its pooler ends in a nonlinear function; set model.pooler = None to explain the token that it reads"
+            return "its pooler ends in a nonlinear function; set model.pooler = None to explain the input of the pooler"
         return super().stream_problem
 
     @property
@@ -191,7 +191,7 @@ class Transformers(PlainPatches):
 
     @property
     def built_size(self) -> tuple[int, int] | None:
-        if self.whole.kind == "siglip2":  # for a number of patches, in whatever shape
+        if self.whole.kind == "siglip2":  # built for a number of patches, in any shape
             side = int(self.config.num_patches**0.5)
             return side * self.patch[0], side * self.patch[1]
         return _pair(self.config.image_size)
@@ -203,28 +203,28 @@ class Transformers(PlainPatches):
 
     @property
     def classes(self) -> int | None:
-        """A distilled DeiT has two classifiers, of as many outputs."""
+        """Outputs of the classifier. Both classifiers of a distilled DeiT have the same number."""
         if self.whole.output != "logits":
             return 0
         classifier = getattr(self.model, "classifier", None) or self.model.cls_classifier
         return getattr(classifier, "out_features", 0)
 
     def run(self, images: Tensor) -> Tensor:
-        model, given = self.model, {"return_dict": True}
+        model, options = self.model, {"return_dict": True}
         if self.parts.interpolates and tuple(images.shape[-2:]) != self.built_size:
-            given["interpolate_pos_encoding"] = True
+            options["interpolate_pos_encoding"] = True
         if self.whole.kind == "vit_mae":
             patches = self.grid(images.shape[-2:]).patches
-            given["noise"] = torch.arange(patches, device=images.device).expand(len(images), -1)
+            options["noise"] = torch.arange(patches, device=images.device).expand(len(images), -1)
         if self.whole.kind == "siglip2":
-            images, given["spatial_shapes"] = self._cut(images)
-            given["pixel_attention_mask"] = None
+            images, options["spatial_shapes"] = self._patches(images)
+            options["pixel_attention_mask"] = None
         run = model.get_image_features if hasattr(model, "get_image_features") else model
-        outputs = run(pixel_values=images, **given)
+        outputs = run(pixel_values=images, **options)
         output = getattr(outputs, self.whole.output, None)
         return self._pooled(outputs.last_hidden_state) if output is None else output
 
-    def _cut(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Input of SigLIP 2: patches (B, P, p·q·C), and the (B, 2) rows and columns of each image."""
         (p, q), grid = self.patch, self.grid(images.shape[-2:])
         patches = images.unflatten(-1, (grid.cols, q)).unflatten(-3, (grid.rows, p))  # B, C, rows, p, cols, q
@@ -236,7 +236,7 @@ class Transformers(PlainPatches):
 
     def head(self, tokens: Tensor, *, pre_logits: bool = False) -> Tensor:
         model, tower = self.model, self.tower
-        if self.whole.kind != "clip" or self.whole.output != "logits":  # CLIP's classifier reads tokens as they are
+        if self.whole.kind != "clip" or self.whole.output != "logits":  # CLIP's classifier has no norm
             tokens = tower.get_submodule(self.parts.norm)(tokens)
         if self.reads == "class and distillation token" and not pre_logits:
             return (model.cls_classifier(tokens[:, 0]) + model.distillation_classifier(tokens[:, 1])) / 2
@@ -265,20 +265,19 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def embed_texts(model: nn.Module, prompts: list[str], tokenizer: Callable | None) -> Tensor:
-    """(N, D) embeddings of prompts. For SigLIP they are padded to the model's longest text, unmasked, as it was
-    trained."""
-    filled = "siglip" in model.config.model_type
+    """(N, D) embeddings of prompts. SigLIP's are padded to its longest text, without a mask, as in its training."""
+    padded = "siglip" in model.config.model_type
     tokens = (tokenizer or _tokenizer(model))(
-        prompts, padding="max_length" if filled else True, truncation=True, return_tensors="pt",
+        prompts, padding="max_length" if padded else True, truncation=True, return_tensors="pt",
         max_length=model.config.text_config.max_position_embeddings,
     )  # fmt: skip
     tokens = tokens.to(next(model.parameters()).device)
-    output = model.get_text_features(**({"input_ids": tokens["input_ids"]} if filled else tokens))
+    output = model.get_text_features(**({"input_ids": tokens["input_ids"]} if padded else tokens))
     return getattr(output, "pooler_output", output)
 
 
 def _tokenizer(model: nn.Module) -> Callable:
-    """The tokenizer beside the model's weights, on this disk or on the hub."""
+    """The tokenizer stored with the model's weights, on the disk or on the hub."""
     from transformers import AutoTokenizer
 
     name = model.config.name_or_path
@@ -286,8 +285,8 @@ def _tokenizer(model: nn.Module) -> Callable:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             return AutoTokenizer.from_pretrained(name, local_files_only=local)
     raise OSError(
-        f"The tokenizer of {model_name(model)} is not on this disk, and could not be fetched. Put its files beside the "
-        "weights, or give it, as in `text(prompt, tokenizer=AutoTokenizer.from_pretrained(…))`."
+        f"The tokenizer of {model_name(model)} is not on the disk and could not be downloaded. Put its files next to "
+        "the weights, or pass it, as in `text(prompt, tokenizer=AutoTokenizer.from_pretrained(…))`."
     )
 
 
