@@ -358,7 +358,6 @@ def test_refusals(vit):
         ("one row of outputs", (torch.nn.Identity(), x, m), dict(grid=GRID)),
         ("patches of ResNet|patches of resnet18", (resnet, x, m), {}),
         ("one of mean, blur, zero, or a tensor, got 'gray'", (model, x, m), dict(baseline="gray")),
-        (r"\(96, 64\) pixels, got \(64, 96\)", (model, x, m), dict(grid=TokenGrid(6, 4, (16, 16)))),
         ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
     ):
         refuses(words, curves, *arguments, **options)

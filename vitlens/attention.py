@@ -169,6 +169,24 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
     return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
 
 
+def read_row(attn: Attention, query: tuple[int, int] | int | None = None) -> Tensor:
+    """(B, T) row from which a rollout starts: one-hot for a patch (row, column), or what the head reads.
+
+    Raises ValueError for a model whose head reads no weighted sum of its tokens.
+    """
+    row = torch.zeros(len(attn[0].q), attn.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
+    if query is not None:
+        row[:, attn.grid.position(query)] = 1.0
+        return row
+    if attn.grid.readout is None:
+        raise ValueError(
+            f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all tokens, "
+            "or is done by a wrapper), so this map has no row to start from. Give a patch, `query=(row, column)`, or "
+            "use another method, such as legrad or grad_cam."
+        )
+    return row + attn.grid.readout.to(row)
+
+
 def contrast(maps: Tensor) -> Tensor:
     """(…,) contrast of maps (…, rows, cols) of values ≥ 0, such as rollouts: from 1 (uniform) to 10 (all in one tenth).
 
@@ -277,15 +295,8 @@ class _Rollout(Statistic):
 
     def begin(self, attn, images):
         super().begin(attn, images)
-        row = torch.zeros(images.stop - images.start, self.grid.tokens, device=attn[0].q.device, dtype=attn[0].wide)
-        if self.query is not None:
-            row[:, self.grid.position(self.query)] = 1.0
-        elif self.grid.readout is None:
-            raise ValueError(f"{attn.model_name} reads no weighted sum of its tokens. Give a query=(row, column).")
-        else:
-            readout = self.grid.readout.to(row)
-            row += readout if readout.dim() == 1 else readout[images]
-        self.row, self.pulled = row, torch.zeros_like(row)
+        self.row = read_row(attn, self.query)[images]
+        self.pulled = torch.zeros_like(self.row)
 
     def add(self, queries, logits, weights):
         row = self.row[:, queries]

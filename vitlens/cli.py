@@ -400,9 +400,6 @@ def evaluate(
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens import evaluate as evaluation
 
-    if protocol not in evaluation.PROTOCOLS:
-        protocols = ", ".join(evaluation.PROTOCOLS)
-        raise typer.BadParameter(f"There is no protocol {protocol!r}. The protocols are {protocols}.")
     working_device(device)
     if out is not None and out.exists():
         evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured

@@ -220,8 +220,6 @@ def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid
         if not known(bare):
             raise ValueError(f"The patches of {model_name(bare)} are unknown. Give them: `grid=TokenGrid(…)`.")
         return token_grid(bare, tuple(images.shape[-2:]))
-    if tuple(grid.image) != tuple(images.shape[-2:]):
-        raise ValueError(f"The grid is for images of {tuple(grid.image)} pixels, got {tuple(images.shape[-2:])}.")
     return grid
 
 

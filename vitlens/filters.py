@@ -48,8 +48,6 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
         filters = model_or_weight.detach().permute(0, 2, 3, 1)
     else:
         filters = kernels(model_or_weight)
-    if not filters.isfinite().all():
-        raise ValueError("Filters must be finite numbers, but some of these are not; the weights are damaged.")
     # Not scikit-learn's PCA: its signs differ between versions, and constant filters give NaN.
     matrix = float64(filters).flatten(1)
     matrix = matrix - matrix.mean(0)

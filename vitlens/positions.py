@@ -51,8 +51,6 @@ def resize(
     (bicubic, antialiased, pixel centers aligned).
     """
     rows, cols = grid
-    if pos_embed.shape[1] != prefix + rows * cols:
-        raise ValueError(f"A grid of {rows} × {cols} and {prefix} prefix rows do not fit {tuple(pos_embed.shape)}.")
     if method == "timm":
         from timm.layers import resample_abs_pos_embed
 

@@ -35,6 +35,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from vitlens import lazily
+
 _ARGUMENTS = ("model", "images", "target", "against", "names")
 
 
@@ -125,14 +127,13 @@ for _row in (
 
 _OTHERS = {"explained": "maps", "like": "target", "text": "target"}
 __all__ = ["METHODS", "Method", "methods", "register", *_OTHERS, *METHODS]
+_find, _ = lazily(__name__, _OTHERS)
 
 
 def __getattr__(name: str):
     if name in METHODS:
         return METHODS[name].function
-    if name in _OTHERS:
-        return getattr(importlib.import_module(f"{__name__}.{_OTHERS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _find(name)
 
 
 def __dir__() -> list[str]:

@@ -358,24 +358,14 @@ def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Te
     """The row from which a map starts, as two (B, T) parts: what is read from the tokens, and what a pool gives them.
 
     What is read is the patch `query`, (row, column), or the grid's read-out. An attention pool is one more layer, whose
-    only queries are its latents: its part is (A ⊙ ∂score/∂A)⁺, mean over heads, so it depends on the target too. Raises
-    ValueError for a model that reads no weighted sum of its tokens.
+    only queries are its latents: its part is (A ⊙ ∂score/∂A)⁺, mean over heads, so it depends on the target too.
     """
-    grid, like = attn.grid, attn[0].q
-    read, pooled = torch.zeros(2, len(like), grid.tokens, device=like.device, dtype=attn[0].wide)
-    if query is not None:
-        read[:, grid.position(tuple(query))] = 1.0
-    elif grid.readout is None:
-        raise ValueError(
-            f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all tokens, "
-            "or is done by a wrapper), so this map has no row to start from. Give a patch, `query=(row, column)`, or "
-            "use another method, such as legrad or grad_cam."
-        )
-    elif attn.pool is None:
-        read += grid.readout.to(read)
-    else:  # of several latents, those that are not read have no gradient
+    read = attention.read_row(attn, query)
+    pooled = torch.zeros_like(read)
+    if query is None and attn.pool is not None:  # of several latents, those that are not read have no gradient
         product = attn.pool.weights() * attn.pool.weights_gradient()
-        pooled[:, grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
+        pooled[:, attn.grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
+        read = torch.zeros_like(read)
     return read, pooled
 
 

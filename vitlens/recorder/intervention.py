@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder.forward import evaluating, float64, require_images, run, uncompiled, without_checkpointing
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.supported import (
     attention_modules,
@@ -79,7 +80,7 @@ def intervene(
     blocks = defaultdict(list)
     for layers, pair in (block or {}).items():
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
-            blocks[_layer(model, layer)].append(pair)
+            blocks[layer_number(len(modules), layer)].append(pair)
     with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
         values = _values(model, modules, replacements, reference)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
@@ -229,25 +230,20 @@ def _replacements(
     """Replacement for each place."""
     replacements, existing = {}, head_places(model, modules)
     for (layer, head), replacement in heads.items():
-        place = Place("head", POOL if layer == "pool" else _layer(model, layer), head)
+        place = Place("head", POOL if layer == "pool" else layer_number(len(modules), layer), head)
         if place not in existing:
             raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads.")
         replacements[place] = replacement
     for kind, given in (("MLP", mlps), ("residual stream", residual)):
         for key, replacement in given.items():
             layer, tokens = key if isinstance(key, tuple) else (key, "all")
-            block = family(model).blocks[_layer(model, layer)]
+            layer = layer_number(len(modules), layer)
+            block = family(model).blocks[layer]
             calls = len(_mlps(block)) if kind == "MLP" else 1
             if not calls:
                 raise refuse(model, f"the MLP of layer {layer} is not a separate module")
             replacements |= {Place(kind, layer, tokens, call): replacement for call in range(calls)}
     return replacements
-
-
-def _layer(model: nn.Module, layer: int) -> int:
-    if layer not in range(count := len(family(model).blocks)):
-        raise IndexError(f"There is no layer {layer!r}: {model_name(model)} has layers 0 to {count - 1}.")
-    return layer
 
 
 def _mlps(block: nn.Module) -> list[nn.Module]:
