@@ -335,9 +335,9 @@ def test_intervene_holds_in_the_backward_pass_of_checkpointed_models():
 WRONG = [
     (dict(heads={(0, 3): "zero"}), IndexError, "no head 3 of layer 0: it has 3 heads"),
     (dict(heads={("pool", 0): "zero"}), IndexError, "no head 0 of the attention pool: it has 0 heads"),
-    (dict(heads={(3, 0): "zero"}), IndexError, "3 layers.* layer 3"),
-    (dict(mlps={-4: "zero"}), IndexError, "3 layers.* layer -4"),
-    (dict(block={(0, 9): (0, 1)}), IndexError, "3 layers.* layer 9"),
+    (dict(heads={(3, 0): "zero"}), IndexError, "from 0 to 2 .* got 3"),
+    (dict(mlps={-4: "zero"}), IndexError, "from 0 to 2 .* got -4"),
+    (dict(block={(0, 9): (0, 1)}), IndexError, "from 0 to 2 .* got 9"),
     (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
     (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
     (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
