@@ -193,7 +193,7 @@ def test_interrupts_do_not_wait_for_a_download():
     code = (
         "import sys, time, types\n"
         "from vitlens.widgets.app import serve\n"
-        "def load_model(name):\n"
+        "def load_model(name, **_):\n"
         "    print('downloading', flush=True)\n"
         "    time.sleep(600)\n"
         "sys.modules['vitlens.models'] = types.SimpleNamespace(load_model=load_model)\n"

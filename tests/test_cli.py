@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import importlib.metadata
 import io
 import json
 import shutil
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitlens import attention, attribution, capture, cli, faithfulness, filters, load_model, positions, report, stream
+from vitlens.data import load
 from vitlens.data.augment import Augment
 from vitlens.evaluate import PROTOCOLS
 from vitlens.images import samples
@@ -81,7 +83,7 @@ def test_importing_pauses_the_garbage_collector(monkeypatch):
 def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path):
     out, paths = tmp_path / "new" / "figures", sorted(photographs.iterdir())
     done = vitlens("inspect", model_folder, *paths, "--out", out)
-    names = {"summary.json", "distance.png", "filters.png", "positions.png", "rollout.png"}
+    names = {"summary.json", "inspection.png", "distance.png", "filters.png", "positions.png", "rollout.png"}
     assert {p.name for p in out.iterdir()} == names and all(str(out / n) in done.stdout for n in names)
     assert all(np.asarray(Image.open(png)).std() > 5 for png in out.glob("*.png"))
     assert Image.open(out / "distance.png").size == (1280, 840)  # twice the 640 × 420 pixels that a page has for it
@@ -130,10 +132,10 @@ def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(model_f
     Image.new("RGB", (4000, 20)).save(tmp_path / "strip.png")
     paths = [photographs / "coffee.png", tmp_path / "broken.jpg", tmp_path / "strip.png"]
     other, out = saved(tmp_path / "other", "vit_relpos_small_patch16_224"), tmp_path / "out"
-    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--dataset", photographs, "--out", out, expect=1)
+    done = vitlens("inspect", model_folder, *paths, "--beside", other, "--data", photographs, "--out", out, expect=1)
     assert done.stderr.count("broken.jpg") == done.stderr.count("strip.png") == 1
     both, summary = json.loads((out / "beside.json").read_text()), summary_in(out)
-    assert both["vit_tiny_patch16_224, patch 8, 32 px"] == summary
+    assert both[model_folder.name] == summary
     assert [entry["image"] for entry in summary["images"]] == ["coffee.png"]
     assert summary["images_in_mean_distance"] == 4
     assert all(heading in done.stdout for heading in both) and "no table of learned position" in done.stdout
@@ -145,7 +147,67 @@ def test_inspect_calls_models_of_one_architecture_by_their_folders(model_folder,
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
     monkeypatch.setattr(report, "write_beside", lambda found, _: headings.extend(found) or [])
     vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
-    assert headings == [str(model_folder), str(again)]
+    assert headings == [model_folder.name, "again"]
+    headings.clear()
+    other = saved(tmp_path / "b" / "again")
+    vitlens("inspect", again, photographs / "coffee.png", "--beside", other, "--out", tmp_path / "out")
+    assert headings == [str(again), str(other)]
+
+
+def test_inspect_takes_a_folder_in_natural_order_and_names_other_files_once(model_folder, photographs, tmp_path):
+    for name in ("10", "9", "a/2"):
+        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(photographs / "coffee.png", tmp_path / "photos" / f"{name}.png")
+    Image.new("RGB", (1546, 200)).save(tmp_path / "photos" / "panorama.png")
+    (tmp_path / "photos" / "notes.txt").write_text("x")
+    (tmp_path / "photos" / ".hidden.png").write_text("x")
+    done = vitlens("inspect", model_folder, tmp_path / "photos", "--out", tmp_path / "out")
+    summary = summary_in(tmp_path / "out")
+    assert [entry["image"] for entry in summary["images"]] == ["9.png", "10.png", "2.png", "panorama.png"]
+    assert done.stderr.count("1 of 5 files in") == done.stderr.count("are not images: notes.txt.") == 1
+    (note,) = (note for note in summary["notes"] if "panorama.png" in note)
+    assert "the model sees the middle 13% of it" in note and done.stdout.count(note) == 1
+
+
+def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitlens.models.SPECIMEN", model_folder)
+    for arguments, images in (([photographs / "rocket.png"], 1), ([photographs], 3), ([], len(samples()))):
+        done = vitlens("inspect", *arguments, "--out", tmp_path)
+        assert "the bundled one is used" in done.stderr and f"\n{model_folder.name}\n" in done.stdout
+        assert len(summary_in(tmp_path)["images"]) == images
+    served = []
+    monkeypatch.setattr("vitlens.widgets.app.serve", lambda *arguments, **options: served.append((arguments, options)))
+    vitlens("app", photographs)
+    vitlens("app", model_folder, photographs / "rocket.png", "--checkpoint", model_folder / "model.safetensors")
+    assert [arguments for arguments, _ in served] == [
+        (None, photographs / "chelsea.png"), (str(model_folder), photographs / "rocket.png")
+    ]  # fmt: skip
+    assert served[1][1]["checkpoint"] == model_folder / "model.safetensors"
+    monkeypatch.setattr("vitlens.models.SPECIMEN", tmp_path / "absent")
+    for arguments in ([photographs / "rocket.png"], []):
+        done = vitlens("inspect", *arguments, "--out", tmp_path, expect=2)
+        assert "such as vit_tiny_patch16_224" in done.stderr.splitlines()[-1]
+
+
+def test_inspect_opens_a_checkpoint_by_the_name_of_its_model(photographs, tmp_path):
+    torch.save(timm.create_model("test_vit").state_dict(), tmp_path / "mine.pth")
+    arguments = "test_vit", photographs / "coffee.png", "--checkpoint", tmp_path / "mine.pth", "--out", tmp_path
+    assert "\ntest_vit, mine.pth\n" in vitlens("inspect", *arguments).stdout
+    assert summary_in(tmp_path)["model"] == "test_vit, mine.pth"
+
+
+def test_inspect_shows_validation_images_of_a_run(tmp_path):
+    vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path / "run", "--tiny", "--watch", 0)
+    done = vitlens("inspect", tmp_path / "run" / "model", "--out", tmp_path / "out")
+    summary, valid = summary_in(tmp_path / "out"), load("digits", "valid")
+    assert "6 validation images of digits are used" in done.stderr and summary["model"] == "run/model"
+    names = [entry["image"] for entry in summary["images"]]
+    assert len(names) == 6 and all(name[-1] in valid.class_names for name in names)
+    shown = cli.run_images(tmp_path / "run" / "model")
+    pixels = np.stack([np.asarray(image) for _, image in shown])
+    held = valid.subset(6)
+    assert np.array_equal(pixels, held.images.permute(0, 2, 3, 1)) and names == [name for name, _ in shown]
+    assert [int(name[-1]) for name in names] == held.labels.tolist()
 
 
 def test_inspect_notes_what_a_model_lacks(tmp_path):
@@ -266,16 +328,28 @@ def test_paper_models_and_compute(tmp_path):
 
 
 REFUSED = [
-    ("inspect", "argument 'model'"),
+    ("evaluate", "argument 'model'"),
     ("ablate MODEL --out OUT/a.csv", "--data"),
     ("trian", "No such command 'trian'"),
     ("inspect MODEL --nonsense", "No such option"),
     ("inspect nonsense_model", "has no model called nonsense_model|no model of that name"),
     ("inspect MODEL missing.png", "missing.png"),
     ("inspect MODEL MODEL/config.json", "config.json"),
-    ("inspect MODEL MODEL", "is a directory"),
-    ("inspect MODEL --dataset nowhere", "nowhere"),
-    ("inspect MODEL --dataset MODEL", "holds no images"),
+    ("inspect MODEL MODEL", "holds no images"),
+    ("inspect MODEL --data nowhere", "nowhere"),
+    ("inspect MODEL --data MODEL", "holds no images"),
+    ("inspect MODEL/model.safetensors --checkpoint missing.pth", "missing.pth"),
+    ("inspect vit_tiny_patch16_224 --checkpoint MODEL/model.safetensors", "patches of 8 × 8"),
+    ("inspect FILE", "--checkpoint"),
+    ("inspect vit_b_16", "Did you mean torchvision:vit_b_16?"),
+    ("inspect facebook/dinov2-small", "Did you mean hf:facebook/dinov2-small?"),
+    ("inspect deit_tiny", "Did you mean deit_tiny_patch16_224,"),
+    ("explain MODEL --methods gradcam", "Did you mean grad_cam?"),
+    ("explain MODEL --methods chefer", "Did you mean relevance?"),
+    ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
+    ("train --resume", "needs --out"),
+    ("train --resume --out OUT", "no run to resume"),
+    ("evaluate MODEL --data digits --protocol finetune --checkpoint FILE", "starts from a timm name"),
     ("inspect MODEL --device abacus", "'abacus'"),
     ("inspect MODEL --device meta", "'meta'"),
     ("inspect MODEL/..", "has no config.json"),
@@ -285,7 +359,7 @@ REFUSED = [
     ("inspect nonsense_model --out FILE/out", "give another --out"),
     ("inspect NAN", "not finite"),
     ("explain nonsense_model --out FILE/out", "give another --out"),
-    ("explain MODEL --methods relevanz", "There is no method 'relevanz'; there are relevance, gradient_rollout"),
+    ("explain MODEL --methods relevanz", "Did you mean relevance? The methods are relevance, gradient_rollout"),
     ("explain MODEL IMAGE --target 10", "has classes 0 to 9, got 10"),
     ("explain MODEL IMAGE --target tabby", "no class called 'tabby'"),
     ("explain MODEL IMAGE --target 3 --against 3", "contrasted with itself"),
@@ -350,6 +424,10 @@ def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path):
         monkeypatch.setattr("vitlens.train.runs.run", mock.Mock(side_effect=error))
         done = vitlens("train", "--recipe", "digits", "--data", "digits", "--out", tmp_path, expect=code)
         assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_version_is_printed():
+    assert vitlens("--version").stdout == f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 
 def test_help_lists_the_registered_names():

@@ -24,7 +24,7 @@ from vitlens.data import SOURCES, ImageSet, Samples, load, register
 from vitlens.data.folders import VALID_SHARE, place
 from vitlens.data.named import TORCH
 from vitlens.data.sources import source_names
-from vitlens.report import image_files
+from vitlens.images import image_files
 
 REAL = os.environ.get("VITLENS_REAL_DATA")
 NAMES = ["ant", "bee", "cat"]

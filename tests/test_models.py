@@ -19,7 +19,7 @@ from torch import nn
 
 from vitlens import capture, load_model
 from vitlens.images import ImageError, samples
-from vitlens.models import architecture, class_count, label_names, preprocess, restore, top_classes
+from vitlens.models import class_count, label_names, preprocess, restore, suggestion, title, top_classes
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
     refused(folder, "cannot be opened")
     weights.unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"boom": 1}))
-    refused(folder, r"has no model\.safetensors.*pickled weights")
+    refused(folder, r"has no model\.safetensors.*weights alone goes to checkpoint=")
     weights.write_bytes(good)
     for text, word in (
         ("{", "configuration"), ("[]", "configuration"), ("{}", "configuration"), ('{"architecture": 5}', "cannot"),
@@ -77,6 +77,9 @@ def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
     config.write_text(json.dumps(settings | {"label_names": {"2": "owl", "0": "cat", "1": "dog"}}))
     assert load_model(folder).label_names == ["cat", "dog", "owl"]
     refused("vit_tiny_patch16_223", "Did you mean .*vit_tiny_patch16_224")
+    refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", r"Did you mean vit_tiny_patch16_224.augreg_in21k\?")
+    refused(weights.rename(tmp_path / "vit_small_patch16_224.pth"), "vit_small_patch16_224 with checkpoint=")
+    weights.write_bytes(good)
     refused("", "no model folder")
     refused("./nowhere/at/all", "no model folder")
     refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "no model folder")
@@ -272,11 +275,50 @@ def test_a_folder_is_not_taken_for_its_neighbor(folder, tmp_path_factory):
 
 def test_what_a_model_is_called_in_a_picture():
     for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_dinov3"):
-        assert architecture(timm.create_model(name, depth=1)) == name
+        assert title(timm.create_model(name, depth=1)) == name
     small = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, patch_size=8)
-    assert architecture(small) == "vit_tiny_patch16_224, patch 8, 64 px"
+    assert title(small) == "vit_tiny_patch16_224, patch 8, 64 px"
     oblong = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=(96, 160))
-    assert architecture(oblong) == "vit_tiny_patch16_224, 96 × 160 px"
+    assert title(oblong) == "vit_tiny_patch16_224, 96 × 160 px"
+
+
+def test_title_is_the_name_by_which_a_model_was_opened(folder, tmp_path):
+    run = shutil.copytree(folder, tmp_path / "digits" / "model")
+    checkpoint = tmp_path / "mine.pth"
+    torch.save(timm.create_model("test_vit").state_dict(), checkpoint)
+    assert title(load_model(folder / "config.json")) == folder.name and title(load_model(run)) == "digits/model"
+    assert title(load_model("test_vit", checkpoint=checkpoint)) == "test_vit, mine.pth"
+    assert title(load_model("vit_small_patch16_224", pretrained=False, img_size=64)) == "vit_small_patch16_224, 64 px"
+
+
+CATS = ["bear cat", "polecat", "tabby cat", "catamount", "Egyptian cat"]
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "expected"),
+    [("cat", CATS, "bear cat, tabby cat, Egyptian cat, catamount"), ("taby", ["tabby", "dog"], "tabby"),
+     ("pole", CATS, "polecat"), ("deit_tiny", ["rdnet_tiny", "deit_tiny_patch16_224"], "deit_tiny_patch16_224"),
+     ("gradcam", ["rollout", "grad_cam"], "grad_cam"), ("finetune-smal", ["finetune-pets", "finetune-small"],
+      "finetune-small"), ("-", CATS, None), ("xylophone", CATS, None)],
+)  # fmt: skip
+def test_suggestion_prefers_whole_words_then_beginnings(word, names, expected):
+    assert suggestion(word, names) == ("" if expected is None else f" Did you mean {expected}?")
+
+
+def test_preprocess_notes_images_of_which_less_than_half_is_seen(folder):
+    """The share beside one that is measured: the model's input of an image of distinct columns."""
+    model, notes = load_model(folder), []
+    rows, cols = 40, 320
+    ramp = np.broadcast_to(np.linspace(0, 255, cols, dtype=np.float32)[None, :, None] / 255, (rows, cols, 3)).copy()
+    seen = restore(model, preprocess(model, ramp, size=(32, 32), on_note=notes.append))[0, 16, :, 0].astype(float)
+    columns = (seen[24] - seen[8]) / 255 * (cols - 1) / 16 * 32
+    measured = columns * columns / (rows * cols)
+    (note,) = notes
+    assert "An image of 320 × 40 pixels is cropped" in note
+    assert float(re.search(r"middle (\d+)%", note)[1]) / 100 == pytest.approx(measured, abs=0.01)
+    preprocess(model, [ramp[:, :60], ramp], whole=True, on_note=notes.append)
+    preprocess(model, ramp[:, :60], on_note=notes.append)
+    assert len(notes) == 1
 
 
 def test_models_of_torchvision_are_fed_what_their_own_transform_gives(monkeypatch):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 import vitlens
 from experiments.support import small
 from vitlens import attention, attribution, capture
-from vitlens.models import architecture, class_count, label_names, load_model, preprocess
+from vitlens.models import class_count, label_names, load_model, preprocess, title
 from vitlens.recorder.forward import run
 from vitlens.recorder.supported import family
 
@@ -122,12 +122,12 @@ def test_deit_tiny_in_transformers_layout(real_data, tmp_path):
 
 def test_names_and_classes(tmp_path):
     model = small("ViTForImageClassification")
-    assert class_count(model) == 7 and label_names(model) is None and architecture(model) == "ViTForImageClassification"
+    assert class_count(model) == 7 and label_names(model) is None and title(model) == "ViTForImageClassification"
     model.config.id2label = dict(enumerate("abcdefg"))
     assert label_names(model) == list("abcdefg")
     model.save_pretrained(tmp_path / "mine")
     opened = load_model(tmp_path / "mine")
-    assert label_names(opened) == list("abcdefg") and architecture(opened) == "mine" and not opened.training
+    assert label_names(opened) == list("abcdefg") and title(opened) == "mine" and not opened.training
     assert not torch.equal(load_model(tmp_path / "mine", pretrained=False).classifier.weight, model.classifier.weight)
 
 

@@ -4,7 +4,6 @@ import pytest
 import timm
 import torch
 from matplotlib.text import Text
-from PIL import Image
 from test_cli import saved
 from test_plot import assert_tidy
 
@@ -162,14 +161,6 @@ def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
     explanation, expected = (explained(each, target=3, names=("legrad", "rollout")) for each in (wrapped, model))
     for name, values in explanation.maps.items():
         torch.testing.assert_close(values, expected.maps[name])
-
-
-def test_image_files_are_listed_by_path(tmp_path):
-    (tmp_path / "a").mkdir()
-    for name in ("b.png", "a/c.png", ".hidden.png", "notes.txt"):
-        Image.new("RGB", (8, 8)).save(tmp_path / name, "PNG")
-    (tmp_path / "notes.txt").write_text("x")
-    assert [name for name, _ in report.image_files(tmp_path)] == ["a/c.png", "b.png"]
 
 
 def test_a_registered_method_is_explained_as_its_documentation_shows(vit):

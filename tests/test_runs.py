@@ -58,6 +58,38 @@ def test_a_run_from_the_top(tmp_path):
     assert same_file(tmp_path, "model/model.safetensors") and same_file(tmp_path, "snapshots.npz")
 
 
+def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
+    digits = load("digits", "valid").subset(80)
+    for i, (image, label) in enumerate(zip(digits.images, digits.labels.tolist(), strict=True)):
+        (tmp_path / f"data/{label}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"data/{label}/{i}.png")
+    (tmp_path / "data/3/broken.png").write_bytes(b"no picture")
+    monkeypatch.chdir(tmp_path)
+    options = dict(data="data", on_damaged="skip", overrides=["batch_size=16", "log_every=1000"])
+    whole = train("a", **options)
+    train("b", **options, **CUT, quiet=False)
+    assert "`vitlens train --resume --out b` continues it" in capsys.readouterr().err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="follows the recipe digits, not mnist"):
+        train(tmp_path / "b", "mnist", "", resume=True)
+    with pytest.raises(ValueError, match="was started with seed = 0 and is to be resumed with 3"):
+        train(tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
+    with pytest.raises(ValueError, match="was started with images = "):
+        train(tmp_path / "b", "", "digits", resume=True, tiny=False)
+    assert train(tmp_path / "b", "", "", resume=True, tiny=False)["validation"] == whole["validation"]
+    assert same_file(tmp_path, "model/model.safetensors")
+    (tmp_path / "b/data.json").write_text('{"stream": [false, false]}')  # as earlier versions wrote it
+    with pytest.raises(ValueError, match="does not name its data. Give --data"):
+        train(tmp_path / "b", "", "", resume=True)
+
+
+def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
+    train(tmp_path, overrides=["log_every=1000", "evaluate_every=1000"], **CUT)
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 1 and math.isfinite(json.loads(line)["loss"])
+
+
 def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
         slow.setattr(runs, "_speed", lambda *_: 0.2)
@@ -206,8 +238,8 @@ def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_pa
     held = train(tmp_path / "c", **options)
     assert "Left out: train/3/broken.png" in capsys.readouterr().err and held["training_images"] == 80
     assert whole["validation"]["images"] == held["validation"]["images"] == 40
-    assert json.loads((tmp_path / "b/data.json").read_text()) == {"stream": [True, True]}
-    assert json.loads((tmp_path / "c/data.json").read_text()) == {"stream": [False, False]}
+    assert json.loads((tmp_path / "b/data.json").read_text())["stream"] == [True, True]
+    assert json.loads((tmp_path / "c/data.json").read_text())["stream"] == [False, False]
 
 
 @pytest.fixture

@@ -265,7 +265,7 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
 
     torch.manual_seed(0)
     bare = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=96, depth=2, num_heads=3, num_classes=0)
-    monkeypatch.setattr("vitlens.models.load_model", lambda name: bare.eval())
+    monkeypatch.setattr("vitlens.models.load_model", lambda name, **_: bare.eval())
     paths = []
     for number, picture in enumerate(list(samples().values())[:2]):
         paths.append(tmp_path / f"{number}.jpg")

@@ -10,7 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import json
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -18,10 +21,42 @@ from typing import Annotated, TextIO
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="A microscope for Vision Transformers.")
-paper = typer.Typer(help="The paper's models and tables, and the cost of models.")
+
+class Plain:
+    """Help without the type of flags, which take no value."""
+
+    def get_params(self, ctx) -> list:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class Group(Plain, TyperGroup):
+    """Commands of a common name."""
+
+
+class Command(Plain, TyperCommand):
+    """A command whose help lists names in the places {quick}, {others}, {sources} and {protocols}."""
+
+    def format_help(self, ctx, formatter) -> None:
+        from vitlens.attribution import METHODS
+        from vitlens.data.sources import source_names
+        from vitlens.evaluate import PROTOCOLS
+
+        names = {"sources": source_names(), "protocols": ", ".join(PROTOCOLS)}
+        for key, quick in (("quick", True), ("others", False)):
+            names[key] = ", ".join(name for name, method in METHODS.items() if method.quick is quick)
+        for parameter in self.params:
+            parameter.help = (parameter.help or "").format(**names)
+        super().format_help(ctx, formatter)
+
+
+app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False)
+paper = typer.Typer(cls=Group, help="The paper's models and tables, and the cost of models.")
 app.add_typer(paper, name="paper")
 
 WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever the installed typer has it from
@@ -32,6 +67,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # show a character that the terminal's encoding lacks as an escape
             stream.reconfigure(errors="backslashreplace")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "60")  # seconds between the updates of a progress bar in a file
     try:
         code = app(None if sys.argv[1:] else ["--help"], prog_name="vitlens", standalone_mode=False)
     except WrongCommandLine as error:
@@ -80,29 +117,20 @@ def result_file(path: Path | None) -> Path | None:
     return path
 
 
-class Listing(TyperCommand):
-    """A command whose help lists names in the places {quick}, {others}, {sources} and {protocols}."""
-
-    def format_help(self, ctx, formatter) -> None:
-        from vitlens.attribution import METHODS
-        from vitlens.data.sources import source_names
-        from vitlens.evaluate import PROTOCOLS
-
-        names = {"sources": source_names(), "protocols": ", ".join(PROTOCOLS)}
-        for key, quick in (("quick", True), ("others", False)):
-            names[key] = ", ".join(name for name, method in METHODS.items() if method.quick is quick)
-        for parameter in self.params:
-            parameter.help = (parameter.help or "").format(**names)
-        super().format_help(ctx, formatter)
-
-
 _FILE = {"dir_okay": False, "writable": True, "callback": result_file}
 Baseline = Enum("Baseline", {name: name for name in ("mean", "blur", "zero")})
 
-Model = Annotated[
-    str, Argument(help="A name of timm, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder.")
+_MODEL = "Name of a timm model, hf:REPOSITORY, open_clip:MODEL/WEIGHTS, torchvision:MODEL, or a folder."
+Model = Annotated[str, Argument(help=_MODEL)]
+AnyModel = Annotated[str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")]
+Images = Annotated[
+    list[Path] | None,
+    Argument(exists=True, help="Images, or folders of images. By default six samples, or validation images of a run."),
 ]
-Images = Annotated[list[Path] | None, Argument(exists=True, dir_okay=False, help="Images; by default six samples.")]
+Checkpoint = Annotated[
+    Path | None,
+    Option(exists=True, dir_okay=False, help="File with the weights of the model (.pth, .safetensors, .npz)."),
+]
 Data = Annotated[str, Option(help="Labeled images: a folder, or {sources}.")]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
@@ -152,14 +180,48 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
     return failures, complain
 
 
-def named_images(paths: list[Path] | None) -> list[tuple[str, object]]:
-    """(name, source) of each image, or of the samples. Files that share a name are called by their whole path."""
-    from vitlens.images import samples
+def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str | None, list[Path]]:
+    """The model and the images of a command line. Without arguments, or if the first is an image or a folder with
+    images, the model is None: the bundled one, which is printed."""
+    from vitlens.images import is_image
+
+    path, images = Path(model or ""), images or []
+    if model:
+        files = [path] if path.is_file() else path.iterdir() if path.is_dir() else []
+        if (path / "config.json").exists() or not any(file.is_file() and is_image(file) for file in files):
+            return model, images
+        images = [path, *images]
+    note("No model is named, so the bundled one is used.")
+    return None, images
+
+
+def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
+    """(name, source) of each image, also of those in folders. By default six validation images of the run that `model`
+    comes from, or the samples. Files that share a name are called by their whole path."""
+    from vitlens.images import image_files, samples
 
     if not paths:
-        return list(samples().items())
-    files = [path.name for path in paths]
-    return [(path.name if files.count(path.name) == 1 else str(path), path) for path in paths]
+        return run_images(Path(model or "")) or list(samples().items())
+    files = [file for path in paths for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])]
+    count = Counter(file.name for file in files)
+    return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
+
+
+def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
+    """(name, image) of some validation images of the run that a model folder belongs to; none if they are not there."""
+    from vitlens.data import load
+    from vitlens.data.imageset import decoded
+
+    try:
+        about = json.loads((model.parent / "data.json").read_text("utf-8"))
+        split = load(about["data"], "valid", size=8, stream=True, workers=0, root=about["root"])
+        split = split.subset(min(count, len(split)))
+        images = [(split.samples.name(i), decoded(split.samples, i)) for i in range(len(split))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    note(f"No image is named, so {len(images)} validation images of {about['data']} are used.")
+    return [(f"{name}, {split.class_names[label]}", image) for (name, image), label in
+            zip(images, split.labels.tolist(), strict=True) if not isinstance(image, str)]  # fmt: skip
 
 
 def working_device(name: str | None):
@@ -175,14 +237,34 @@ def working_device(name: str | None):
     return device
 
 
-@app.command()
+def print_version(wanted: bool) -> None:
+    """Print the version, and end the command."""
+    if wanted:
+        from vitlens import __version__
+
+        print(f"vitlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, Option("--version", is_eager=True, callback=print_version, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """A microscope for Vision Transformers."""
+
+
+@app.command(cls=Command)
 def inspect(
-    model: Model,
+    model: AnyModel = None,
     images: Images = None,
     out: Folder = Path("figures"),
-    dataset: Annotated[
-        Path | None, Option(exists=True, file_okay=False, help="A folder of images for the mean attention distance.")
+    data: Annotated[
+        Path | None,
+        Option(exists=True, file_okay=False, help="Folder of more images, for the mean attention distance only."),
     ] = None,
+    checkpoint: Checkpoint = None,
     beside: Annotated[str, Option(help="A second model to draw next to the first, in beside.png.")] = "",
     heads: Annotated[bool, Option("--heads", help="Write what each head adds to the logit, too.")] = False,
     device: Device = "cpu",
@@ -193,23 +275,26 @@ def inspect(
 
         from vitlens import report
         from vitlens.data.files import writable
+        from vitlens.images import image_files
         from vitlens.models import load_model
 
-    names = [model, beside] if beside else [model]
-    if beside and Path(model) == Path(beside):
+    model, images = model_and_images(model, images)
+    if model and beside and Path(model) == Path(beside):
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
-    more = report.image_files(dataset) if dataset else []
-    shown = named_images(images)
+    more = image_files(data, note) if data else []
+    shown = named_images(images, model)
     writable(out, "--out")
-    vits = [load_model(name).to(working_device(device)) for name in names]
+    vits = [load_model(model, checkpoint=checkpoint), *([load_model(beside)] if beside else [])]
+    vits = [vit.to(working_device(device)) for vit in vits]
     on_error = complain if len(shown) + len(more) > 1 else None
     inspections = [
         report.inspect(vit, shown, tqdm(more, unit="image", disable=len(more) < 12), on_error=on_error) for vit in vits
     ]
     paths = report.write_inspection(inspections[0], out)
-    alike = len({inspection.model for inspection in inspections}) < len(inspections)
-    headings = dict(zip(names if alike else [each.model for each in inspections], inspections, strict=True))
+    names = [inspection.model for inspection in inspections]
+    names = [str(model), beside] if beside and names[0] == names[1] else names
+    headings = dict(zip(names, inspections, strict=True))
     if beside:
         paths += report.write_beside(headings, out)
     if heads:
@@ -225,9 +310,9 @@ def inspect(
         raise typer.Exit(1)
 
 
-@app.command(cls=Listing)
+@app.command(cls=Command)
 def explain(
-    model: Model,
+    model: AnyModel = None,
     images: Images = None,
     target: Annotated[str, Option(help="A class number or name; by default the predicted class.")] = "",
     against: Annotated[str, Option(help="Explain why the target and not this class (image, text).")] = "",
@@ -241,6 +326,7 @@ def explain(
     out: Folder = Path("explanations"),
     baseline: Annotated[Baseline, Option(help="What replaces covered patches.")] = "mean",
     orders: Annotated[int, Option(min=2, help="Number of random orders to compare the maps with.")] = 10,
+    checkpoint: Checkpoint = None,
     device: Device = "cpu",
 ) -> None:
     """Explain a class, or the similarity to an image or a text, and score each map by insertion and deletion."""
@@ -252,11 +338,12 @@ def explain(
         from vitlens.models import load_model
 
     failures, complain = complaints()
-    shown = named_images(images)
+    model, images = model_and_images(model, images)
+    shown = named_images(images, model)
     writable(out, "--out")
     parts = len(attribution.methods(methods or None)) + 1
     asked, other = _targets(target, against, like or [], text or [])
-    vit = load_model(model).to(working_device(device))
+    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
     done = 0
     with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
         explanations = report.explain(
@@ -293,13 +380,15 @@ def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tu
     return target or None, against or None
 
 
-@app.command("app")
+@app.command("app", cls=Command)
 def explorer(
-    model: Model,
+    model: AnyModel = None,
     image: Annotated[
-        Path | None, Argument(exists=True, dir_okay=False, help="An image to begin with; others can be uploaded.")
+        Path | None,
+        Argument(exists=True, help="First image, or a folder, whose first image it is. Others can be uploaded."),
     ] = None,
-    port: Annotated[int, Option(min=0, max=65535, help="Port on this machine; by default a free one.")] = 0,
+    checkpoint: Checkpoint = None,
+    port: Annotated[int, Option(min=0, max=65535, show_default=False, help="Port; by default a free one.")] = 0,
     browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
 ) -> None:
     """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
@@ -308,10 +397,12 @@ def explorer(
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"The page needs {error.name}: run `pip install {error.name}`.") from error
 
-    serve(model, image, port=port, browser=browser)
+    model, images = model_and_images(model, [image] if image else [])
+    first = named_images(images)[0][1] if images else None
+    serve(model, first, checkpoint=checkpoint, port=port, browser=browser)
 
 
-@app.command(cls=Listing)
+@app.command(cls=Command)
 def train(
     recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
     data: Data = "",
@@ -350,7 +441,8 @@ def train(
             print(f"{row.name}: {'your --model' if row.continues else sizes}, {row.image_size} px, {length} of "
                   f"{row.batch_size} images, {row.optimizer}")  # fmt: skip
         return
-    if missing := [name for name, given in (("recipe", recipe), ("data", data), ("out", out)) if not given]:
+    needed = {"out": out} if resume else {"recipe": recipe, "data": data, "out": out}
+    if missing := [name for name, given in needed.items() if not given]:
         raise typer.BadParameter(f"Training needs --{missing[0]}.")
     working_device(device)
     account = run(
@@ -375,7 +467,7 @@ def list_tasks(listed: bool) -> None:
         raise typer.Exit
 
 
-@app.command(cls=Listing)
+@app.command(cls=Command)
 def evaluate(
     model: Model,
     data: Annotated[str, Option(help="A task (see --list), a folder, or {sources}.")] = "",
@@ -393,6 +485,7 @@ def evaluate(
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
+    checkpoint: Checkpoint = None,
     list_names: Annotated[
         bool, Option("--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop.")
     ] = False,
@@ -405,7 +498,7 @@ def evaluate(
         evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured
     question = evaluation.Evaluation(
         model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
-        device, evaluation.command_of(sys.argv[1:]), note,
+        device, evaluation.command_of(sys.argv[1:]), note, checkpoint=checkpoint,
     )  # fmt: skip
     records = []
     try:
@@ -420,7 +513,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command(cls=Listing)
+@app.command(cls=Command)
 def ablate(
     model: Model,
     data: Data,
@@ -429,6 +522,7 @@ def ablate(
     ways: Annotated[tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head.")] = ("zero", "mean"),
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
+    checkpoint: Checkpoint = None,
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -439,7 +533,7 @@ def ablate(
     working_device(device)
     effects = ablation.effects(
         model, data, ways=ways, images=images, seed=seed, batch=batch, out=out, root=root, workers=workers,
-        device=device, command=command_of(sys.argv[1:]), say=note,
+        device=device, checkpoint=checkpoint, command=command_of(sys.argv[1:]), say=note,
     )  # fmt: skip
     shown = ["layer", "head", "way", "accuracy", "change", "change_low", "change_high", "flipped", "kl", "margin"]
     print("The ten largest by KL:")
@@ -447,7 +541,7 @@ def ablate(
     print(out)
 
 
-@paper.command()
+@paper.command(cls=Command)
 def models(
     only: Annotated[str, Argument(help="Part of a name, the paper's or timm's; without it, all.")] = "",
     weights: Annotated[bool, Option("--weights", help="Name the nearest public weights and their data.")] = False,
@@ -478,7 +572,7 @@ def models(
     )
 
 
-@paper.command()
+@paper.command(cls=Command)
 def table(
     results: Annotated[list[Path], Argument(exists=True, dir_okay=False, help="JSON files of `vitlens evaluate`.")],
 ) -> None:
@@ -493,7 +587,7 @@ def table(
     print("\n\n".join(table(found) for table in tables))
 
 
-@paper.command()
+@paper.command(cls=Command)
 def compute(
     models: Annotated[list[str] | None, Argument(help="Of the paper or as for inspect; default Fig. 12's.")] = None,
     sizes: Annotated[tuple, Option(parser=numbers_in, metavar="NUMBERS", help="In pixels.")] = "64,128,224,384,512",

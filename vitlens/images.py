@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
@@ -97,6 +98,26 @@ def is_image(path: str | os.PathLike) -> bool:
 def hidden(path: str | os.PathLike) -> bool:
     """True for a relative path to or through a hidden file or folder, or one that a Mac adds to archives."""
     return any(part == "__MACOSX" or part.startswith(".") for part in Path(path).parts)
+
+
+def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> list[tuple[str, Path]]:
+    """(name, path) of all image files in a folder and below it, in natural order: 2.png before 10.png.
+
+    on_note: called with a sentence that counts and names the other files. Raises ValueError without image files.
+    """
+
+    def natural(path: Path) -> list:
+        return [(not part.isdecimal(), int(part) if part.isdecimal() else part)
+                for part in re.split(r"(\d+)", str(path.relative_to(folder)))]  # fmt: skip
+
+    files = sorted((p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder))), key=natural)
+    images, others = ([(str(p.relative_to(folder)), p) for p in files if is_image(p) is kind] for kind in (True, False))
+    if not images:
+        raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
+    if others and on_note is not None:
+        names = ", ".join(name for name, _ in others[:5]) + (" …" if len(others) > 5 else "")
+        on_note(f"{len(others):,} of {len(files):,} files in {folder} are not images: {names}.")
+    return images
 
 
 def samples() -> dict[str, Image.Image]:

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,8 +33,8 @@ from vitlens.images import MAX_ELONGATION, ImageError, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
-from vitlens.recorder.supported import architecture as architecture
 from vitlens.recorder.supported import family, model_name, states_preprocessing, unwrap, within
+from vitlens.recorder.supported import title as title
 
 __all__ = [
     "OUTPUTS", "architecture", "built_size", "class_count", "data_config", "guessed", "label_names", "load_model",
@@ -74,10 +74,13 @@ def load_model(
 
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit, and ConnectionError
     where weights cannot be fetched.
+
+    >>> vitlens.load_model("vit_small_patch16_224", pretrained=False, img_size=64)(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 1000])
     """
     if name_or_path is None and not SPECIMEN.is_dir():
-        raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Give a "
-                         "timm name or a folder.")  # fmt: skip
+        raise ValueError("The bundled model is in the data folder of a clone, which this installation lacks. Name a "
+                         "model, such as vit_tiny_patch16_224.")  # fmt: skip
     name = str(SPECIMEN if name_or_path is None else name_or_path).removeprefix("local-dir:")
     is_file = Path(name).name in ("config.json", "model.safetensors", "model.safetensors.index.json")
     folder = Path(name).parent if is_file else Path(name)
@@ -106,7 +109,46 @@ def load_model(
         if kind not in OUTPUTS:
             raise ValueError(f"outputs of {name} must be one of {', '.join(OUTPUTS)}, got {kind!r}.")
         model.outputs = kind
+    model.opened_as = short(str(folder) if folder.is_dir() else name)
+    if checkpoint is not None:
+        model.opened_as += f", {Path(checkpoint).name}"
     return model.eval()
+
+
+def short(name: str) -> str:
+    """The last part of a path, or RUN/model for a model's run: results should not contain local paths.
+
+    >>> vitlens.models.short("vit_tiny_patch16_224"), vitlens.models.short("/home/me/runs/digits/model")
+    ('vit_tiny_patch16_224', 'digits/model')
+    """
+    if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is the current folder
+        return name
+    path = Path(name).resolve()
+    return f"{path.parent.name}/model" if path.name == "model" else path.name
+
+
+def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = None) -> str:
+    """The sentence " Did you mean …?" with at most five names similar to a word, or "".
+
+    First come names with the word as whole words, then those with a word that begins with it. Without either, names
+    that contain it, or else close matches. texts: for each name the text to search, if not the name.
+
+    >>> vitlens.models.suggestion("cat", ["bobcat", "catamount", "tabby cat"])
+    ' Did you mean tabby cat, catamount?'
+    """
+
+    def plain(text: str) -> str:
+        return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+    if not (key := plain(word)):
+        return ""
+    names = [*names]
+    pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
+    found = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
+    found = found or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
+    by_text = {plain(name): name for name in names}
+    found = found or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
+    return f" Did you mean {', '.join([*dict.fromkeys(found)][:5])}?" if found else ""
 
 
 def _is_hub_error(error: BaseException | None) -> bool:
@@ -125,8 +167,21 @@ def _report(sentence: str) -> None:
 
 def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
     if os.sep in name or name.startswith((".", "hf-hub:", "hf_hub:")) or not timm.is_model(name.split(".")[0]):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(close)}?" if close else ""
+        from torchvision.models import list_models
+
+        if Path(name).is_file():
+            known = stem if timm.is_model(stem := Path(name).stem) else "vit_tiny_patch16_224"
+            raise ValueError(f"{name} is a file, not a model. Weights need the name of their model, too: {known} with "
+                             f"checkpoint={name} (on the command line --checkpoint).")  # fmt: skip
+        owner, _, rest = name.removeprefix("hf-hub:").removeprefix("hf_hub:").partition("/")
+        if name in list_models():
+            hint = f" Did you mean torchvision:{name}?"
+        elif owner == "timm" and timm.is_model(rest.split(".")[0]):
+            hint = f" Did you mean {rest}?"
+        elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", f"{owner}/{rest}"):
+            hint = f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
+        else:
+            hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
         raise ValueError(f"There is no model folder {name!r}, and timm {timm.__version__} has no model of that name."
                          f"{hint}")  # fmt: skip
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
@@ -147,7 +202,8 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
                          "peft, call merge_and_unload(), and save the result.")  # fmt: skip
     if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
         raise ValueError(f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
-                         "model.safetensors; pickled weights (.bin, .pth) go to checkpoint=.")  # fmt: skip
+                         "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
+                         "of its model.")  # fmt: skip
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         settings, architecture = config.get("pretrained_cfg") or config, str(config["architecture"])
@@ -607,21 +663,27 @@ def preprocess(
 
     size: (H, W) in pixels, in place of the configured size, which `timm.create_model(..., img_size=...)` does not
     change: give `built_size(model)`. whole: squeeze the whole image into the size and cut nothing off. on_note: called
-    with a sentence for each image that `load_image` has changed, and if the preprocessing is a guess.
+    with a sentence for each image that `load_image` has changed, for each that is cut to less than half of its area,
+    and if the preprocessing is a guess.
 
     Raises ImageError for what `load_image` refuses, an image over 100 times as long as wide (or as wide as long), and a
     model of neither one nor three channels.
     """
-    transform = _transform(model, size, whole)
-    mode = "L" if data_config(model)["input_size"][0] == 1 else "RGB"
+    transform, config = _transform(model, size, whole), data_config(model, size)
+    channels, *sides = config["input_size"]
     sources = images if isinstance(images, (list, tuple)) else [images]
     loaded = [load_image(source, on_note=on_note) for source in sources]
-    for width, height in (image.size for image in loaded):
+    for source, (width, height) in ((source, image.size) for source, image in zip(sources, loaded, strict=True)):
         if max(width, height) > MAX_ELONGATION * min(width, height):
             raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
+        scales = [length / side for length, side in zip((height, width), sides, strict=True)]
+        seen = (min(scales) * config["crop_pct"]) ** 2 / (scales[0] * scales[1])  # share of the image
+        if on_note is not None and seen < 0.5 and config["crop_mode"] == "center" and not whole:
+            called = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
+            on_note(f"{called} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it.")
     if on_note is not None and (sentence := guessed(model)):
         on_note(sentence)
-    return torch.stack([transform(image.convert(mode)) for image in loaded])
+    return torch.stack([transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded])
 
 
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlens import attention, filters, models, positions
 from vitlens.data import files
-from vitlens.images import ImageError, hidden, is_image
+from vitlens.images import ImageError
 from vitlens.models import restore, run, top_classes
 from vitlens.recorder import supported
 from vitlens.recorder.forward import float64
@@ -48,14 +48,6 @@ SHARP = 200
 """Dots per inch of a figure in a file: twice the pixels that it is shown at."""
 SHOWN = 12  # images in rollout.png and heads.png
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
-
-
-def image_files(folder: Path) -> list[tuple[str, Path]]:
-    """(name, path) of all image files in a folder and below it, sorted. Raises ValueError if there are none."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and not hidden(p.relative_to(folder)) and is_image(p))
-    if not paths:
-        raise ValueError(f"The folder {folder} holds no images that Pillow opens.")
-    return [(str(p.relative_to(folder)), p) for p in paths]
 
 
 Images = Iterable[tuple[str, object]]
@@ -181,11 +173,11 @@ def _listed(values: Tensor | None) -> list | None:
 
 
 def inspect(
-    model: nn.Module, images: Images, dataset: Images = (), *, batch_size: int = 8, on_error: Note = None
+    model: nn.Module, images: Images, data: Images = (), *, batch_size: int = 8, on_error: Note = None
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
-    images, on_error: as in `prepared`; each image gets its classes and its rollout. dataset: more images, for the mean
+    images, on_error: as in `prepared`; each image gets its classes and its rollout. data: more images, for the mean
     distance only. Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be
     shown, and ValueError for outputs that are not finite.
     """
@@ -193,7 +185,7 @@ def inspect(
     notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
     if supported.gated(supported.attention_modules(model)):
         notes.append("Attention outputs pass a learned gate, which the rollout ignores.")
-    for shown, source in ((True, images), (False, dataset)):
+    for shown, source in ((True, images), (False, data)):
         inputs = prepared(model, source, on_error, notes.append if shown else None)
         while batch := list(itertools.islice(inputs, batch_size)):
             names, batch = [name for name, _ in batch], torch.cat([image for _, image in batch])
@@ -231,13 +223,14 @@ def inspect(
         except ValueError as error:
             lacks[name] = str(error)
     return Inspection(
-        models.architecture(model), grid, total / count, count, pictures, *results.get("filters", (None, None)),
+        models.title(model), grid, total / count, count, pictures, *results.get("filters", (None, None)),
         results.get("positions"), list(dict.fromkeys(notes)), lacks,
     )  # fmt: skip
 
 
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
-    """Write summary.json, distance.png, and filters.png, positions.png and rollout.png of what the model has.
+    """Write summary.json, inspection.png (all figures on one page), distance.png, and filters.png, positions.png and
+    rollout.png of what the model has.
 
     Figures of these names that another model left in the folder are removed. Returns the paths.
     """
@@ -245,7 +238,8 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
 
     uniform = inspection.grid.uniform_distance()
     distance = plot.attention_distance(inspection.mean_distance, uniform=uniform, title=inspection.model)
-    contents = {"summary.json": inspection.to_dict(), "distance.png": distance.figure}
+    contents = {"summary.json": inspection.to_dict(), "inspection.png": plot.inspected({inspection.model: inspection}),
+                "distance.png": distance.figure}  # fmt: skip
     if inspection.filters is not None:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
@@ -418,7 +412,7 @@ def explain(
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     """target, against, value and title of an `Explanation`."""
-    about = models.architecture(model)
+    about = models.title(model)
     if target.numbers is None:
         name, value = target.called(0), target.score(output)[0].item()
         return {"target": name, "value": value, "title": f"Why is {name} {_number(value)}? {about}"}

@@ -100,7 +100,10 @@ def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
         return {name: method for name, method in METHODS.items() if method.quick}
     for name in (names := list(names)):
         if name not in METHODS:
-            raise ValueError(f"There is no method {name!r}; there are {', '.join(METHODS)}.")
+            from vitlens.models import suggestion
+
+            hint = suggestion(name, METHODS, [f"{method.name} {method.title}" for method in METHODS.values()])
+            raise ValueError(f"There is no method {name!r}.{hint} The methods are {', '.join(METHODS)}.")
     return {name: METHODS[name] for name in names}
 
 

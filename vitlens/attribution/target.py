@@ -10,7 +10,6 @@ Shapes: B batch, D width of the features.
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores
+from vitlens.models import built_size, label_names, output_kind, preprocess, require_classes, scores, suggestion
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.supported import embed_texts, model_name, pooled
 
@@ -276,7 +275,7 @@ def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int
     if not numbers and wanted.removeprefix("-").isdecimal():
         return int(wanted)
     problem = f"has several classes called {name!r}, {numbers}" if numbers else f"has no class called {name!r}"
-    close = difflib.get_close_matches(wanted, sum(synonyms, []), n=3) if not numbers else []
-    hint = f"Did you mean {', '.join(close)}?" if close else f"Give a number from 0 to {total - 1}."
+    close = [] if numbers else [part.strip() for label in names or () for part in label.split(",")]
+    hint = suggestion(name, close) or f" Give a number from 0 to {total - 1}."
     unnamed = "" if names else " Its classes have no names."
-    raise ValueError(f"{model_name(model)} {problem}.{unnamed} {hint}")
+    raise ValueError(f"{model_name(model)} {problem}.{unnamed}{hint}")

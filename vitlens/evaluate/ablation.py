@@ -49,7 +49,7 @@ def effects(
     model: a timm name, a folder or a timm model. data: a data set of `data.load`, or loaded images. ways: some of
     "zero" and "mean", over these images and by position. images: number of images, drawn by `seed`; by default all.
     out: a CSV, written anew after each batch, so that a stopped ablation keeps the images it has seen. settings: root,
-    workers, device, command and say of `Evaluation`.
+    workers, device, checkpoint, command and say of `Evaluation`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,

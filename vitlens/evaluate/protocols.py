@@ -38,7 +38,7 @@ from vitlens.evaluate.scores import (
     top_k,
     validation_numbers,
 )
-from vitlens.models import class_count, load_model
+from vitlens.models import class_count, load_model, short, suggestion
 from vitlens.paper.records import Record
 from vitlens.recorder.supported import short_name, states_preprocessing, unwrap
 from vitlens.train import World, join, runs
@@ -82,10 +82,13 @@ class Evaluation:
     """Called with notes about the data and with the damaged images."""
     failures: list[str] = field(default_factory=list)
     """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
+    checkpoint: str | Path | None = None
+    """A file with the model's weights, as in `load_model`."""
 
     def __post_init__(self):
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f"There is no protocol {self.protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
+            hint = suggestion(self.protocol, PROTOCOLS)
+            raise ValueError(f"There is no protocol {self.protocol!r}.{hint} The protocols are {', '.join(PROTOCOLS)}.")
         reads = PROTOCOLS[self.protocol]
         for option in ("data", "shots", "seeds", "neighbors", "tasks", "recipe", "settings"):
             if getattr(self, option) and option not in reads:
@@ -94,7 +97,7 @@ class Evaluation:
                 raise ValueError(f"The protocol {self.protocol} does not read --{flag}, which is for {others}.")
         if "data" in reads and not self.data:
             raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
-        if isinstance(self.model, nn.Module) and "recipe" in reads:
+        if (isinstance(self.model, nn.Module) or self.checkpoint) and "recipe" in reads:
             raise ValueError(f"The protocol {self.protocol} trains, so it starts from a timm name or a model folder.")
 
     @cached_property
@@ -108,7 +111,8 @@ class Evaluation:
     @cached_property
     def network(self) -> nn.Module:
         """The model, opened, on its device."""
-        model = unwrap(self.model) if isinstance(self.model, nn.Module) else load_model(self.model)
+        named = not isinstance(self.model, nn.Module)
+        model = load_model(self.model, checkpoint=self.checkpoint) if named else unwrap(self.model)
         if not states_preprocessing(model):
             raise ValueError(f"{type(model).__name__} has no pretrained_cfg, which gives the normalization of images.")
         return model.to(self.world.device)
@@ -116,7 +120,9 @@ class Evaluation:
     @property
     def name(self) -> str:
         """The model's name in records: its timm name, its folder's name, or its architecture."""
-        return short_name(self.network) if isinstance(self.model, nn.Module) else short(str(self.model))
+        if isinstance(self.model, nn.Module) or self.checkpoint:
+            return short_name(self.network)
+        return short(str(self.model))
 
     @cached_property
     def weights(self) -> str:
@@ -359,14 +365,6 @@ def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
             scores, images, damaged, lost = zip(*parts, strict=True)
             means[name] = Tuned(mean_of(scores), sum(images), sum(damaged, ()), " ".join(filter(None, lost)))
     return means
-
-
-def short(name: str) -> str:
-    """The last part of a path, or RUN/model for a model's run: results should not contain local paths."""
-    if not name or not (Path(name).exists() or Path(name).is_absolute()):  # Path("") is the current folder
-        return name
-    path = Path(name).resolve()
-    return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
 def command_of(arguments: Sequence[str]) -> str:

@@ -28,6 +28,9 @@ from vitlens.train.processes import World
 from vitlens.train.run_folder import DIVERGED, STATISTICS, RunFolder, facts_of
 from vitlens.train.settings import Recipe
 
+FIRST = (1, 2, 5, 10, 20)
+"""Steps whose loss is read besides every `log_every`-th."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -157,7 +160,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 
             epoch, last = step // per_epoch, step + 1 == steps
             validating = last or ((step + 1) % per_epoch == 0 and (epoch + 1) % recipe.evaluate_every == 0)
-            due, read = last or folder.due(), validating or (step + 1) % recipe.log_every == 0
+            due, read = last or folder.due(), validating or (step + 1) % recipe.log_every == 0 or step + 1 in FIRST
             record = Step(step + 1, steps, epoch, rate * recipe.lr, rate)
             if read:
                 value = finite(loss, norm, step)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlens.data.augment import Augment
+from vitlens.models import suggestion
 from vitlens.paper import CLASSES, TABLE_1, TABLE_3, TABLE_4, FineTuning, Pretraining
 from vitlens.train.model import settings_of
 from vitlens.train.settings import FROM_MODEL, Recipe
@@ -228,7 +229,8 @@ def recipe(name: str) -> Recipe:
     if name in RECIPES:
         return RECIPES[name]
     moved = " masked-autoencoder moved to experiments/autoencoder.py." if name == "masked-autoencoder" else ""
-    raise ValueError(f"There is no recipe {name!r}.{moved} The recipes are: {', '.join(RECIPES)}.")
+    hint = moved or suggestion(name, RECIPES)
+    raise ValueError(f"There is no recipe {name!r}.{hint} The recipes are: {', '.join(RECIPES)}.")
 
 
 def read_recipe(name: str | Path) -> Recipe:

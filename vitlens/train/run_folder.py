@@ -1,7 +1,7 @@
 """The folder of a run: what a run writes, and what it resumes from.
 
     recipe.json            the settings
-    data.json              whether training and validation images are streamed
+    data.json              the images: their place, and whether they are streamed
     log.jsonl              a line for each reading of the loss
     checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
     training.json          at the end: how the model was trained

@@ -27,7 +27,7 @@ from vitlens.data import ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import compiled, settled, validate
-from vitlens.train.loop import Step, fit
+from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of, newest_first, seconds_before
@@ -44,7 +44,7 @@ def run(
     fit_minutes: float | None = None, overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
     tiny: bool = False, watch: int = 24, export: bool = False, tensorboard: bool = False,
     root: str | os.PathLike | None = None, stream: bool | None = None, workers: int | None = None,
-    on_damaged: str = "raise", quiet: bool = False, goes_on: str = "--resume goes on",
+    on_damaged: str = "raise", quiet: bool = False, goes_on: str = "",
 ) -> dict:  # fmt: skip
     """Train by a recipe and return the content of `training.json`.
 
@@ -52,7 +52,8 @@ def run(
     build: recipe → a model in training mode, in place of `Recipe.build`; if it has an `objective`, as in `fit`, it
     learns that. Only the same callable resumes such a run, by its name and the arguments of a partial.
     out: receives `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub
-    layout. One process at a time trains into it. resume: continue the run in `out`. max_minutes: stop and save after
+    layout. One process at a time trains into it. resume: continue the run in `out`. An empty recipe_name and data are
+    then those of the run. max_minutes: stop and save after
     that time. fit_minutes: measure the speed and set the number of epochs so that the run, counted from when the images
     are read, takes that long; the number is kept in `recipe.json`. overrides: settings as `"key=value"`. tiny: take the
     same path in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped.
@@ -65,7 +66,11 @@ def run(
     into; and what `fit` raises.
     """
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
-    refuse(out, world.device, resume, {"max-minutes": max_minutes, "fit-minutes": fit_minutes}, watch)
+    before = images_before(out) if resume else {}
+    data, root = str(data) or before.get("data", ""), root or before.get("root")
+    on_damaged = before.get("on_damaged", on_damaged) if on_damaged == "raise" else on_damaged
+    named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
+    refuse(out, world.device, resume, {"max-minutes": max_minutes, "fit-minutes": fit_minutes}, watch, named)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
@@ -74,7 +79,8 @@ def run(
 
     start = time.monotonic()
     options = {"root": root, "workers": workers, "on_damaged": on_damaged}
-    splits = open_images(out, str(data), plan, world, resume=resume, stream=stream, **options)
+    streams = before.get("stream") if stream is None else None
+    splits = open_images(data, plan, world, streams or [stream, stream], **options)
     known = {name for split in splits for name in split.damaged}
     notes = dict.fromkeys([*(split.note for split in splits), *(f"Left out: {name}." for name in sorted(known))])
     for text in filter(None, notes):
@@ -116,18 +122,21 @@ def run(
     with locked(out) if world.rank == 0 else nullcontext():
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
-            write(out / "data.json", json.dumps({"stream": [isinstance(s, ImageStream) for s in splits]}).encode())
+            places = {name: os.path.abspath(path) if path and Path(path).exists() else path and str(path)
+                      for name, path in (("data", data), ("root", root))}  # fmt: skip
+            about = {"stream": [isinstance(s, ImageStream) for s in splits], **places, "on_damaged": on_damaged}
+            write(out / "data.json", json.dumps(about).encode())
         if fresh:  # before the costly part: what cannot be recorded is known at once
             album.begin()
-        last, stopped, before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
-        interval = 0.5 if sys.stderr.isatty() else 10
+        last, stopped, spent_before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
+        interval = 0.5 if sys.stderr.isatty() else 60
         with (
             Stop() as stop, closing(board), closing(training),
             tqdm(total=steps, unit="step", disable=quiet, mininterval=interval) as bar,
         ):  # fmt: skip
             for last in training:
                 shown |= progress(bar, last)
-                bar.set_postfix(shown, refresh=False)
+                bar.set_postfix(shown, refresh=last.step in FIRST and interval < 1)
                 board.show(last)
                 album.show(last.step)
                 if world.size == 1 or last.step % AGREE == 0:
@@ -140,10 +149,11 @@ def run(
         for name in sorted(damaged - known):  # a stream meets them on its way
             say(f"Replaced by the next one: {name}.")
         if stopped:
-            say(f"Stopped {stopped}, at step {last.step} of {steps}; {goes_on}.")
+            how = goes_on or f"`vitlens train --resume --out {shlex.quote(str(out))}` continues it"
+            say(f"Stopped {stopped}, at step {last.step} of {steps}; {how}.")
         account = finish(
             out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged),
-            seconds=before + time.monotonic() - start, command=command_of(plan, str(data), splits, on_damaged),
+            seconds=spent_before + time.monotonic() - start, command=command_of(plan, str(data), splits, on_damaged),
             world=world, exports=export,
         )  # fmt: skip
     return account | {"stopped_by": 0 if account["finished"] else stop.signal}
@@ -152,7 +162,9 @@ def run(
 # Before: recipe and images
 
 
-def refuse(out: Path, device: torch.device, resume: bool, minutes: dict[str, float | None], watch: int) -> None:
+def refuse(
+    out: Path, device: torch.device, resume: bool, minutes: dict[str, float | None], watch: int, named: dict
+) -> None:  # fmt: skip
     """Raise ValueError for options that make no sense, before anything is read or written."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
     for wrong, sentence in (
@@ -160,6 +172,8 @@ def refuse(out: Path, device: torch.device, resume: bool, minutes: dict[str, flo
         (not resume and (held or (out / "model" / "model.safetensors").exists()),
          f"{out} already holds a run or its model. Resume the run, or train into another folder."),
         (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
+        *((resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
+          for name, given in named.items()),
         *((given is not None and not 0 < given < math.inf,
            f"--{name} must be a positive number of minutes, got {given}.") for name, given in minutes.items()),
     ):  # fmt: skip
@@ -178,7 +192,7 @@ def planned(
     resumed = resume and kept.exists()
     plan = read_recipe(kept if resumed else name)
     if resumed:
-        named = read_recipe(name).name if name.endswith(".json") else name
+        named = read_recipe(name).name if name.endswith(".json") else name or plan.name
         other = model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve())
         for wrong, sentence in (
             (plan.name != named, f"follows the recipe {plan.name}, not {named}. Resume it by that name."),
@@ -199,21 +213,27 @@ def planned(
     return plan if seed is None else replace(plan, seed=seed)
 
 
+def images_before(out: Path) -> dict:
+    """The content of a run's `data.json`, or {}. Raises ValueError if it is damaged."""
+    path = out / "data.json"
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return content | {"stream": [bool(s) for s in operator.itemgetter(0, 1)(content["stream"])]}
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged. Delete it, and resume with the --data and --stream or --hold of the "
+                         "run.") from error  # fmt: skip
+
+
 def open_images(
-    out: Path, data: str, plan: Recipe, world: World, *, resume: bool, stream: bool | None, **options
-) -> list[ImageSet | ImageStream]:
+    data: str, plan: Recipe, world: World, streams: list[bool | None], **options
+) -> list[ImageSet | ImageStream]:  # fmt: skip
     """The training and the validation split. options: as for `vitlens.data.load`.
 
     Whether a split is held or streamed depends on free memory, and a stream cuts other crops. So the first process
     chooses (and fetches what is missing) while the others wait, and a resumed run reads the choice from `data.json`.
     """
-    streams, path = [stream, stream], out / "data.json"
-    if resume and stream is None and path.exists():
-        try:
-            streams = [bool(s) for s in operator.itemgetter(0, 1)(json.loads(path.read_text("utf-8"))["stream"])]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path} is damaged. Resume with --stream or --hold, as the run was started.") from error
-
     sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
 
     def opened() -> list[ImageSet | ImageStream]:
@@ -280,7 +300,8 @@ def fitted(
 def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
     """Images a second, the median of the later half of eight readings."""
     with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
-        speeds = [step.images_per_second for step in islice(training, 8 * trial.log_every)]
+        steps = (step for step in islice(training, 8 * trial.log_every) if step.step % trial.log_every == 0)
+        speeds = [step.images_per_second for step in steps]
     return statistics.median([speed for speed in speeds if speed is not None][4:])
 
 

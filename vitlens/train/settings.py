@@ -18,6 +18,7 @@ from torch import nn
 
 from vitlens import variants
 from vitlens.data.augment import Augment, check_pad, check_settings, seed_of, setting
+from vitlens.models import suggestion
 from vitlens.train.masked import OBJECTIVES, MaskedPatches
 from vitlens.train.model import build
 
@@ -339,5 +340,6 @@ def known(owner: type, values: object, prefix: str = "") -> dict:
     for name in values:
         if name not in names:
             listed = ", ".join(prefix + each for each in sorted(names))
-            raise ValueError(f"There is no setting {prefix}{name}. The settings are: {listed}.")
+            hint = suggestion(name, names)
+            raise ValueError(f"There is no setting {prefix}{name}.{hint} The settings are: {listed}.")
     return values

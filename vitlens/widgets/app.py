@@ -54,13 +54,16 @@ SENTENCES = {
 }
 
 
-def serve(model: str, image: str | os.PathLike | None = None, *, port: int = 0, browser: bool = True) -> None:
+def serve(
+    model: str | None = None, image: str | os.PathLike | None = None, *, checkpoint: str | os.PathLike | None = None,
+    port: int = 0, browser: bool = True,
+) -> None:  # fmt: skip
     """Serve the explorer of a model until interrupted, then end the process.
 
-    model: a timm name or a folder, as `load_model` takes. port: 0 for a free one. Prints the address with a token,
+    model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with a token,
     without which nothing is shown. Raises what `load_image` and `load_model` raise, and OSError for a port in use.
     """
-    app = App(model, None if image is None else load_image(image))
+    app = App(model, None if image is None else load_image(image), checkpoint)
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
     def began(address: str) -> None:
@@ -98,8 +101,8 @@ def listening(port: int) -> list[socket.socket]:
 class App:
     """The state that all pages share. It belongs to the thread of the event loop."""
 
-    def __init__(self, model: str, photograph=None):
-        self.name, self.photograph = model, photograph
+    def __init__(self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None):
+        self.name, self.photograph, self.checkpoint = model, photograph, checkpoint
         self.token, self.secret = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.model, self.step, self.error = None, "Importing PyTorch …", None
         self.sockets: list[Socket] = []
@@ -146,8 +149,8 @@ class App:
         from vitlens.recorder.supported import attention_modules, unwrap
 
         check()
-        self.post(partial(self._report, f"Opening {self.name} …"))
-        model = load_model(self.name)
+        self.post(partial(self._report, f"Opening {self.name or 'the bundled model'} …"))
+        model = load_model(self.name, checkpoint=self.checkpoint)
         attention_modules(unwrap(model))  # raises for models without maps
         self.post(partial(self._report, "Drawing the first map …"))
         import vitlens.widgets.explorer  # noqa: F401

@@ -17,7 +17,7 @@ from torch import nn
 
 from vitlens import tokens
 from vitlens.images import load_image, samples
-from vitlens.models import architecture, built_size, class_count, label_names, output_kind, preprocess, restore, scores
+from vitlens.models import built_size, class_count, label_names, output_kind, preprocess, restore, scores, title
 from vitlens.recorder.forward import evaluating
 from vitlens.recorder.intervention import intervene
 from vitlens.recorder.record import capture
@@ -88,7 +88,7 @@ class Forward:
         self.logits = logits[0].float().cpu()
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
-        self.prefix, self.name, self.outputs = family(model).prefix, architecture(model), output_kind(model)
+        self.prefix, self.name, self.outputs = family(model).prefix, title(model), output_kind(model)
         self.written: dict[tuple, tuple] = {}  # contributions by target and contrast, which take a forward
 
     def switched(self) -> contextlib.AbstractContextManager[None]:

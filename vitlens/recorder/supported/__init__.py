@@ -455,7 +455,10 @@ def qualified_name(thing: object) -> str:
 
 
 def short_name(model: nn.Module) -> str:
-    """Architecture of a model by its configuration, else the name of its weights (transformers), else its class."""
+    """Name by which `load_model` opened a model, or else its architecture by its configuration, the origin of its
+    weights (transformers), or its class."""
+    if name := vars(model).get("opened_as"):
+        return name
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     origin = getattr(getattr(model, "config", None), "name_or_path", None)
     return architecture or (Path(origin).name if isinstance(origin, str) and origin else type(model).__name__)
@@ -467,14 +470,15 @@ def model_name(model: nn.Module) -> str:
     return kind if name == kind else f"{name} ({kind})"
 
 
-def architecture(model: nn.Module) -> str:
-    """Architecture of a model for figures, with sizes that differ from its name: "vit_tiny_patch16_224, patch 8"."""
+def title(model: nn.Module) -> str:
+    """Name of a model for figures: `short_name`, with the sizes that differ from those in it, as in
+    "vit_tiny_patch16_224, patch 8"."""
     model = family(model).model
     name, embed = short_name(model), getattr(model, "patch_embed", None)
     sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
     parts = [name]
     for pattern, attribute, words in sizes:
-        named, built = re.search(pattern, name), getattr(embed, attribute, None)
+        named, built = re.search(pattern, name.split(".")[0]), getattr(embed, attribute, None)
         if named and built and tuple(built) != (int(named[1]),) * 2:
             parts.append(words.format(" × ".join(map(str, dict.fromkeys(built)))))
     return ", ".join(parts)
