@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
-__all__ = ["ImageError", "is_image", "load_image", "rgb", "samples"]
+__all__ = ["ImageError", "image_files", "is_image", "load_image", "rgb", "samples"]
 __dir__ = __all__.copy
 
 MAX_PIXELS = 80_000_000

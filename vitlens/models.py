@@ -37,8 +37,8 @@ from vitlens.recorder.supported import family, model_name, states_preprocessing,
 from vitlens.recorder.supported import title as title
 
 __all__ = [
-    "OUTPUTS", "architecture", "built_size", "class_count", "data_config", "guessed", "label_names", "load_model",
-    "output_kind", "pixels", "preprocess", "restore", "run", "scores", "top_classes",
+    "OUTPUTS", "built_size", "class_count", "data_config", "guessed", "label_names", "load_model",
+    "output_kind", "pixels", "preprocess", "restore", "run", "scores", "title", "top_classes",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
