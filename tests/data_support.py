@@ -1,4 +1,4 @@
-"""Small data sets of every kind, written as the real ones are published."""
+"""Small data sets of every kind, in the layouts of published ones."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def saved(image: Image.Image | np.ndarray, kind: str = "PNG", **options) -> byte
 
 
 def png(width, height, *chunks, depth=8, color=2):
-    """The bytes of a PNG file with this header (RGB of 8 bits), which may promise more than the chunks hold."""
+    """Bytes of a PNG file with this header (RGB of 8 bits), which may declare more data than the chunks hold."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -42,12 +42,12 @@ def png(width, height, *chunks, depth=8, color=2):
 
 
 def shown(data: bytes) -> torch.Tensor:
-    """The pixels of an encoded image as Pillow has them: uint8 (3, H, W)."""
+    """uint8 (3, H, W) pixels of an encoded image, by Pillow."""
     return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB"))).permute(2, 0, 1)
 
 
 def files(per_class: int) -> dict[str, bytes]:
-    """Paths below the folder of a split, and what lies there."""
+    """Encoded images by path below the folder of a split."""
     return {
         f"{name}/{i:03d}.{kind.lower()}": encoded(1000 * n + i, kind)
         for n, (name, kind) in enumerate(KINDS.items())
@@ -73,7 +73,7 @@ def tar(path: Path, content: dict[str, bytes], mode: str = "w") -> Path:
 
 
 def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = None) -> pa.Table:
-    """Write a shard as Hugging Face does, with the class `names` in its metadata if there are any."""
+    """Write a shard in Hugging Face's format, with the class `names` in its metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [data if data is None else {"bytes": data, "path": None} for data in images]
     table = pa.table({"image": rows, "label": labels})
@@ -85,12 +85,12 @@ def parquet(path: Path, images: list[bytes], labels, names: list[str] | None = N
 
 
 def unreachable(*_, **__):
-    """Replaces functions that use a network."""
+    """Replacement for functions that use a network."""
     raise OSError("no route to host")
 
 
 def assert_streams(source: str | Path, root: Path) -> None:
-    """A stream of `source`, and one that was sent to another process, yields what is held of it."""
+    """Assert that a stream of `source`, also after pickling, yields the images of its `ImageSet`."""
     held, stream = load(source, size=8, root=root), load(source, size=8, root=root, stream=True, workers=1)
     rows = [torch.arange(len(held)).flip(0)]
     for samples in (stream.samples, pickle.loads(pickle.dumps(stream.samples))):

@@ -1,4 +1,4 @@
-"""Whole-batch augmentation equals the same thing done sample by sample, and is a function of its key."""
+"""Augmentation of a batch equals augmentation sample by sample, and is a function of its key."""
 
 import math
 
@@ -35,7 +35,7 @@ def batch():
     return images, torch.randint(0, 10, (32,), generator=rng)
 
 
-def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
+def test_augmented_is_a_function_of_the_key(batch):
     def run(*key):
         return augmented(*batch, EVERYTHING, draws("cpu", *key), mean=(0.5,) * 3, std=(0.2,) * 3)
 
@@ -46,10 +46,10 @@ def test_the_same_key_gives_the_same_batch_and_another_key_another(batch):
         assert not torch.equal(a[0], run(*key)[0])
     assert torch.equal(before, torch.get_rng_state())
     assert a[0].shape == batch[0].shape and a[0].isfinite().all()
-    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785), "or a resumed run would differ"
+    assert (seed_of(0), seed_of(0, 1, 2)) == (7896617691693857887, 1535930435702422785), "resumed runs need them"
 
 
-def test_without_augmentation_a_batch_is_only_normalized(batch):
+def test_augmented_by_default_only_normalizes(batch):
     x, y = augmented(*batch, Augment(), draws("cpu", 0), **PLAIN)
     assert torch.equal(x, batch[0].float() / 255)
     assert torch.equal(y.a, batch[1]) and torch.equal(y.b, batch[1]) and (y.lam == 1).all()
@@ -57,38 +57,38 @@ def test_without_augmentation_a_batch_is_only_normalized(batch):
     torch.testing.assert_close(normalized(batch[0], mean, std), tv.normalize(x, mean, std), rtol=0, atol=1e-6)
 
 
-def test_shift_and_flip_are_slices_of_the_padded_image(batch):
+def test_shift_and_flip_cuts_slices_of_the_padded_image(batch):
     images, pad = batch[0], 3
     out = transforms.shift_and_flip(images, (16, 16), pad, 0.5, draws("cpu", 5))
     padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
-    found = [places(image, border, 16) for image, border in zip(out, padded, strict=True)]
-    assert all(len(several) == 1 for several in found)
-    assert len({*sum(found, [])}) > 20 and {mirrored for ((_, _, mirrored),) in found} == {False, True}
+    positions = [places(image, border, 16) for image, border in zip(out, padded, strict=True)]
+    assert all(len(matches) == 1 for matches in positions)
+    assert len({*sum(positions, [])}) > 20 and {mirrored for ((_, _, mirrored),) in positions} == {False, True}
 
 
 def places(window, image, size):
-    """The corners at which a window, or its mirror image, lies in an image."""
+    """Corners (y, x, mirrored) at which a window, or its mirror image, equals a part of an image."""
     corners = range(image.shape[-1] - size + 1)
     cuts = {(y, x): image[:, y : y + size, x : x + size] for y in corners for x in corners}
     return [(*at, m) for at, cut in cuts.items() for m in (False, True) if window.equal(cut.flip(-1) if m else cut)]
 
 
-def test_a_resized_crop_shows_a_part_of_the_asked_size():
-    # An image whose two channels are its own coordinates: the crop's corners can be read off.
+def test_resized_crop_has_the_requested_area_and_ratio():
+    # The first two channels are the coordinates, which show the corners of the crop.
     n = 64
     coordinate = (torch.arange(n) + 0.5) / n
     x = torch.stack([coordinate.expand(n, n), coordinate[:, None].expand(n, n), torch.zeros(n, n)])
     out = transforms.resized_crop(x.expand(500, -1, -1, -1), (n, n), (0.3, 0.8), (0.75, 4 / 3), 0.0, draws("cpu", 0))
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) * n / (n - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) * n / (n - 1)
-    inside = (width < 0.97) & (height < 0.97)  # beyond, a crop is cut to the image
+    inside = (width < 0.97) & (height < 0.97)  # larger crops are cut to the image
     area, ratio = (width * height)[inside], (width / height)[inside]
     assert 0.28 < area.min() < 0.35 and 0.7 < area.max() < 0.85
     assert 0.72 < ratio.min() < 0.85 and 1.2 < ratio.max() < 1.4
     assert out.min() >= 0 and out[:, :2].max() <= 1
 
 
-def test_a_resized_crop_reads_where_affine_grid_does():
+def test_resized_crop_equals_affine_grid():
     x = torch.rand(6, 3, 40, 56, generator=torch.Generator().manual_seed(0))
     area, log_ratio, angle, cx, cy = draws("cpu", 2).uniform(5, 6)
     area, log_ratio, angle = 0.1 + 0.5 * area, (2 * log_ratio - 1) * math.log(2), (2 * angle - 1) * math.radians(30)
@@ -104,7 +104,7 @@ def test_a_resized_crop_reads_where_affine_grid_does():
     torch.testing.assert_close(same, x, atol=1e-5, rtol=0)
 
 
-def test_color_operations_equal_torchvisions(batch):
+def test_color_operations_equal_torchvision(batch):
     x = batch[0].float() / 255
     torch.testing.assert_close(transforms.gray(x), tv.rgb_to_grayscale(x), atol=1e-3, rtol=0)
     expected = tv.posterize(batch[0], 3).float() / 255
@@ -116,7 +116,7 @@ def test_color_operations_equal_torchvisions(batch):
     assert torch.equal(transforms.gray_solarize_posterize(x, 0.0, draws("cpu", 0)), x)
 
 
-def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
+def test_color_jitter_equals_torchvision_per_image(batch):
     x = batch[0].float() / 255
     factors = 1 + 0.4 * (2 * torch.rand(3, 32, generator=generator("cpu", 3)) - 1)
     out = transforms.color_jitter(x, 0.4, draws("cpu", 3))
@@ -126,7 +126,7 @@ def test_jitter_equals_torchvisions_one_image_at_a_time(batch):
         torch.testing.assert_close(out[i], expected, atol=2e-3, rtol=0)
 
 
-def test_mixing_equals_a_loop_over_samples(batch):
+def test_mixed_equals_a_loop_over_samples(batch):
     x, labels = batch[0].float() / 255, batch[1]
     out, y = transforms.mixed(x, labels, 0.4, 0.4, draws("cpu", 7))
     kind, lam, cy, cx = torch.rand(4, 32, generator=generator("cpu", 7))
@@ -153,18 +153,18 @@ def test_mixing_equals_a_loop_over_samples(batch):
     assert torch.equal(y.a, labels) and torch.equal(y.b, labels.view(16, 2).flip(1).flatten())
 
 
-def test_a_window_is_cut_from_a_larger_image(batch):
+def test_augmented_crops_a_larger_image(batch):
     out, _ = augmented(*batch, Augment(flip=0.5), draws("cpu", 4), size=11, **PLAIN)
-    found = [places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)]
-    assert all(len(several) == 1 for several in found)
-    assert {y for ((y, _, _),) in found} == set(range(6)) == {x for ((_, x, _),) in found}
+    positions = [places(window, image, 11) for window, image in zip(out, batch[0].float() / 255, strict=True)]
+    assert all(len(matches) == 1 for matches in positions)
+    assert {y for ((y, _, _),) in positions} == set(range(6)) == {x for ((_, x, _),) in positions}
     resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
     assert resized.shape == (32, 3, 11, 11)
     with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
         augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
 
 
-def test_a_batch_in_parts_is_the_batch_at_once(batch):
+def test_augmented_in_parts_equals_the_whole_batch(batch):
     whole, y = augmented(*batch, EVERYTHING, draws("cpu", 0, 3), size=12, **PLAIN)
     for parts in (2, 16):
         images, labels = (t.chunk(parts) for t in batch)
@@ -177,7 +177,7 @@ def test_a_batch_in_parts_is_the_batch_at_once(batch):
             assert torch.equal(y[field], torch.cat([target[field] for _, target in pieces]))
 
 
-def test_mixing_leaves_the_last_of_an_odd_number_and_other_choices(batch):
+def test_mixed_keeps_the_last_sample_and_other_random_choices(batch):
     x, labels = batch[0][:5].float(), batch[1][:5]
     out, y = transforms.mixed(x, labels, 1.0, 0.0, draws("cpu", 7))
     assert torch.equal(out[4], x[4]) and y.b.tolist() == labels[[1, 0, 3, 2, 4]].tolist()
@@ -187,7 +187,7 @@ def test_mixing_leaves_the_last_of_an_odd_number_and_other_choices(batch):
     assert torch.equal(a, b)
 
 
-def test_erasing_zeroes_one_rectangle(batch):
+def test_erased_zeroes_one_rectangle(batch):
     x = batch[0].float() / 255 + 1
     out = transforms.erased(x, 0.5, draws("cpu", 0))
     erased = out[:, 0] == 0
@@ -199,7 +199,7 @@ def test_erasing_zeroes_one_rectangle(batch):
     assert torch.equal(out[kept], x[kept])
 
 
-def test_the_loss_equals_timms_on_one_hot_rows(batch):
+def test_soft_losses_equal_timm_on_one_hot_rows(batch):
     logits = torch.randn(32, 10, generator=torch.Generator().manual_seed(1))
     _, y = transforms.mixed(batch[0].float(), batch[1], 0.5, 0.5, draws("cpu", 2))
     rows = y.lam[:, None] * F.one_hot(y.a, 10) + (1 - y.lam[:, None]) * F.one_hot(y.b, 10)
@@ -213,7 +213,7 @@ def test_the_loss_equals_timms_on_one_hot_rows(batch):
         torch.testing.assert_close(soft_cross_entropy(logits, hard, smoothing), expected)
 
 
-def test_contradictions_are_refused():
+def test_augment_refuses_wrong_settings():
     for change, message in (
         ({"flip": 2}, "flip .* 0 and 1, got 2"), ({"cutmix": 0.7, "mixup": 0.7}, "more than 1"),
         ({"scale": (0.0, 1.0)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio"), ({"pad": -1}, "pad .* got -1"),
@@ -222,7 +222,7 @@ def test_contradictions_are_refused():
             Augment(**change)
 
 
-def test_saved_recipes_open_where_randaugment_was_off():
+def test_from_dict_reads_recipes_without_randaugment():
     values = recipe("digits").to_dict()
     old = {**values["augment"], "operations": 0, "magnitude": 9.0}
     assert Recipe.from_dict({**values, "augment": old}) == recipe("digits")

@@ -1,4 +1,4 @@
-"""Images, labels and splits of every kind of source, against other readers of the same files."""
+"""Images, labels and splits of every kind of source equal other readers of the same files."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from timm.data import create_dataset
 
 from vitlens import load_image
 from vitlens.data import SOURCES, ImageSet, Samples, load, register
-from vitlens.data.folders import VALID_SHARE, place
+from vitlens.data.folders import VALID_SHARE, number_of
 from vitlens.data.named import TORCH
 from vitlens.data.sources import source_names
 from vitlens.images import image_files
@@ -47,7 +47,7 @@ def assert_refused(words: str, *call, **options) -> None:
 # Class folders
 
 
-def test_undivided_folders_keep_a_tenth_by_the_names_of_their_files(tmp_path):
+def test_load_divides_folders_by_file_names(tmp_path):
     write(tmp_path / "set", files(40))
     train, valid = load(tmp_path / "set"), load(tmp_path / "set", "valid")
     assert train.class_names == valid.class_names == ("ant", "bee", "cat")
@@ -56,17 +56,17 @@ def test_undivided_folders_keep_a_tenth_by_the_names_of_their_files(tmp_path):
     assert len(torch.unique(both, dim=0)) == 120 and "about a tenth of each class" in train.note == valid.note
     write(tmp_path / "set", {f"bee/new{i}.png": encoded(9000 + i) for i in range(30)})
     after = {image.numpy().tobytes() for image in load(tmp_path / "set", "valid").images}
-    assert {image.numpy().tobytes() for image in valid.images} <= after, "a file keeps its split when others come"
+    assert {image.numpy().tobytes() for image in valid.images} <= after, "a file keeps its split when others are added"
     digest = hashlib.blake2b(b"ant/0.png", digest_size=6).hexdigest()
-    assert place("ant/0.png") == int(digest, 16) / 16**12 == 0.6468104482194263
-    for low in (True, False):  # a class is in both splits even if its names would put it into one
-        names = [name for i in range(200) if (place(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
+    assert number_of("ant/0.png") == int(digest, 16) / 16**12 == 0.6468104482194263
+    for low in (True, False):  # a class is in both splits even if its names fall into one
+        names = [name for i in range(200) if (number_of(name := f"ant/{i}.png") < VALID_SHARE) == low][:4]
         small = write(tmp_path / str(low), {name: encoded(i) for i, name in enumerate(names)})
         assert (len(load(small)), len(load(small, "valid"))) == ((1, 3) if low else (3, 1))
 
 
-def test_class_folders_of_any_name_links_and_depth(tmp_path):
-    """`datasets` takes "bullet train" and "test pattern" for splits and a metadata.csv for the labels."""
+def test_load_reads_class_folders_of_any_name_and_depth(tmp_path):
+    """`datasets` would read "bullet train" and "test pattern" as splits, and labels from metadata.csv."""
     classes = ["bullet train", "café [1]", "test pattern", "val"]
     content = {f"{name}/{i}.png": encoded(10 * n + i) for n, name in enumerate(classes) for i in range(4)}
     content |= {"val/close/far/4.png": encoded(99), "metadata.csv": b"file_name,label\nval/0.png,3\n"}
@@ -85,7 +85,7 @@ def test_class_folders_of_any_name_links_and_depth(tmp_path):
         assert "1 files of" in found.note and "metadata.csv" in found.note
 
 
-def test_files_that_are_not_read_are_counted_and_named(tmp_path):
+def test_load_notes_unread_files(tmp_path):
     content = {f"{split}/{name}": data for split in ("train", "val") for name, data in files(3).items()}
     copies = {"train/ant/.ipynb_checkpoints/0.png": encoded(3), "__MACOSX/ant/1.png": b"mac"}
     odd = {"dog/1.png": encoded(1), "train/ant/notes": b"no image", "train/loose.png": encoded(2), **copies}
@@ -99,7 +99,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path):
     assert "no valid image of 1 of 3 classes, such as 'bee'" in load(tmp_path, "valid").note
 
 
-REFUSED_FOLDERS = {  # names of files, with a slash behind those that hold no image: the split and the reason
+REFUSED_FOLDERS = {  # by file names: the split and the reason
     "ant/0.png bee/0.png bee/1.png": ("train", "class 'ant' .* single image"),
     "ant/0.png ant/1.png owl/1.txt": ("train", "has no image: .*owl"),
     "train/ant/0.png train/b/1.png val/ant/0.txt val/b/1.png": ("valid", "'ant' .* has no image"),
@@ -111,26 +111,26 @@ REFUSED_FOLDERS = {  # names of files, with a slash behind those that hold no im
 }  # fmt: skip
 
 
-def test_folders_that_are_refused(tmp_path):
+def test_load_refuses_folders(tmp_path):
     for n, (names, (split, words)) in enumerate(REFUSED_FOLDERS.items()):
         content = {name: encoded(i) if name.endswith("png") else b"text" for i, name in enumerate(names.split())}
         assert_refused(words, write(tmp_path / str(n), content), split)
     assert unicodedata.normalize("NFC", "cafe\u0301") == "caf\xe9"
-    assert_refused("'nowhere' is not a folder, and no data set .* digits, torch/NAME", "nowhere")
+    assert_refused("'nowhere' is not a folder or data set.* digits, torch/NAME", "nowhere")
 
 
-def test_the_fingerprint_depends_on_the_images_and_not_on_their_place(tmp_path):
+def test_fingerprint_depends_on_images_alone(tmp_path):
     content = files(30)
     sources = write(tmp_path / "a", content), write(tmp_path / "b", content)
-    found = {load(source, size=8, stream=stream).pictures for source in sources for stream in (False, True)}
+    found = {load(source, size=8, stream=stream).fingerprint for source in sources for stream in (False, True)}
     other = write(tmp_path / "d", {name: encoded(999 + i) for i, name in enumerate(content)})
-    assert len(found) == 1 and load(other).pictures not in found
+    assert len(found) == 1 and load(other).fingerprint not in found
 
 
 # Pixels
 
 
-def test_images_are_upright_opaque_rgb_of_eight_bits(tmp_path):
+def test_load_gives_upright_opaque_rgb(tmp_path):
     for mode, kind in (("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGB", "WEBP")):
         image = encoded(3, kind, mode=mode)
         assert load(write(tmp_path / mode, {"train/a/0": image})).images[0].equal(shown(image))
@@ -145,7 +145,7 @@ def test_images_are_upright_opaque_rgb_of_eight_bits(tmp_path):
         assert (found == np.asarray(load_image(file))).all()
 
 
-def test_damaged_samples_are_named_and_left_out(tmp_path):
+def test_load_skips_and_names_damaged_samples(tmp_path):
     images = [encoded(1), encoded(2, "JPEG", (64, 64))[:400], b"", encoded(3, size=(202, 2)), encoded(1)]
     write(tmp_path, {f"train/a/{i}.png": image for i, image in enumerate(images)})
     assert_refused("3 of 5 .* train/a/1.png .*on_damaged='skip'", tmp_path, size=8)
@@ -169,7 +169,7 @@ def shards(tmp_path):
     return tmp_path
 
 
-def test_parquet_files(shards, monkeypatch):
+def test_load_parquet_files(shards, monkeypatch):
     cache = {"root": shards / "cache"}
     train, valid = load(shards, **cache), load(shards, "valid", **cache)
     assert train.class_names == valid.class_names == tuple(NAMES) and valid.labels.tolist() == [2]
@@ -193,22 +193,22 @@ def test_parquet_files(shards, monkeypatch):
         assert_refused("pip install datasets", source)
 
 
-def test_parquet_columns(tmp_path):
+def test_load_chooses_parquet_columns(tmp_path):
     """CIFAR-100 has img, fine_label and coarse_label on the hub."""
     path, cache = tmp_path / "train-0.parquet", {"root": tmp_path / "cache"}
     rows = parquet(path, [encoded(i) for i in range(3)], [0, 1, 2]).rename_columns(["img", "fine_label"])
     rows = rows.set_column(1, "fine_label", [pa.array([0, 1, 2], pa.uint8())])
     pq.write_table(rows.append_column("coarse_label", [[0, 0, 1]]), path)
     found = load(tmp_path, **cache)
-    assert found.labels.tolist() == [0, 1, 2] and "img is taken for the images and fine_label for" in found.note
+    assert found.labels.tolist() == [0, 1, 2] and "is read as the images and fine_label as" in found.note
     image = [{"bytes": encoded(0), "path": None}, {"bytes": encoded(1), "path": None}]
     for words, columns in {
         "holds paths, such as 'a.png'": {"image": [{"bytes": None, "path": "a.png"}] * 2, "label": [0, 1]},
         "none could be it. Columns of paths are not read": {"image": ["a.png", "b.png"], "label": [0, 1]},
-        "needs one of whole numbers": {"image": image, "label": ["ant", "bee"]},
+        "needs a column of whole numbers": {"image": image, "label": ["ant", "bee"]},
         "Labels must lie in 0…0.* from -1 to 0": {"image": image, "label": [0, None]},
         "a, b could be it": {"image": image, "a": [0, 1], "b": [0, 1]},
-        "label of 2,000,000 among 2 images": {"image": image, "label": [7, 2_000_000]},
+        "got a label of 2,000,000 among 2 images": {"image": image, "label": [7, 2_000_000]},
     }.items():
         pq.write_table(pa.table(columns), path)
         assert_refused(words, tmp_path, **cache)
@@ -220,8 +220,8 @@ def test_parquet_columns(tmp_path):
         assert len(loaded.labels) == 3 and len(loaded.damaged) == 1
 
 
-def test_labels_from_one_make_a_class_without_images(tmp_path):
-    """F12: one of the classes has no image, which a note reports with the likely reason."""
+def test_load_notes_labels_that_begin_at_one(tmp_path):
+    """The note names the class without images and the likely reason."""
     parquet(tmp_path / "train.parquet", [encoded(i) for i in range(3)], [1, 2, 3])
     assert "no train image of 1 of 4 classes, such as '0'. The labels begin at 1 rather than at 0." in (
         load(tmp_path, root=tmp_path / "cache").note
@@ -238,7 +238,7 @@ def shard(path: Path, first: int, n: int, sidecar: bool = False) -> None:
     tar(path, content | {"._s0000.jpg": b"mac", ".DS_Store": b"desktop"})
 
 
-def test_webdataset_shards_are_read_where_they_lie(tmp_path):
+def test_load_reads_webdataset_shards_in_place(tmp_path):
     folder = tmp_path / "pets [2]"
     shard(folder / "pets-train-00.tar", 0, 5)
     shard(folder / "pets-train-01.tar", 5, 4, sidecar=True)
@@ -257,32 +257,32 @@ def test_webdataset_shards_are_read_where_they_lie(tmp_path):
     assert_same(valid, *by_timm(create_dataset("wds/pets", root=str(folder), split="val", is_training=False)))
 
 
-def test_webdataset_shards_that_are_refused(tmp_path, monkeypatch):
-    assert_refused("lacks shards of its train split", "wds/nothing", root=tmp_path)
+def test_load_refuses_webdataset_shards(tmp_path, monkeypatch):
+    assert_refused("lacks some or all shards of its train split", "wds/nothing", root=tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     for source in ("wds/owner/pets", "vtab/pcam"):
-        assert_refused("is not in .* cannot be fetched from here", source, "test", root=tmp_path)
+        assert_refused("is not in .* cannot be downloaded", source, "test", root=tmp_path)
     whole = tar(tmp_path / "a" / "train-0.tar", {"a.jpg": encoded(0, "JPEG"), "a.json": b"{}"})
     assert_refused("train-0.tar: a has no label. .* under 'label' in a .json file", tmp_path / "a")
     whole.write_bytes(whole.read_bytes()[:700])
-    assert_refused("train-0.tar is not a whole WebDataset shard", tmp_path / "a")
-    content = {}  # fields come from the first samples of a shard, so images of another kind would be lost
+    assert_refused("train-0.tar is not a complete WebDataset shard", tmp_path / "a")
+    content = {}  # fields come from the first samples of a shard, so images of another format would be lost
     for i in range(10):
         content |= {f"{i}.{'jpg' if i < 6 else 'png'}": encoded(i, "JPEG" if i < 6 else "PNG"), f"{i}.cls": b"1"}
     tar(whole, content)
-    assert_refused("has no image of the kind of the first ones", tmp_path / "a")
+    assert_refused("has no image in the format of the first", tmp_path / "a")
     shard(whole, 0, 9)
     monkeypatch.setattr("vitlens.data.imageset.free_memory", lambda device: 200)
     assert_refused("more than half of the free memory", tmp_path / "a")
     index = {"splits": {"train": {"filenames": ["train-0.tar", "train-1.tar"]}}}
     (tmp_path / "a" / "_info.json").write_text(json.dumps(index))
-    assert_refused("lacks shards of its train split, some or all", tmp_path / "a")
+    assert_refused("lacks some or all shards of its train split", tmp_path / "a")
 
 
-def test_sets_of_the_hub(tmp_path, monkeypatch):
+def test_load_sets_of_the_hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    assert_refused("hfds/owner/set is not in .* cannot be fetched from here", "hfds/owner/set", root=tmp_path)
+    assert_refused("hfds/owner/set is not in .* cannot be downloaded", "hfds/owner/set", root=tmp_path)
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
     rows = {"img": [{"bytes": encoded(i), "path": None} for i in range(3)], "label": [1, 0, 1]}
     table = datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows, features)})
@@ -298,7 +298,7 @@ def test_sets_of_the_hub(tmp_path, monkeypatch):
 # Named sets
 
 
-def test_digits_are_as_scikit_learn_has_them_in_five_disjoint_folds():
+def test_load_digits_in_five_disjoint_folds():
     digits, seen = load_digits(), 0
     for fold in range(5):
         train, valid = load("digits", "train", fold=fold), load("digits", "valid", fold=fold)
@@ -318,8 +318,8 @@ def raw_digits(root: Path, name: str, train: bool, n: int) -> tuple[np.ndarray, 
     return images, labels
 
 
-def test_torchvision_sets_in_their_own_files(tmp_path, monkeypatch):
-    """Labels lie beside the images (MNIST), in rows with more (QMNIST), beside each file (GTSRB), or are folders."""
+def test_load_torchvision_sets_from_their_files(tmp_path, monkeypatch):
+    """Labels are next to the images (MNIST), in wider rows (QMNIST), next to each file (GTSRB), or folders."""
     images, labels = raw_digits(tmp_path, "MNIST", True, 20)
     images, labels = raw_digits(tmp_path, "MNIST", False, 8)
     monkeypatch.setenv("VITLENS_DATA", str(tmp_path))
@@ -346,7 +346,7 @@ def test_torchvision_sets_in_their_own_files(tmp_path, monkeypatch):
         assert_same(load(f"torch/{name}"), *by_timm(theirs))
 
 
-def test_the_table_of_torchvision_sets_names_real_classes_and_options(tmp_path, monkeypatch):
+def test_torch_table_matches_torchvision(tmp_path, monkeypatch):
     import inspect
 
     for kind, word, *_ in TORCH.values():
@@ -355,7 +355,7 @@ def test_the_table_of_torchvision_sets_names_real_classes_and_options(tmp_path, 
     for source, words in {
         "torch/cifar10": r"torch/cifar10 is not in .*CIFAR10\('.*', train=True, download=True\)",
         "torch/imagenet": "torch/imagenet is not in .* archives by hand",
-        "torch/cifar11": "torch/cifar11 is not known. Known are torch/ and cifar10, ",
+        "torch/cifar11": "torch/cifar11 is not a data set. Choose torch/ and one of cifar10, ",
     }.items():
         assert_refused(words, source, root=tmp_path)
 
@@ -375,7 +375,7 @@ def test_register_adds_a_data_set(tmp_path, monkeypatch):
     assert source_names().endswith("plain/COLOR")
 
 
-def test_settings_and_tensors_that_give_wrong_numbers_are_refused():
+def test_load_and_image_set_refuse_wrong_arguments():
     assert_refused("got 'dev'", "digits", "dev")
     assert_refused("'ignore'", "digits", on_damaged="ignore")
     images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
@@ -389,7 +389,7 @@ def test_settings_and_tensors_that_give_wrong_numbers_are_refused():
 
 
 @pytest.mark.skipif(not REAL, reason="VITLENS_REAL_DATA is not set")
-def test_tiny_imagenet(tmp_path):
+def test_load_tiny_imagenet(tmp_path):
     valid = load(Path(REAL) / "tiny-imagenet", "valid", root=tmp_path, size=64, stream=True, workers=0)
     assert len(valid) == 10_000 and len(valid.class_names) == 200
     assert torch.bincount(valid.labels).tolist() == [50] * 200

@@ -193,11 +193,11 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
     folder = side_by_side(tmp_path / "in" / "val", numbers)
     done = evaluate(model, folder, "top1", tmp_path / "bare.json")
     (bare,) = done.records
-    assert bare["metric"] == "real" and "scored by ReaL's labels alone" in done.stderr
+    assert bare["metric"] == "real" and "only ReaL's labels score the images" in done.stderr
     assert "put ILSVRC2012_devkit_t12.tar.gz, val.txt" in done.stderr and done.stderr.count("Note:") == 1
     refused = evaluate(model, folder, "knn", tmp_path / "knn.json", expect=2).stderr
     assert "no folders of images, one for each class" in refused
-    with pytest.raises(ValueError, match="neither it nor the folder around it has their labels: put"):
+    with pytest.raises(ValueError, match="neither it nor its parent has their labels: put"):
         load(folder, "test")
 
     order = np.random.default_rng(0).permutation(1000)  # the kit numbers classes in an order of its own, from 1
@@ -241,12 +241,12 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
 
 def test_label_files_of_validation_images_that_are_refused(tmp_path):
     for n, (name, content, sentence) in enumerate((
-        ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt should .*val_00000002.JPEG has no label"),
+        ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt must .*val_00000002.JPEG has no label"),
         ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\nILSVRC2012_val_00000002.JPEG 1000\n", "has the label 1000"),
         ("val.txt", "65\n970\n", "2 lines that are neither"),
         ("synset_labels.txt", "n01440764\n", "1 lines that are neither"),
         ("ILSVRC2012_validation_ground_truth.txt", "490\n361\n", "meta.mat"),
-        ("ILSVRC2012_devkit_t12.tar.gz", "no archive", "ReadError.* Fetch it again"),
+        ("ILSVRC2012_devkit_t12.tar.gz", "no archive", "ReadError.* Download it again"),
     )):  # fmt: skip
         folder = side_by_side(tmp_path / str(n) / "val", (1, 2))
         (folder.parent / name).write_text(content)
@@ -378,7 +378,7 @@ REFUSED = (
     ("", "vtab", ("--tasks", "mnist"), "VTAB-1k has no task 'mnist'"),
     ("nowhere", "knn", (), "'nowhere' is not a folder"),
     ("test-only", "knn", (), "its train split must be named train"),
-    ("shards", "top1", (), "not a whole WebDataset shard"),
+    ("shards", "top1", (), "not a complete WebDataset shard"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Images of every format and mode, made here, against expectations worked out by hand."""
+"""Images of every format and mode equal pixels computed by hand."""
 
 import io
 import struct
@@ -67,8 +67,8 @@ def oriented(format, orientation):
     return saved(corners(), format, exif=exif, **ORIENTED[format])
 
 
-def test_exif_orientation():
-    """The EXIF standard defines where the first row and the first column of the file are seen."""
+def test_load_image_applies_exif_orientation():
+    """The EXIF standard defines the positions of the first row and column of the file."""
     for format in ORIENTED:
         for orientation, letters in UPRIGHT.items():
             width, height = (64, 32) if orientation < 5 else (32, 64)
@@ -128,7 +128,7 @@ def cmyk_as_rgb(c, m, y, k):
 
 
 def deep_png(level):
-    """`DEEP` as gray of 16 bits with one level transparent."""
+    """PNG of `DEEP` in 16-bit gray with one transparent level."""
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP)
     return png(3, 2, (b"tRNS", struct.pack(">H", level)), (b"IDAT", zlib.compress(rows)), depth=16, color=0)
 
@@ -177,7 +177,7 @@ FILES = {
 SAVING = {"WEBP": {"lossless": True, "exact": True}, "ICO": {"bitmap_format": "bmp", "sizes": [(3, 2)]}}
 
 
-def test_every_mode_and_through_files():
+def test_load_image_reads_every_mode_and_format():
     for make, expected, tolerance in MODES.values():
         image = make()
         image.load()
@@ -191,13 +191,13 @@ def test_every_mode_and_through_files():
         assert_close(pixels(saved(image, format, **options, **SAVING.get(format, {}))), expected, tolerance)
 
 
-def test_alpha_over_white_at_every_level():
+def test_load_image_lays_every_alpha_level_over_white():
     alpha, level = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(0, 256, 5, dtype=np.uint8))
     image = np.dstack([level, level // 2, 255 - level, alpha])
     assert_close(pixels(image), over_white(image[..., :3].astype(float), alpha), 1)
 
 
-def test_sixteen_bits_at_every_level():
+def test_load_image_divides_every_16_bit_level():
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     expected = gray(np.floor(levels / 257 + 0.5))
     for source in (levels, Image.fromarray(levels), saved(Image.fromarray(levels), "PNG"), levels.astype(">u2")):
@@ -206,7 +206,7 @@ def test_sixteen_bits_at_every_level():
     assert (dark == gray(np.floor(levels // 16 / 257 + 0.5))).all() and "levels up to 4,095 of 65,535" in note
 
 
-def test_adobe_cmyk_is_inverted_back_and_the_first_frame_is_taken():
+def test_load_image_inverts_adobe_cmyk_and_takes_the_first_frame():
     data = saved(Image.new("CMYK", (16, 16), (10, 100, 200, 60)), "JPEG", quality=100)
     assert b"Adobe" in data
     assert_close(pixels(data), np.broadcast_to(cmyk_as_rgb(10, 100, 200, 60), (16, 16, 3)), 4)
@@ -217,9 +217,9 @@ def test_adobe_cmyk_is_inverted_back_and_the_first_frame_is_taken():
         assert "holds 3 images; the first is shown" in note
 
 
-def test_files_and_streams(tmp_path):
+def test_load_image_reads_files_and_streams(tmp_path):
     class Pipe(io.RawIOBase):
-        """A stream that cannot go back."""
+        """A stream that cannot seek."""
 
         def __init__(self, data):
             self.readinto = io.BytesIO(data).readinto
@@ -256,7 +256,7 @@ ARRAYS = {
 }
 
 
-def test_arrays_and_tensors():
+def test_load_image_reads_arrays_and_tensors():
     for source, expected in ARRAYS.values():
         assert_close(pixels(source), expected, 0)
     array, image = RAMP.copy(), Image.fromarray(RAMP)
@@ -290,7 +290,7 @@ NOT_IMAGES = {
 }
 
 
-def test_refusals(tmp_path):
+def test_load_image_refuses_other_sources(tmp_path):
     for source, *words in NOT_IMAGES.values():
         refused(source, *words)
     refused(tmp_path, "directory")
@@ -299,7 +299,7 @@ def test_refusals(tmp_path):
     refused(image, "ImageFile given", "closed")
 
 
-def test_too_many_pixels_are_refused_by_the_header(monkeypatch):
+def test_load_image_refuses_too_many_pixels_by_the_header(monkeypatch):
     """The files hold no data, so only the header can be the reason. Pillow warns at 90 and raises at 179 megapixels."""
     image = flat(RED, (10, 10))
     for source in (image, saved(image, "PNG"), np.asarray(image), torch.zeros(3, 10, 10)):
@@ -313,7 +313,7 @@ def test_too_many_pixels_are_refused_by_the_header(monkeypatch):
         refused(saved(flat(RED, (12, 12)), "PNG"), "12 × 12")
 
 
-def test_any_error_of_a_decoder_is_an_image_error(monkeypatch):
+def test_load_image_turns_decoder_errors_into_image_errors(monkeypatch):
     for kind in (SyntaxError, struct.error, MemoryError, KeyError, RecursionError):
 
         def broken(*_, kind=kind):
@@ -340,7 +340,7 @@ VICTIMS = {
 
 
 def damaged(data):
-    """Cut short at ten places, and with all eight bits, or one, of up to 50 bytes turned over."""
+    """Yield the data cut at ten places, and with one bit or all bits of up to 50 bytes flipped."""
     for length in np.linspace(0, len(data) - 1, 10).astype(int):
         yield data[:length]
     for step, position in enumerate([*range(0, 60, 2), *np.linspace(60, len(data) - 1, 20).astype(int)]):
@@ -351,7 +351,7 @@ def damaged(data):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_files_give_rgb_or_an_image_error():
+def test_load_image_of_damaged_files_gives_rgb_or_an_image_error():
     for victim, whole in VICTIMS.items():
         refusals = 0
         for data in damaged(whole):
@@ -361,7 +361,7 @@ def test_damaged_files_give_rgb_or_an_image_error():
             except ImageError:
                 refusals += 1
         assert refusals
-        if victim != "gif":  # half of it may hold its whole first frame
+        if victim != "gif":  # half of the file may hold the first frame
             refused(whole[: len(whole) // 2], "damaged")
 
 
@@ -370,7 +370,7 @@ def s15(value):
 
 
 def profile(primaries, gamma, name="Wide"):
-    """An ICC profile (version 2) by hand: three primaries in XYZ under D50, and one gamma for all."""
+    """ICC profile (version 2) made by hand, with three primaries in XYZ under D50 and one gamma."""
     xyz = lambda x, y, z: b"XYZ \0\0\0\0" + s15(x) + s15(y) + s15(z)  # noqa: E731
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256)) + b"\0\0"
     text = name.encode() + b"\0"
@@ -378,7 +378,7 @@ def profile(primaries, gamma, name="Wide"):
     description += bytes(-len(description) % 4)
     parts = {b"desc": description, b"wtpt": xyz(0.9642, 1.0, 0.8249)}
     parts |= {b"cprt": b"text\0\0\0\0none\0\0\0\0"}
-    parts |= dict(zip((b"rXYZ", b"gXYZ", b"bXYZ"), (xyz(*each) for each in primaries), strict=True))
+    parts |= dict(zip((b"rXYZ", b"gXYZ", b"bXYZ"), (xyz(*primary) for primary in primaries), strict=True))
     parts |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
     table, data, at = struct.pack(">I", len(parts)), b"", 128 + 4 + 12 * len(parts)
     for tag, content in parts.items():
@@ -407,7 +407,7 @@ def ramp(icc_profile, kind="PNG", **options):
     return saved(Image.fromarray(RAMP), kind, icc_profile=icc_profile, **options)
 
 
-def test_colors_are_converted_to_srgb():
+def test_load_image_converts_colors_to_srgb():
     for kind in ("PNG", "TIFF", "WEBP"):
         colors, note = noted_pixels(ramp(WIDE, kind, **{"lossless": True} if kind == "WEBP" else {}))
         assert np.abs(colors - by_hand(RAMP, P3, 1.8)).max() <= 2 and np.abs(colors - RAMP).max() > 20
@@ -415,7 +415,7 @@ def test_colors_are_converted_to_srgb():
     same = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     colors, note = noted_pixels(ramp(same))
     assert (colors == RAMP).all() and note == ""
-    assert (np.asarray(rgb(Image.open(io.BytesIO(ramp(WIDE))))) == RAMP).all(), "data sets are read as timm reads them"
+    assert (np.asarray(rgb(Image.open(io.BytesIO(ramp(WIDE))))) == RAMP).all(), "data sets ignore profiles, like timm"
     alpha = np.full((*RAMP.shape[:2], 1), 128, np.uint8)
     colors, note = noted_pixels(saved(Image.fromarray(np.concatenate([RAMP, alpha], -1)), "PNG", icc_profile=WIDE))
     share = 128 / 255
@@ -423,7 +423,7 @@ def test_colors_are_converted_to_srgb():
     assert "to sRGB; was laid over white where it is transparent." in note
 
 
-def test_profiles_that_are_damaged_or_do_not_fit_are_ignored():
+def test_load_image_ignores_damaged_and_misfitting_profiles():
     image = Image.fromarray(RAMP)
     for bad in (b"nonsense" * 40, WIDE[:300]):
         colors, note = noted_pixels(ramp(bad))
@@ -436,11 +436,11 @@ def test_profiles_that_are_damaged_or_do_not_fit_are_ignored():
         assert pixels(image).shape == RAMP.shape
     gray_image = Image.fromarray(RAMP[..., 0])
     assert "was ignored" in noted_pixels(saved(gray_image.convert("I;16"), "TIFF", icc_profile=WIDE))[1]
-    colors, note = noted_pixels(saved(gray_image, "PNG", icc_profile=WIDE))  # gray, in the tone curve of the profile
+    colors, note = noted_pixels(saved(gray_image, "PNG", icc_profile=WIDE))  # gray with the tone curve of the profile
     assert np.abs(colors - by_hand(np.repeat(RAMP[..., :1], 3, -1), P3, 1.8)).max() <= 2 and "to sRGB" in note
 
 
-def test_samples_are_the_installed_photographs():
+def test_samples_equal_the_installed_photographs():
     photographs = samples()
     assert list(photographs) == ["astronaut", "chelsea", "coffee", "rocket", "china", "flower"]
     assert all(p.mode == "RGB" and min(p.size) >= 300 and np.asarray(p).std() > 20 for p in photographs.values())

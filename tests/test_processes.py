@@ -165,7 +165,7 @@ def test_a_run_that_is_asked_to_end_saves_and_goes_on(forked, tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", None)
     with pytest.raises(SystemExit, match="2"):  # while it runs, nobody else trains into its folder
         command([*words, "--resume"])
-    assert f"Another process is at work in {tmp_path}" in capsys.readouterr().err
+    assert f"Another process is writing to {tmp_path}" in capsys.readouterr().err
     os.kill(child.pid, signal.SIGTERM)
     assert wait_for([child]) == [128 + signal.SIGTERM]
     said = (tmp_path / "said").read_text()

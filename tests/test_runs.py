@@ -122,7 +122,7 @@ def test_wrong_options_are_refused_in_a_sentence(tmp_path):
         ({"overrides": ["model.pos_embed=none"], "model": "m"}, "model.pos_embed comes with the model"),
         ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
         ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"), ({"watch": 1}, "at least two snapshots"),
-        ({"stream": True}, r"augment.scale must not exceed 1, got \(0.65, 1.4\).*--hold"),
+        ({"stream": True}, r"augment.scale must be at most 1 .*got \(0.65, 1.4\).*--hold"),
         ({"recipe_name": "finetune-pets"}, "name one with --model"),
         ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),
     ):  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_refused_start_leaves_the_run_untouched_and_damaged_snapshots_do_not_e
         train(stopped, overrides=["lr=1e-3"], watch=3)
     with pytest.raises(ValueError, match="is to be resumed with 0.001"):
         train(stopped, resume=True, overrides=["lr=1e-3"], watch=3)
-    with locked(stopped), pytest.raises(ValueError, match=f"Another process is at work in {stopped}"):
+    with locked(stopped), pytest.raises(ValueError, match=f"Another process is writing to {stopped}"):
         train(stopped, resume=True, watch=3)
     assert {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()} == before
     (stopped / "snapshots.npz").write_bytes(before[stopped / "snapshots.npz"][:-50])

@@ -1,4 +1,4 @@
-"""Each named data set is read from files in exactly the format that it is published in."""
+"""Named data sets are read from files in exactly their published formats."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ WEBP = [saved(shown(image).permute(1, 2, 0).numpy(), "WEBP", lossless=True) for 
 
 
 def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
-    """A copy as CLIP benchmark writes one: numbered shards in train/ and test/, `nshards.txt`, `classnames.txt`."""
+    """Write a copy like CLIP benchmark's: numbered shards in train/ and test/, `nshards.txt`, `classnames.txt`."""
     folder, raw = root / task.source.removeprefix("wds/"), task.raw_classes or task.classes
     for split, n in (("train", train), ("test", test)):
         for shard in range(2):
@@ -35,7 +35,7 @@ def clip_benchmark(root: Path, task, train=1020, test=30) -> Path:
     return folder
 
 
-def test_tasks_are_those_of_vtab_and_the_paper():
+def test_tasks_equal_those_of_vtab_and_the_paper():
     assert len(VTAB) == 19 and [sum(t.group == g for t in VTAB) for g in ("natural", "specialized", "structured")] == [
         7, 4, 8,
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_tasks_are_those_of_vtab_and_the_paper():
 
 
 @pytest.mark.parametrize("name", ["vtab/dsprites-orientation", "vtab/pcam"])
-def test_copies_in_shards(tmp_path, name, monkeypatch):
+def test_load_vtab_copies_in_shards(tmp_path, name, monkeypatch):
     task = TASKS[name]
     folder = clip_benchmark(tmp_path, task)
     raw = task.raw_classes or task.classes
@@ -73,10 +73,10 @@ def test_copies_in_shards(tmp_path, name, monkeypatch):
         eight = load(name.replace("vtab/", "vtab800/"), root=tmp_path)
         assert len(eight) == 800 and eight.images.equal(train.images[:800])
         return
-    (folder / "test" / "1.tar").unlink()  # without a network the hub returns half a download as if it were whole
+    (folder / "test" / "1.tar").unlink()  # without a network the hub returns half a download without an error
     calls = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *name, **how: calls.append((name, how)))
-    with pytest.raises(ValueError, match=f"{task.source} is not in .* cannot be fetched from here .*`hf download"):
+    with pytest.raises(ValueError, match=f"{task.source} is not in .* cannot be downloaded .*`hf download"):
         load(name, "test", root=tmp_path)
     (call, options), = calls
     assert call == (task.source.removeprefix("wds/"),) and options["local_dir"] == folder
@@ -85,13 +85,13 @@ def test_copies_in_shards(tmp_path, name, monkeypatch):
     with pytest.raises(ValueError, match="vtab/pcam .* 1,000 training images, but .* has 100"):
         load(name, root=tmp_path)
     tar(folder / "test" / "0.tar", {"a.png": PIXELS[0], "a.cls": b"2"})
-    with pytest.raises(ValueError, match="Labels must lie in 0…1, .* from 0 to 2"):
+    with pytest.raises(ValueError, match="Labels must lie in 0…1 .* from 0 to 2"):
         load(name, "test", root=tmp_path)
-    with pytest.raises(ValueError, match="vtab/pacm is no task .* vtab/caltech101, "):
+    with pytest.raises(ValueError, match="vtab/pacm is not a task .* vtab/caltech101, "):
         load("vtab/pacm", root=tmp_path)
 
 
-def test_sun397_from_parquet(tmp_path, monkeypatch):
+def test_load_sun397_from_parquet(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     names = [f"scene {i}" for i in range(397)]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
@@ -115,7 +115,7 @@ def described_textures(root: Path) -> None:
         (root / "dtd" / "dtd" / "labels" / f"{split}1.txt").write_text("\n".join(files))
 
 
-def test_a_task_of_torchvision_has_its_own_test_images(tmp_path):
+def test_load_vtab_task_has_torchvisions_test_images(tmp_path):
     described_textures(tmp_path)
     train, valid, test = (load("vtab/dtd", split, root=tmp_path) for split in ("train", "valid", "test"))
     assert (len(train), len(valid), len(test), len(train.class_names)) == (1000, 200, 4, TASKS["vtab/dtd"].classes)
@@ -123,7 +123,7 @@ def test_a_task_of_torchvision_has_its_own_test_images(tmp_path):
 
 
 def imagenet(root: Path, per_class=1, first=1) -> None:
-    """As torchvision leaves it after unpacking ImageNet's archives: `meta.bin`, train/ and val/ by WordNet id."""
+    """Write torchvision's layout of unpacked ImageNet: `meta.bin`, and train/ and val/ by WordNet id."""
     wnids = {"n01440764": ("tench", "Tinca tinca"), "n01443537": ("goldfish", "Carassius auratus")}
     torch.save((wnids, []), root / "meta.bin")
     numbers = iter(range(first, 10**6))
@@ -133,7 +133,7 @@ def imagenet(root: Path, per_class=1, first=1) -> None:
         write(root / "train" / wnid, {f"{wnid}_1.JPEG": encoded(5, "JPEG", (8, 8))})
 
 
-def test_imagenet_by_name_and_in_a_folder(tmp_path, monkeypatch):
+def test_load_imagenet_by_name_and_folder(tmp_path, monkeypatch):
     imagenet(tmp_path)
     for name in ("imagenet", "imagenet-real"):
         test = load(name, "test", root=tmp_path, size=8, stream=True, workers=0)
@@ -143,10 +143,10 @@ def test_imagenet_by_name_and_in_a_folder(tmp_path, monkeypatch):
     assert folder.class_names == ("n01440764", "n01443537") and folder.labels.tolist() == [0, 1]
     write(tmp_path / "pets", {f"{c}/{i}.png": encoded(i) for c in "ab" for i in range(2)})
     monkeypatch.chdir(tmp_path)
-    assert load("pets", "whole").class_names == ("a", "b")  # a folder that is there is meant
+    assert load("pets", "whole").class_names == ("a", "b")  # an existing folder comes first
 
 
-def test_imagenet_by_name_in_folders_without_its_development_kit(tmp_path):
+def test_load_imagenet_without_its_development_kit(tmp_path):
     imagenet(tmp_path, per_class=2, first=7)
     (tmp_path / "meta.bin").unlink()
     write(tmp_path / "test", {"ILSVRC2012_test_00000001.JPEG": encoded(1, "JPEG")})
@@ -159,14 +159,14 @@ def test_imagenet_by_name_in_folders_without_its_development_kit(tmp_path):
         assert validation_numbers([test.samples.name(i) for i in range(4)]).tolist() == [6, 7, 8, 9], "as ReaL needs"
     (tmp_path / "val").rename(tmp_path / "elsewhere")
     for missing, words in (("test", "divided into train, but its valid split must be named valid or"),
-                           ("train", "torch/.* is not in .* with that of its development kit")):  # fmt: skip
+                           ("train", "torch/.* is not in .* with the archive of its development kit")):  # fmt: skip
         shutil.rmtree(tmp_path / missing)
         for name in names:
             with pytest.raises(ValueError, match=words):
                 load(name, "valid", root=tmp_path)
 
 
-def test_imagenet_is_not_read_from_folders_of_other_data_sets(tmp_path):
+def test_load_imagenet_ignores_folders_of_other_data_sets(tmp_path):
     write(tmp_path / "flowers" / "jpg", {f"{i}.png": encoded(i) for i in range(4)})
     write(tmp_path / "pets" / "images", {f"{i}.png": encoded(i) for i in range(4)})
     write(tmp_path / "test", {"ILSVRC2012_test_00000001.JPEG": encoded(1, "JPEG")})
@@ -175,7 +175,7 @@ def test_imagenet_is_not_read_from_folders_of_other_data_sets(tmp_path):
 
 
 def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
-    """A set of a `kind` with these labels, as published copies come."""
+    """Write a data set of a `kind` with these labels, like published copies."""
     for split, labels in splits.items():
         images = [encoded(100 * len(split) + i) for i in range(len(labels))]
         if kind == "folder":
@@ -190,8 +190,8 @@ def written(folder: Path, kind: str, splits: dict[str, list[int]]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "wds"])
-def test_a_test_split_without_labels_gives_way_to_validation(tmp_path, kind):
-    """As published copies of ImageNet have one: labels of −1, or a flat folder."""
+def test_load_replaces_an_unlabeled_test_split_by_validation(tmp_path, kind):
+    """Published copies of ImageNet have labels of −1, or a flat folder."""
     root = tmp_path / "cache"
     source = written(tmp_path / "set", kind, {"train": [0, 1], "validation": [1, 0], "test": [-1, -1]})
     valid = load(source, "valid", root=root)
@@ -207,17 +207,17 @@ def test_a_test_split_without_labels_gives_way_to_validation(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "wds"])
-def test_classes_without_names_are_numbered_alike_in_all_splits(tmp_path, kind):
+def test_load_numbers_classes_equally_in_all_splits(tmp_path, kind):
     root = tmp_path / "cache"
     source = written(tmp_path / "set", kind, {"train": [0, 1, 2], "validation": [0, 1], "test": [3, 0]})
     names = [load(source, split, root=root).class_names for split in ("train", "valid", "test")]
-    assert names == [("0", "1", "2"), ("0", "1", "2"), ("0", "1", "2", "3")]  # what training lacks shows
+    assert names == [("0", "1", "2"), ("0", "1", "2"), ("0", "1", "2", "3")]  # a class that training lacks is added
     for path in source.glob("train*"):
         path.rename(tmp_path / "gone")
     assert load(source, "valid", root=root).class_names == ("0", "1")
 
 
-def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
+def test_evaluate_reports_missing_data_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", unreachable)
@@ -225,5 +225,5 @@ def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
     for name in ("vtab/pcam", "vtab/sun397", "cifar10", "imagenet"):
         arguments = ("evaluate", model, "--data", name, "--protocol", "knn", "--root", tmp_path, "--device", "cpu")
         done = vitlens(*arguments, expect=2)
-        assert done.stderr.count("\n") == 1 and "cannot be fetched" in done.stderr
+        assert done.stderr.count("\n") == 1 and "cannot be downloaded" in done.stderr
         assert TASKS[name].source in done.stderr

@@ -17,33 +17,40 @@ __all__ = ["ImageError", "image_files", "is_image", "load_image", "rgb", "sample
 __dir__ = __all__.copy
 
 MAX_PIXELS = 80_000_000
-"""The largest image accepted unless another limit is given: more than a 50-megapixel phone photograph."""
+"""Default limit of the pixels of an image, above a 50-megapixel phone photograph."""
 
 MAX_ELONGATION = 100
-"""Largest ratio of the sides of an image to crop: resizing the short side of a strip takes memory without bound."""
+"""Largest ratio of the sides of an image, because resizing the short side of a strip takes unbounded memory."""
 
-_ROUNDING = 1e-4  # floats may leave [0, 1] by this much, as they do after a bicubic resize
-_DRAWINGS = {"EPS", "WMF"}  # to decode these, Pillow runs another program on them
-_NO_IMAGES = _DRAWINGS | {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # Pillow has these formats and cannot decode them
+_ROUNDING = 1e-4  # floats may exceed [0, 1] by this, as after a bicubic resize
+_DRAWINGS = {"EPS", "WMF"}  # Pillow runs other programs to decode these
+_NO_IMAGES = _DRAWINGS | {"BUFR", "GRIB", "HDF5", "MPEG", "PDF"}  # formats that Pillow opens but cannot decode
 _SAMPLES = ("skimage/data/astronaut.png", "skimage/data/chelsea.png", "skimage/data/coffee.png",
             "skimage/data/rocket.jpg", "sklearn/datasets/images/china.jpg", "sklearn/datasets/images/flower.jpg")
 
 
 class ImageError(ValueError):
-    """Something is not an image that can be used. The message names it and the reason."""
+    """A source that cannot be read as an image. The message names the source and the reason.
+
+    >>> issubclass(vitlens.ImageError, ValueError)
+    True
+    """
 
 
 def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:
-    """The image in `source` as a new, fully loaded RGB image: upright, opaque, in sRGB, without metadata.
+    """Read an image as a new, fully loaded PIL image in RGB: upright, opaque, in sRGB, without metadata.
+
+    >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
+    (255, 255, 255)
 
     `source` is a path, the bytes of a file, a binary file object (read from its beginning, left open), a PIL image
     (left as it is), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
     [0, 1], or a torch tensor of the same kinds, channels last or first.
 
     The EXIF orientation is applied, transparency is laid over white, 16-bit levels are divided by 257 and floats
-    multiplied by 255, never clipped or stretched, and colors are converted from an embedded profile to sRGB. Of several
-    frames the first is taken. `on_note` is called with a sentence about what was done, if anything was. Raises
-    ImageError for everything else. The size in the header is checked before anything is decoded.
+    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. A file
+    of several frames gives the first. `on_note` gets a sentence about these changes, if any. Raises ImageError for
+    other sources, and for images of over `max_pixels` by their header, before decoding.
     """
     notes: list[str] = []
     image = isinstance(source, Image.Image)
@@ -63,11 +70,11 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
                 raise ImageError(f"has {image.width} × {image.height} pixels and must have 1 to {limit:,} (max_pixels)")
             if image is not source and image.format in _DRAWINGS:
                 raise ImageError(f"is a drawing ({image.format}). Export it as PNG")
-            found = rgb(image, notes, profiles=True)
-            with suppress(Exception):  # the image is there, whatever else the file holds
-                if image is not source and image.format != "MPO" and image.n_frames > 1:  # telephones add previews
+            result = rgb(image, notes, profiles=True)
+            with suppress(Exception):  # the first frame is read, so the others may be damaged
+                if image is not source and image.format != "MPO" and image.n_frames > 1:  # phones add previews
                     notes.append(f"holds {image.n_frames} images; the first is shown")
-    except Exception as error:  # decoders raise a dozen unrelated types on damaged files
+    except Exception as error:  # decoders raise many types on damaged files
         if isinstance(error, ImageError):
             reason = str(error)
         elif isinstance(error, UnidentifiedImageError):
@@ -80,23 +87,23 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
         raise ImageError(f"Expected an image, but {name} {reason}.") from error
     if notes and on_note is not None:
         on_note(f"{name[0].upper()}{name[1:]} {'; '.join(notes)}.")
-    return found
+    return result
 
 
 def is_image(path: str | os.PathLike) -> bool:
-    """True for files that Pillow opens: by their ending, and without a known ending by their first bytes."""
+    """True for files that Pillow opens, by their extension, or by their first bytes if it is unknown."""
     kind = Image.registered_extensions().get(os.path.splitext(path)[1].lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
     try:
         with Image.open(path) as image:
             return image.format not in _NO_IMAGES
-    except Exception:  # whatever it is, Pillow does not open it
+    except Exception:  # Pillow raises many types
         return False
 
 
 def hidden(path: str | os.PathLike) -> bool:
-    """True for a relative path to or through a hidden file or folder, or one that a Mac adds to archives."""
+    """True for a relative path with a hidden file or folder, or the folder that macOS adds to archives."""
     return any(part == "__MACOSX" or part.startswith(".") for part in Path(path).parts)
 
 
@@ -121,15 +128,20 @@ def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> l
 
 
 def samples() -> dict[str, Image.Image]:
-    """Six photographs by name, always in the same order, from the files that scikit-image and scikit-learn install."""
+    """Six photographs by name, in a fixed order, from the files of scikit-image and scikit-learn.
+
+    >>> list(vitlens.samples())
+    ['astronaut', 'chelsea', 'coffee', 'rocket', 'china', 'flower']
+    """
     files = [Path(find_spec(file.split("/")[0]).origin).parent.parent / file for file in _SAMPLES]
     return {file.stem: rgb(Image.open(file)) for file in files if file.is_file()}
 
 
 def rgb(image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False) -> Image.Image:
-    """Any PIL image as a new, upright RGB image over white, as `load_image` describes it.
+    """A PIL image as a new, upright RGB image over white, as in `load_image`.
 
-    notes: receives what was done. profiles: convert embedded color profiles. Data sets do not, as timm and torchvision.
+    notes: list to which changes are added. profiles: convert embedded color profiles, which data sets do not, like timm
+    and torchvision.
     """
     notes = [] if notes is None else notes
     image.load()
@@ -144,7 +156,7 @@ def rgb(image: Image.Image, notes: list[str] | None = None, *, profiles: bool = 
     else:
         plain = colors.convert("RGB")
     plain.info.clear()
-    with suppress(Exception):  # whatever is wrong with the metadata, the image itself is still one
+    with suppress(Exception):  # damaged metadata do not matter
         orientation = image.getexif().get(ExifTags.Base.Orientation)
         if orientation in range(2, 9):
             plain.getexif()[ExifTags.Base.Orientation] = orientation
@@ -154,14 +166,14 @@ def rgb(image: Image.Image, notes: list[str] | None = None, *, profiles: bool = 
 
 
 def _from_array(source, notes: list[str]) -> Image.Image:
-    """An array or tensor as a PIL image of mode L, RGB or RGBA."""
+    """PIL image of mode L, RGB or RGBA from an array or tensor."""
     values = source
     if not isinstance(source, np.ndarray):
         tensor = source.detach().cpu()
         values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
         if values.ndim == 3 and values.shape[0] in (1, 3, 4):
             if values.shape[2] in (1, 3, 4):
-                raise ImageError(f"has shape {values.shape}, whose channels may be first or last. Give a NumPy array")
+                raise ImageError(f"has shape {values.shape}, whose channels may be first or last. Pass a NumPy array")
             values = np.moveaxis(values, 0, -1)
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)):
         raise ImageError(f"has shape {values.shape} and must be one image, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)")
@@ -169,23 +181,23 @@ def _from_array(source, notes: list[str]) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray, notes: list[str]) -> np.ndarray:
-    """bool, uint8, uint16 or floats in [0, 1] as uint8, rounded to the nearest."""
+    """Values as uint8, rounded to the nearest, from bool, uint8, uint16 or floats in [0, 1]."""
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind == "b":
         return values * np.uint8(255)
     if values.dtype.newbyteorder("=") == np.uint16:
         if 0 < (highest := int(values.max())) < 2**14:
-            notes.append(f"has levels up to {highest:,} of 65,535 and is as dark as that")
+            notes.append(f"has levels up to {highest:,} of 65,535, so it may look dark")
         return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
     if values.dtype.kind == "f" and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING:  # false for NaN
         return np.rint(values.astype(np.float32) * 255).astype(np.uint8)
-    came = f"{values.dtype} from {values.min():g} to {values.max():g}" if values.dtype.kind == "f" else values.dtype
-    raise ImageError(f"has values of {came}. Give uint8, uint16, bool, or finite floats between 0 and 1")
+    got = f"{values.dtype} from {values.min():g} to {values.max():g}" if values.dtype.kind == "f" else values.dtype
+    raise ImageError(f"has values of {got}. Pass uint8, uint16, bool, or finite floats between 0 and 1")
 
 
 def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
-    """Gray of 16 bits or floats as RGB, a transparent level (PNG) as white."""
+    """RGB image from gray of 16 bits or floats, with a transparent level (PNG) in white."""
     values = np.asarray(image)
     if image.mode != "F":
         if values.min() < 0 or values.max() > 65535:
@@ -197,12 +209,12 @@ def _from_deep_gray(image: Image.Image, notes: list[str]) -> Image.Image:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    own = image.convert("LA") if image.mode == "La" else image.copy()  # converting writes into a palette's alpha
+    own = image.convert("LA") if image.mode == "La" else image.copy()  # converting changes a palette's alpha in place
     return own.convert("RGBA")
 
 
 def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
-    """An image in sRGB, by its embedded color profile. Unchanged if that is damaged, does not fit, or is sRGB."""
+    """Image converted to sRGB from its color profile, or unchanged if the profile is damaged, misfits or is sRGB."""
     colors = _with_alpha(image) if image.has_transparency_data else image
     own = "CMYK" if image.mode == "CMYK" else "GRAY" if image.mode in ("1", "L", "LA", "La") else "RGB"
     try:
@@ -216,7 +228,7 @@ def _in_srgb(image: Image.Image, notes: list[str]) -> Image.Image:
             before, profile, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
             flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
         )  # fmt: skip
-    except Exception:  # whatever is wrong with the profile, the image itself is still one
+    except Exception:  # a damaged profile is ignored
         notes.append("has a color profile that is damaged or does not fit its pixels, which was ignored")
         return image
     if own != "CMYK" and np.abs(np.asarray(after, np.int16) - np.asarray(before.convert("RGB"), np.int16)).max() <= 2:

@@ -1,4 +1,4 @@
-"""Labeled images for training and evaluation: held in memory as bytes, or read by worker processes.
+"""Labeled images for training and evaluation, held in memory or streamed by worker processes.
 
 `load` opens one split of a source as an `ImageSet` or an `ImageStream`. Both have `len`, `labels`, `class_names`,
 `damaged`, `note`, `size`, `to`, `subset`, `chosen`, `batches`, `remaining` and `stand_ins`. `register(name, opens)`

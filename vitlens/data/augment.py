@@ -1,8 +1,8 @@
-"""Augmentation of a whole batch at once, on the device that holds it: uint8 in, normalized floats and targets out.
+"""Augmentation of a whole batch at once on its device, from uint8 images to normalized floats and targets.
 
 Every random choice comes from `draws(device, seed, epoch, step)`: the same arguments give the same batch on the same
-device, augmented at once or in parts. No global state is read or written. Hence not timm's transforms and mixup: they
-draw from global generators, image by image on the CPU; here 1,024 images take an accelerator about a millisecond.
+device, augmented at once or in parts. No global state is read or written. timm's transforms and mixup draw from global
+generators, image by image on the CPU. Here 1,024 images take an accelerator about a millisecond.
 
 Shapes: B batch, C = 3 channels, H × W pixels. Floats lie in [0, 1] until they are normalized.
 """
@@ -30,20 +30,20 @@ RANGES = {
     "between 0 and 1": lambda n: 0 <= n <= 1,
     "from 0 up and below 1": lambda n: 0 <= n < 1,
 }
-"""Predicates of the ranges that a setting's numbers may have to be in."""
+"""Predicates for the ranges of settings."""
 
 
 type_hints = functools.cache(typing.get_type_hints)
 
 
 def setting(default, meaning: str, fits: str | tuple = "") -> Any:
-    """A field of a dataclass of settings. default: or a class to call; fits: one of `RANGES`, or the allowed values."""
-    given = {"default_factory" if isinstance(default, type) else "default": default}
-    return dataclasses.field(**given, metadata={"meaning": " ".join(meaning.split()), "fits": fits})
+    """Field of a dataclass of settings. default: a value or a class to call. fits: one of `RANGES`, or the values."""
+    options = {"default_factory" if isinstance(default, type) else "default": default}
+    return dataclasses.field(**options, metadata={"meaning": " ".join(meaning.split()), "fits": fits})
 
 
 def check_settings(settings: object, prefix: str = "") -> None:
-    """Raise ValueError for a setting of another type or out of its range. Lists become tuples, and numbers text."""
+    """Raise ValueError for a wrong type or range. Lists become tuples, and numbers become strings where text is due."""
     kinds = type_hints(type(settings))
     for field in dataclasses.fields(settings):
         name, value, kind = prefix + field.name, getattr(settings, field.name), kinds[field.name]
@@ -57,7 +57,7 @@ def check_settings(settings: object, prefix: str = "") -> None:
             shape = f"{len(parts)} numbers separated by commas" if parts else kind.__name__
             raise ValueError(f"{name} must be of type {shape}, got {value!r}.")
         if float in (kind, *parts) and not all(abs(n) < 1e30 for n in values):  # float32 would overflow
-            raise ValueError(f"{name} must be made of finite numbers below 1e30, got {value}.")
+            raise ValueError(f"{name} must be finite and below 1e30, got {value}.")
         fits = field.metadata.get("fits", "")
         if isinstance(fits, tuple) and value not in fits:
             raise ValueError(f"{name} must be one of {', '.join(fits)}, got {value!r}.")
@@ -74,10 +74,10 @@ SHARE = "between 0 and 1"
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to a training batch; the defaults do nothing."""
+    """Settings of the augmentation of a training batch. The defaults change nothing."""
 
-    flip: float = setting(0.0, "Probability of a horizontal flip; 0 where left and right carry meaning.", SHARE)
-    pad: int = setting(0, "Pixels of reflected border from which the window is cut at random.", "0 or more")
+    flip: float = setting(0.0, "Probability of a horizontal flip. Use 0 if left and right carry meaning.", SHARE)
+    pad: int = setting(0, "Width of a reflected border in pixels. The window is cut from it at random.", "0 or more")
     scale: tuple[float, float] = setting((1.0, 1.0), """Range of the share of the image's area that a random resized
         crop shows (Szegedy et al. 2015).""", "above 0")
     ratio: tuple[float, float] = setting((1.0, 1.0), """Range of that crop's aspect ratio, width by height, drawn on a
@@ -85,14 +85,14 @@ class Augment:
     rotate: float = setting(0.0, "Largest rotation in degrees, either way.", "0 or more")
     jitter: float = setting(0.0, "Brightness, contrast and saturation are each multiplied by a factor from 1 ± jitter.",
                             SHARE)
-    policy: float = setting(0.0, """Probability of one of grayscale, solarize, posterize: DeiT III's 3-Augment, with
-        posterize in place of blur because at 64 px little is left to blur.""", SHARE)
-    erase: float = setting(0.0, """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It has 2
-        to 33 % of the area, less where it reaches beyond the image.""", SHARE)
-    cutmix: float = setting(0.0, "Probability, per sample, of pasting in a rectangle of another (Yun et al. 2019).",
+    policy: float = setting(0.0, """Probability of one of grayscale, solarize and posterize. This is DeiT III's
+        3-Augment with posterize instead of blur, which would leave few details at 64 pixels.""", SHARE)
+    erase: float = setting(0.0, """Probability of filling a rectangle with the mean color (Zhong et al. 2017). It covers
+        2 to 33 % of the area, or less if the border cuts it.""", SHARE)
+    cutmix: float = setting(0.0, "Probability per sample of pasting a rectangle of another one (Yun et al. 2019).",
                             SHARE)
-    mixup: float = setting(0.0, """Probability, per sample, of blending with another (Zhang et al. 2017). λ is uniform:
-        Beta(1, 1), as in CutMix.""", SHARE)
+    mixup: float = setting(0.0, """Probability per sample of blending with another one (Zhang et al. 2017). λ is
+        uniform, Beta(1, 1), as in CutMix.""", SHARE)
 
     def __post_init__(self):
         check_settings(self, "augment.")
@@ -119,8 +119,8 @@ def augmented(
 ) -> tuple[Tensor, Targets]:
     """A training batch from uint8 `images` (B, 3, H, W) and `labels` (B,): floats (B, 3, size, size) and `Targets`.
 
-    Larger images are cut at random; without `size` the output is as large as the input. `mix=False` switches off mixup
-    and cutmix and changes no other random choice.
+    Larger images are cropped at random. Without `size` the output has the size of the input. `mix=False` switches off
+    mixup and cutmix, and leaves all other random choices unchanged.
     """
     shape = (size, size) if size else images.shape[2:]
     resampled = augment.scale != (1.0, 1.0) or augment.ratio != (1.0, 1.0) or augment.rotate
@@ -137,14 +137,14 @@ def augmented(
         x = erased(x, augment.erase, rng)
     if mix and (augment.cutmix or augment.mixup):
         return mixed(x, labels, augment.cutmix, augment.mixup, rng)
-    # A copy: the same tensor twice would be another case to a compiler, and a second compilation.
+    # A copy, because the same tensor twice would cause a second compilation.
     return x, Targets(labels, labels.clone(), torch.ones(len(x), device=x.device))
 
 
 def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x − mean) / std by channel; uint8 is first scaled to [0, 1]."""
     x = x.float() / 255 if x.dtype == torch.uint8 else x
-    # Channel by channel from Python numbers: a tensor made of them here would wait for the device at every batch.
+    # From Python numbers, because making a tensor of them would synchronize the device at every batch.
     return torch.stack([(x[:, c] - m).div_(s) for c, (m, s) in enumerate(zip(mean, std, strict=True))], dim=1)
 
 
@@ -152,7 +152,7 @@ def normalized(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
 
 
 def seed_of(*key: int) -> int:
-    """One well-mixed seed from several non-negative numbers, usually (seed, epoch, step)."""
+    """Seed from several non-negative numbers, usually (seed, epoch, step)."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1  # torch's seeds are signed
 
 
@@ -165,8 +165,8 @@ def generator(device: torch.device | str, *key: int) -> torch.Generator:
 class Draws:
     """Uniform random numbers for part `part` of `parts` equal parts of a batch.
 
-    They are drawn for the whole batch and then cut, so a batch augmented in parts, one after the other or by several
-    processes, equals the batch augmented at once.
+    They are drawn for the whole batch and then divided, so a batch augmented in parts, even by several processes,
+    equals the batch augmented at once.
     """
 
     generator: torch.Generator
@@ -188,9 +188,9 @@ def draws(device: torch.device | str, *key: int, part: int = 0, parts: int = 1) 
 
 
 def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, rng: Draws) -> Tensor:
-    """Windows of `size` (rows, columns), each cut at its own random place and mirrored with probability `flip`.
+    """Windows of `size` (rows, columns), cut at random positions and mirrored with probability `flip`.
 
-    They reach up to `pad` reflected pixels beyond the image. Raises `ValueError` for windows larger than the image.
+    They extend up to `pad` reflected pixels beyond the image. Raises `ValueError` for windows larger than the image.
     """
     b, _, h, w = images.shape
     unchanged = not pad and (h, w) == tuple(size)
@@ -241,7 +241,7 @@ def resized_crop(
     cx, cy = (2 * cx - 1) * (1 - w).abs(), (2 * cy - 1) * (1 - h).abs()
     angle = (2 * angle - 1) * math.radians(rotate)
     theta = torch.stack([w * angle.cos(), -h * angle.sin(), cx, w * angle.sin(), h * angle.cos(), cy], dim=1)
-    # What F.affine_grid makes of it, by rows and columns: a matrix product for each pixel takes longer than sampling.
+    # The grid of F.affine_grid by rows and columns, because its matrix product per pixel takes longer than sampling.
     v, u = (torch.arange(1 - n, n, 2, device=x.device)[:, None] / n for n in size)
     across, down, center = theta.view(-1, 1, 2, 3).unbind(-1)
     grid = (down * v)[:, :, None] + (across * u + center)[:, None]  # (B, rows, columns, 2)
@@ -252,7 +252,7 @@ def resized_crop(
 
 
 def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
-    """Brightness, contrast and saturation changed in this order, each result clipped to [0, 1] as torchvision does."""
+    """Images with changed brightness, contrast and saturation, clipped to [0, 1] after each, as in torchvision."""
     factors = 1 + strength * (2 * rng.uniform(3, len(x))[..., None, None, None] - 1)
     x = (x * factors[0]).clamp_(0, 1)
     mean = gray(x).mean(dim=(1, 2, 3), keepdim=True)
@@ -262,12 +262,12 @@ def color_jitter(x: Tensor, strength: float, rng: Draws) -> Tensor:
 
 
 def gray(x: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) of ITU-R BT.601, as in Pillow and torchvision."""
+    """(B, 1, H, W) luma of ITU-R BT.601, as in Pillow and torchvision."""
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
 def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor:
-    """With `probability` one of three: grayscale, inversion of what is brighter than ½, 3 bits a channel."""
+    """Images after one of grayscale, inversion of values above ½, and 3 bits per channel, with `probability`."""
     drawn = rng.uniform(1, len(x))[0, :, None, None, None]
     third = probability / 3
     x = torch.where((drawn >= probability * 2 / 3) & (drawn < probability), posterize(x), x)
@@ -276,7 +276,7 @@ def gray_solarize_posterize(x: Tensor, probability: float, rng: Draws) -> Tensor
 
 
 def posterize(x: Tensor) -> Tensor:
-    """Keep the 3 highest of 8 bits."""
+    """Images with the 3 highest of 8 bits."""
     return (x * 255 / 32).floor() * (32 / 255)
 
 
@@ -284,7 +284,7 @@ def posterize(x: Tensor) -> Tensor:
 
 
 class Targets(NamedTuple):
-    """Soft labels without one-hot rows: class `a` with weight `lam` and class `b` with 1 − `lam`; each (B,)."""
+    """Soft labels without one-hot rows: class `a` with weight `lam` and class `b` with 1 − `lam`, each (B,)."""
 
     a: Tensor
     b: Tensor
@@ -294,7 +294,7 @@ class Targets(NamedTuple):
 def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
     """Normalized `x` with a rectangle set to 0, the mean color.
 
-    It has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3, as in the paper, and is cut off at the border.
+    It has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3, as in the paper, and the border cuts it.
     """
     b, _, h, w = x.shape
     drawn, area, log_ratio, cy, cx = rng.uniform(5, b)
@@ -304,7 +304,7 @@ def erased(x: Tensor, probability: float, rng: Draws) -> Tensor:
 
 
 def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: int) -> Tensor:
-    """Boolean (B, 1, h, w): rectangles with center and sides as shares of the image (B,), cut at its border."""
+    """(B, 1, h, w) booleans: rectangles with center and sides as shares of the image (B,), cut at its border."""
 
     def inside(center: Tensor, side: Tensor, n: int) -> Tensor:
         pixel = torch.arange(n, device=center.device)
@@ -315,11 +315,10 @@ def rectangle(cy: Tensor, cx: Tensor, height: Tensor, width: Tensor, h: int, w: 
 
 
 def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) -> tuple[Tensor, Targets]:
-    """Each sample mixed with its neighbor in the batch, by cutmix, mixup or not at all, with these probabilities.
+    """Samples mixed with their neighbors in the batch by cutmix or mixup, with these probabilities.
 
-    Neighbors stay together when a batch is cut into parts of an even number of samples; the last of an odd number is
-    left as it is. λ is drawn per sample; after cutmix it is the share of pixels that stayed (the box is cut at the
-    border).
+    Neighbors stay together when a batch is divided into parts of even size. The last sample of an odd batch is not
+    mixed. λ is drawn per sample. After cutmix it is the share of pixels that stayed, because the border cuts the box.
     """
     b, _, h, w = x.shape
     kind, lam, cy, cx = rng.uniform(4, b)
@@ -331,5 +330,5 @@ def mixed(x: Tensor, labels: Tensor, cutmix: float, mixup: float, rng: Draws) ->
         torch.where(kind < cutmix + mixup, lam, torch.ones_like(lam))[:, None, None, None],
     )
     other = (torch.arange(b, device=x.device) ^ 1).clamp(max=b - 1)
-    # x·1 + other·0 is x to the bit, which lerp does not promise.
+    # x·1 + other·0 equals x bit for bit, which lerp does not guarantee.
     return (x * weight).addcmul_(x[other], 1 - weight), Targets(labels, labels[other], weight.mean(dim=(1, 2, 3)))

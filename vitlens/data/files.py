@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader finds the old content or the new, whatever happens."""
+    """Write a file atomically, so that readers find either the old content or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -23,7 +23,7 @@ def write(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself must reach the disk too
+    if os.name == "posix":  # the rename must reach the disk too
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -33,12 +33,12 @@ def write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a folder for this process in this block. Raises ValueError if another process has it."""
+    """Lock a folder for this process in this block. Raises ValueError if another process has locked it."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(f"Another process is at work in {folder}. Wait for it, or give another folder.") from None
+        raise ValueError(f"Another process is writing to {folder}. Wait for it, or give another folder.") from None
     try:
         yield
     finally:
@@ -46,16 +46,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def writable(folder: Path, option: str) -> None:
-    """Raise ValueError, which names the option, if a folder cannot be written to, or cannot be made."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    """Raise ValueError that names the option if a folder cannot be created or written to."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as problem:
-        raise ValueError(
-            f"Results go to {folder}, which cannot be written to ({problem.strerror}); give another {option}."
-        ) from problem
+        raise ValueError(f"{folder} cannot be written to ({problem.strerror}). Give another {option}.") from problem
 
 
-def announce(what: str, where: object) -> None:
-    """Print what was stored where: "Fetched torch/cifar10 into …"."""
-    print(f"{what} into {where}, to be kept there.", file=sys.stderr, flush=True)
+def announce(action: str, folder: object) -> None:
+    """Print where data was stored, as in "Downloaded torch/cifar10 into …"."""
+    print(f"{action} into {folder}, where it stays.", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""Folders of images, one for each class, read by torchvision's `ImageFolder`, or ImageNet's validation images as
-published, in one folder with their labels in a file. What is not read is counted and named."""
+"""Class folders of images, read by torchvision's `ImageFolder`, and ImageNet's validation images as published, in one
+folder with a file of labels. Notes count and name the files that are not read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitlens.images import hidden, is_image
 
 VALID_SHARE = 0.1
 UNLABELED = ("without a label",)
-"""The one class of images without labels. ReaL can still score them, because its labels go by file name."""
+"""Class names of images without labels. ReaL can still score them, because it has labels by file name."""
 FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
 COUNT = 50_000
 KIT = "ILSVRC2012_devkit_t12"
@@ -31,9 +31,9 @@ LISTS = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt", "LOC
 
 
 class Classes(ImageFolder):
-    """torchvision's `ImageFolder`, in which hidden files and folders do not count.
+    """torchvision's `ImageFolder` without hidden files and folders.
 
-    classes: the folders in label order, of which some may be empty; by default all, each with an image.
+    classes: names of the folders in label order, of which some may be empty. By default all, each with an image.
     """
 
     def __init__(self, root: Path, classes: Sequence[str] | None = None):
@@ -58,7 +58,7 @@ class Classes(ImageFolder):
 
 
 def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
-    """A folder of Parquet files, WebDataset shards, class folders (divided or not) or ImageNet's validation files."""
+    """Samples of a folder of Parquet files, WebDataset shards, class folders or ImageNet's validation files."""
     part = "test" if split == "whole" else split
     if any(path.glob("*.parquet")):
         return tables.parquet(path, part, root)
@@ -75,7 +75,7 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
             f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
             f"{f' of {named[0]}' if named else ''}."
         )
-    # A split has no images beside its class folders; one that has, beside other class folders, is a class itself.
+    # A folder named like a split, with images of its own and other class folders next to it, is a class.
     if divided and (not others or any(not _loose(path / name) for name in divided)):
         return _of_split(path, part, divided)
     return _undivided(path, split, named)
@@ -83,62 +83,65 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
 
 def _of_split(path: Path, split: str, present: list[str]) -> Samples:
     chosen = first_of(split, present, str(path))
-    train = first_of("train", present) or chosen  # labels number the training classes, so validation may lack one
+    train = first_of("train", present) or chosen  # labels number the training classes, and validation may lack some
     class_names = subfolders(path / train)
     if unknown := sorted({*subfolders(path / chosen)} - {*class_names}):
         raise ValueError(
             f"{path / chosen} holds a class {unknown[0]!r} that {path / train} lacks{alike(unknown[0], class_names)}."
         )
-    found = Classes(path / chosen, class_names if chosen != train else None)
-    names = [os.path.relpath(file, path) for file, _ in found.samples]
+    images = Classes(path / chosen, class_names if chosen != train else None)
+    names = [os.path.relpath(file, path) for file, _ in images.samples]
     note = unread(path, names, [name for name in present if name != chosen])
-    return of_files(path, names, found.targets, class_names, note)
+    return of_files(path, names, images.targets, class_names, note)
 
 
 def _undivided(path: Path, split: str, named: Sequence[str]) -> Samples:
-    """All images of the split "whole", else about a tenth of each class for validation and the others for training.
+    """All images for the split "whole", else about a tenth of each class for validation and the rest for training.
 
-    A file's split depends on its own name alone, so it stays when other files come or go. Only where that would leave
-    a split of a class empty does the file with the nearest number stand in.
+    A file's split depends on its name alone, so it stays when files are added or removed. A split of a class that would
+    be empty gets the file with the nearest number.
     """
-    found = Classes(path)
-    by_class: list[list[str]] = [[] for _ in found.classes]
-    for file, label in found.samples:
+    images = Classes(path)
+    by_class: list[list[str]] = [[] for _ in images.classes]
+    for file, label in images.samples:
         by_class[label].append(Path(os.path.relpath(file, path)).as_posix())
-    notes = [f"The folder {named[0]} of {path} is taken for a class, not for a split."] if named else []
+    notes = [f"The folder {named[0]} of {path} is read as a class, not as a split."] if named else []
     notes.append(unread(path, [name for names in by_class for name in names]))
     if split == "whole":
-        notes.append(f"{path} is not divided, so all its images count, also those that a model may have learned from.")
+        notes.append(f"{path} is not divided, so all its images are used, including any training images.")
     else:
-        by_class = [_side(name, files, split, path) for name, files in zip(found.classes, by_class, strict=True)]
+        by_class = [_side(name, files, split, path) for name, files in zip(images.classes, by_class, strict=True)]
         notes.append(
             f"{path} is not divided into training and validation images: about a tenth of each class is kept for "
             "validation, chosen by the names of the files."
         )
     names = [name for files in by_class for name in files]
     labels = [label for label, files in enumerate(by_class) for _ in files]
-    return of_files(path, names, labels, found.classes, " ".join(filter(None, notes)))
+    return of_files(path, names, labels, images.classes, " ".join(filter(None, notes)))
 
 
-def _side(class_name: str, files: list[str], split: str, where: Path) -> list[str]:
+def _side(class_name: str, files: list[str], split: str, root: Path) -> list[str]:
     if len(files) < 2:
         raise ValueError(
-            f"The class {class_name!r} of {where} has a single image, but training and validation need one each. Add "
+            f"The class {class_name!r} of {root} has a single image, but training and validation need one each. Add "
             "an image, or remove the class."
         )
-    places = {name: place(name) for name in files}
-    lowest, highest = min(places.values()), max(places.values())
+    numbers = {name: number_of(name) for name in files}
+    lowest, highest = min(numbers.values()), max(numbers.values())
     edge = min(max(VALID_SHARE, math.nextafter(lowest, 1)), highest)
-    return [name for name in files if (places[name] < edge) == (split != "train")]
+    return [name for name in files if (numbers[name] < edge) == (split != "train")]
 
 
-def place(name: str) -> float:
-    """A number in [0, 1) for a name, the same everywhere and always."""
+def number_of(name: str) -> float:
+    """A number in [0, 1) that depends on a name alone."""
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=6).digest(), "big") / 2**48
 
 
 def unread(path: Path, read: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
-    """A note that counts and names the files below a folder that are not read, or "". elsewhere: folders apart."""
+    """Note with the number and names of the files below a folder that are not read, or "".
+
+    elsewhere: folders that do not count.
+    """
     left = sorted({*_below(path, elsewhere)} - {os.path.normpath(name) for name in read})
     if not left:
         return ""
@@ -147,7 +150,7 @@ def unread(path: Path, read: Iterable[str], elsewhere: Sequence[str] = ()) -> st
 
 
 def _below(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
-    """The files below a folder, relative to it, also those behind links."""
+    """Files below a folder, relative to it, following links."""
     for here, folders, files in os.walk(path, followlinks=True):
         relative = os.path.relpath(here, path)
         folders[:] = [name for name in folders if relative != "." or name not in without]
@@ -155,7 +158,7 @@ def _below(path: Path, without: Sequence[str] = ()) -> Iterator[str]:
 
 
 def subfolders(path: str | Path) -> list[str]:
-    """The names of the folders in a folder, in the order of code points, without hidden ones."""
+    """Names of the folders in a folder, sorted by code points, without hidden ones."""
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not hidden(entry.name))
 
 
@@ -164,18 +167,18 @@ def _any_image(path: Path) -> bool:
 
 
 def _loose(path: Path) -> bool:
-    """True if images lie in a folder itself."""
+    """True if a folder has images outside its subfolders."""
     return any(entry.is_file() and not hidden(entry.name) and is_image(entry.path) for entry in os.scandir(path))
 
 
 def alike(name: str, others: Iterable[str]) -> str:
-    """A hint at a name that looks the same but has other code points, as é in NFC and NFD, or ""."""
+    """Hint at a name that looks the same with other code points, as é in NFC and NFD, or ""."""
     same = [other for other in others if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)]
     return f" ({ascii(same[0])} looks the same, but its Unicode form is another: NFC or NFD)" if same else ""
 
 
 def imagenet_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[str]] | None:
-    """The folder that holds ImageNet's validation files (`folder` or one `inside` it), and their names."""
+    """Folder with ImageNet's validation files (`folder` or one `inside` it) and their names, or None."""
     for path in (folder, *(folder / name for name in inside)):
         if path.is_dir() and (names := sorted(file.name for file in path.iterdir() if FILE.fullmatch(file.name))):
             return path, names
@@ -183,7 +186,7 @@ def imagenet_files(folder: Path, inside: Sequence[str]) -> tuple[Path, list[str]
 
 
 def imagenet_validation(folder: Path, names: list[str], split: str) -> Samples:
-    """ImageNet's validation files with their labels. Only the split "whole" may do without labels."""
+    """Samples of ImageNet's validation files. Only the split "whole" works without labels."""
     from timm.data import ImageNetInfo
 
     wnids = tuple(ImageNetInfo().label_names())
@@ -191,13 +194,13 @@ def imagenet_validation(folder: Path, names: list[str], split: str) -> Samples:
     file = next((path for path in _places(folder) if path.is_file()), None)
     if file is None:
         missing = (
-            f"{folder} holds ImageNet's validation images, but neither it nor the folder around it has their labels: "
+            f"{folder} holds ImageNet's validation images, but neither it nor its parent has their labels: "
             f"put {KIT}.tar.gz, val.txt (a file and the number of its class from 0 on each line) or {LISTS[0]} (a "
             "WordNet id on each line) there"
         )
         if split != "whole":
             raise ValueError(f"{missing}.")
-        note = f"{missing} for top-1; without, they are scored by ReaL's labels alone."
+        note = f"{missing} for top-1. Without them, only ReaL's labels score the images."
         return of_files(folder, names, [0] * len(names), UNLABELED, note)
     try:
         by_number = _list(file.read_text(encoding="utf-8")) if file.name in LISTS else _kit(file)
@@ -205,25 +208,25 @@ def imagenet_validation(folder: Path, names: list[str], split: str) -> Samples:
         for name, label in zip(names, labels, strict=True):
             if label not in numbers:
                 raise ValueError(f"{name} has {f'the label {label}' if label else 'no label'}")
-    except Exception as problem:  # a file from outside: an archive, MATLAB's or text
+    except Exception as problem:  # an archive, a MATLAB file or text of any content
         raise ValueError(
-            f"{file} should hold ImageNet's {COUNT:,} validation labels, WordNet ids or numbers from 0 to 999, but "
-            f"does not ({type(problem).__name__}: {problem}). Fetch it again, or put another list in its place."
+            f"{file} must hold ImageNet's {COUNT:,} validation labels, as WordNet ids or numbers from 0 to 999 "
+            f"({type(problem).__name__}: {problem}). Download it again, or replace it."
         ) from problem
     note = f"The labels of {folder} are those in {file}."
     return of_files(folder, names, [numbers[label] for label in labels], wnids, note)
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    for around in (folder, folder.parent):
-        yield from (data / TRUTH for data in (around, around / "data", around / KIT / "data"))
-        yield from (around / name for name in (f"{KIT}.tar.gz", *LISTS))
+    for parent in (folder, folder.parent):
+        yield from (data / TRUTH for data in (parent, parent / "data", parent / KIT / "data"))
+        yield from (parent / name for name in (f"{KIT}.tar.gz", *LISTS))
 
 
 def _kit(file: Path) -> dict[int, str]:
-    """WordNet ids by the number of the image, from ImageNet's development kit: its archive, or its list of labels.
+    """WordNet ids by image number, from the archive of ImageNet's development kit or its list of labels.
 
-    The list has numbers that `meta.mat` explains. torchvision's `parse_devkit_archive` would write beside the data.
+    `meta.mat` maps the numbers of the list to WordNet ids. torchvision's `parse_devkit_archive` would write files.
     """
     import scipy.io
 
@@ -238,7 +241,7 @@ def _kit(file: Path) -> dict[int, str]:
 
 
 def _list(text: str) -> dict[int, str]:
-    """Labels from lines of a file name and a label (separated by space or comma), or from one WordNet id per line."""
+    """Labels by image number, from lines of a file name and a label, or of one WordNet id each."""
     rows = [re.split(r"[\s,]+", line.strip()) for line in text.splitlines() if line.strip()]
     if named := [(match[1], row[1]) for row in rows if (match := re.search(r"ILSVRC2012_val_(\d{8})", row[0]))]:
         return {int(number): label for number, label in named}

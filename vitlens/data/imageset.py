@@ -1,7 +1,7 @@
-"""One split of a data set: listed as `Samples`, held in memory as an `ImageSet`, or read as wanted by an `ImageStream`.
+"""One split of a data set: listed as `Samples`, held in memory as an `ImageSet`, or streamed by an `ImageStream`.
 
-What a batch holds depends on the index tensor, the augmentation and the key (seed, epoch) alone, never on the number of
-workers or on what was read before. So a run over a stream resumes as exactly as one over images in memory.
+A batch depends only on the index tensor, the augmentation and the key (seed, epoch), not on the number of workers or on
+earlier batches. So a run over a stream resumes as exactly as a run over images in memory.
 
 Shapes: N images, b of them in a batch, H × W pixels, S pixels a side of a square image.
 """
@@ -30,12 +30,12 @@ from vitlens.data.augment import Augment, seed_of
 from vitlens.data.sources import SPLITS, opened
 from vitlens.images import MAX_ELONGATION, rgb
 
-CHUNK = 32  # images that a worker reads at a time, so that little waits in shared memory
+CHUNK = 32  # images that a worker reads at a time, to keep shared memory small
 TIMEOUT = 300  # seconds without an image after which a stream ends
-IN_A_ROW = 100  # damaged samples in a row after which a stream ends
+IN_A_ROW = 100  # consecutive damaged samples after which a stream ends
 WORKERS_ENDED = (
-    "The processes that read images ended ({}). Most often memory is full, or shared memory, of which a container has "
-    "64 MB: use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
+    "The processes that read images ended ({}), usually because memory or shared memory is full (a container has 64 MB "
+    "of it). Use fewer workers (0 needs no shared memory), or start the container with a larger --shm-size."
 )
 
 
@@ -47,7 +47,11 @@ class Samples:
     """One split before any image is read.
 
     contents: a sequence of images, each a path, encoded bytes, a Pillow image, uint8 (3, H, W), or a tuple that begins
-    with one of these; with `root`, names of files below it. title and names, which may be numbers, are for messages.
+    with one of these. With `root`, names of files below it. title, names: for messages. Names may be numbers.
+
+    >>> split = vitlens.data.Samples([cat, cat.rotate(90)], [0, 1], ("upright", "turned"), ["a", "b"])
+    >>> split.name(1), split.content(1).size
+    ('b', (451, 300))
     """
 
     contents: Sequence
@@ -66,7 +70,7 @@ class Samples:
         return self.title + (os.fsdecode(name) if isinstance(name, bytes) else str(name))
 
     def content(self, i: int) -> bytes | Image.Image | Tensor:
-        """Image `i` as it is stored: encoded bytes, a Pillow image or uint8 (3, H, W)."""
+        """Stored image `i`: encoded bytes, a Pillow image or uint8 (3, H, W)."""
         content = self.contents[i]
         if isinstance(content, tuple):
             content = content[0]
@@ -75,7 +79,7 @@ class Samples:
         return Path(content).read_bytes() if isinstance(content, str | Path) else content
 
     def chosen(self, rows: Tensor) -> Samples:
-        """The samples at the places `rows`, int64 (n,)."""
+        """The samples at the positions `rows`, int64 (n,)."""
         rows = rows.tolist()
         contents = self.contents.chosen(rows) if hasattr(self.contents, "chosen") else Subset(self.contents, rows)
         return replace(
@@ -83,15 +87,15 @@ class Samples:
         )
 
     def fingerprint(self) -> str:
-        """Checksum of 16 of the images, to detect that images were replaced under the same names and labels.
+        """Checksum of 16 of the images, to detect other images with the same names and labels.
 
-        Files are read and not decoded, because decoders differ by a level. Unreadable ones are left out.
+        Files are not decoded, because decoders differ by a level. Unreadable files are skipped.
         """
         digest = hashlib.sha256()
         for i in np.unique(np.linspace(0, len(self) - 1, 16).astype(int)).tolist():
             try:
                 content = self.content(i)
-            except Exception:  # reported when it is decoded
+            except Exception:  # reported later, during decoding
                 continue
             if isinstance(content, Image.Image):
                 content = f"{content.mode} {content.size}".encode()
@@ -102,15 +106,14 @@ class Samples:
 def of_files(root: Path, names: Sequence[str], labels: Sequence[int], class_names, note: str = "") -> Samples:
     """Samples of the files `names` below `root`.
 
-    The names are kept as bytes in one array. A million Python strings would be copied into each worker by their
-    reference counts.
+    The names are bytes in one array, because the reference counts of a million strings would be copied to each worker.
     """
     packed = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
     return Samples(packed, labels, tuple(class_names), packed, note, root=root)
 
 
 def decoded(samples: Samples, i: int) -> Image.Image | str:
-    """Sample `i` as an RGB image, upright and opaque, or a string with its name and the reason why it is damaged."""
+    """Sample `i` as an upright, opaque RGB image, or a message with its name and why it is damaged."""
     try:
         content = samples.content(i)
         if isinstance(content, Tensor):
@@ -122,7 +125,7 @@ def decoded(samples: Samples, i: int) -> Image.Image | str:
             image = rgb(content)
     except UnidentifiedImageError:
         return f"{samples.name(i)} (no image of a known format)"
-    except Exception as problem:  # a decoder may raise anything on untrusted bytes
+    except Exception as problem:  # decoders raise many types on damaged files
         return f"{samples.name(i)} ({type(problem).__name__}: {problem})"
     w, h = image.size
     strip = max(h, w) > MAX_ELONGATION * min(h, w)
@@ -135,14 +138,14 @@ def pixels(image: Image.Image) -> Tensor:
 
 
 PIXEL_READING = 2
-"""Version of decoding, resizing and cropping. Runs record it, so raise it when the same file gives other pixels."""
+"""Version of decoding, resizing and cropping, recorded by runs. Increase it when a file gives other pixels."""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """The resizing of validation images to uint8 (3, side, side): timm's own, as `vitlens.models.pixels` is.
+    """Resizing of validation images to uint8 (3, side, side), by timm, as in `vitlens.models.pixels`.
 
-    The short side is resized (bilinear, antialiased) and the center cropped; with `squash` both sides are resized.
+    The short side is resized (bilinear, antialiased) and the center is cropped. With `squash`, both sides are resized.
     """
 
     side: int
@@ -162,7 +165,7 @@ class Fitting:
 
 
 def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Sequence[float], seed: int) -> Tensor:
-    """torchvision's `RandomResizedCrop` to uint8 (3, side, side), a function of `seed`; global state stays."""
+    """torchvision's `RandomResizedCrop` to uint8 (3, side, side), as a function of `seed` without global state."""
     image = pixels(image)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -171,9 +174,9 @@ def random_crop(image: Image.Image, side: int, scale: Sequence[float], ratio: Se
 
 
 def drawn(size: int, n: int, seed: int) -> Tensor:
-    """`n` different numbers below `size`, int64 (n,), that depend on `seed` alone."""
+    """(n,) different int64 numbers below `size`, which depend on `seed` alone."""
     if not 0 < n <= size:
-        raise ValueError(f"A subset of {size} images cannot have {n} of them.")
+        raise ValueError(f"A subset of {size} images must have 1 to {size} of them, got {n}.")
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:n]
 
 
@@ -181,21 +184,21 @@ def drawn(size: int, n: int, seed: int) -> Tensor:
 
 
 class _Split:
-    """Methods that both kinds of splits share."""
+    """Methods of `ImageSet` and `ImageStream`."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, n: int, seed: int = 0):
-        """`n` of the images, drawn without replacement; which ones depends on `seed` alone."""
+        """`n` of the images, drawn without replacement as a function of `seed`."""
         return self.chosen(drawn(len(self), n, seed))
 
     def _check(self) -> None:
         n = len(self.class_names)
         if len(self) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < n:
             raise ValueError(
-                f"Labels must lie in 0…{n - 1}, one for each of {n} classes, but these run from "
-                f"{int(self.labels.min())} to {int(self.labels.max())}."
+                f"Labels must lie in 0…{n - 1} for {n} classes, got labels from {int(self.labels.min())} to "
+                f"{int(self.labels.max())}."
             )
 
 
@@ -203,9 +206,12 @@ class _Split:
 class ImageSet(_Split):
     """Images and labels of one split.
 
-    `images` is uint8 (N, 3, H, W), `labels` int64 (N,), `class_names` one name per label, in label order. `damaged`
-    names the samples that could not be decoded and were left out, each with the reason. `note` is what a user should
-    know about how the split came about. `pictures` is the `Samples.fingerprint` of what was loaded.
+    images: uint8 (N, 3, H, W). labels: int64 (N,). class_names: one name per label, in label order. damaged: messages
+    about samples that were left out. note: remarks for the user about the split. fingerprint: `Samples.fingerprint`.
+
+    >>> digits = vitlens.data.load("digits")
+    >>> digits.images.shape, digits.class_names[-1]
+    (torch.Size([1437, 3, 8, 8]), '9')
     """
 
     images: Tensor
@@ -213,7 +219,7 @@ class ImageSet(_Split):
     class_names: tuple[str, ...]
     damaged: tuple[str, ...] = ()
     note: str = ""
-    pictures: str = ""
+    fingerprint: str = ""
 
     def __post_init__(self):
         shape, kind = tuple(self.images.shape), self.images.dtype
@@ -231,12 +237,12 @@ class ImageSet(_Split):
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def chosen(self, rows: Tensor) -> ImageSet:
-        """The images at the places `rows`, int64 (n,)."""
+        """The images at the positions `rows`, int64 (n,)."""
         rows = rows.to(self.labels.device)
         return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def stand_ins(self) -> Tensor:
-        """Mask of the images that stand in for damaged ones, bool (N,): all False, since damaged ones are left out."""
+        """(N,) booleans, True for images that replace damaged ones: all False, because damaged ones are left out."""
         return torch.zeros(len(self), dtype=torch.bool)
 
     def batches(
@@ -244,21 +250,21 @@ class ImageSet(_Split):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each index tensor (b,) in `rows`: images uint8 (b, 3, H, W) and labels int64 (b,), on the set's device.
 
-        Only an index, so the host never waits; all of `augment` is left to the caller, see `remaining`.
+        Only an index, so the host never waits. `augment` is left to the caller, see `remaining`.
         """
         for row in rows:
             row = row.to(self.labels.device, non_blocking=True)
             yield self.images[row], self.labels[row]
 
     def remaining(self, augment: Augment) -> Augment:
-        """The part of an augmentation still to be done to the batches: all of it."""
+        """The part of an augmentation that `batches` leaves to the caller: all of it."""
         return augment
 
 
-def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: bool, workers: int) -> ImageSet:
-    """The samples decoded, all at once and in order. what: their description in messages."""
+def held(samples: Samples, title: str, fit: Callable, size: int | None, skip: bool, workers: int) -> ImageSet:
+    """Decode all samples into memory. title: their description in messages."""
     n, labels = len(samples), torch.as_tensor(samples.labels, dtype=torch.int64)
-    # Filled in place where the size is known: stacking a list of images takes the memory twice.
+    # Filled in place if the size is known, because stacking a list takes twice the memory.
     images = [None] * n if size is None else torch.empty(n, 3, size, size, dtype=torch.uint8)
     damaged: dict[int, str] = {}
 
@@ -270,14 +276,14 @@ def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: boo
             else:
                 images[i] = fit(image)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release Python's lock
+    with ThreadPoolExecutor(max(1, workers)) as pool:  # decoders release the GIL
         list(pool.map(decode, [range(i, min(i + 256, n)) for i in range(0, n, 256)]))
     reasons = tuple(damaged[i] for i in sorted(damaged))
     kept = [i for i in range(n) if i not in damaged]
     if damaged and not (skip and kept):
         raise ValueError(
-            f"{len(damaged)} of {n} samples of {what} cannot be decoded, the first being {reasons[0]}. Repair them, or "
-            "leave them out (--skip-damaged, in Python on_damaged='skip')."
+            f"{len(damaged)} of {n} samples of {title} cannot be decoded, the first being {reasons[0]}. Repair or skip "
+            "them (--skip-damaged, in Python on_damaged='skip')."
         )
     if size is None:
         images = torch.stack([images[i] for i in kept])
@@ -290,35 +296,35 @@ def held(samples: Samples, what: str, fit: Callable, size: int | None, skip: boo
 
 
 def loader(dataset: Dataset, batches: Iterable, workers: int, device: torch.device) -> DataLoader:
-    """The `DataLoader` of everything that is read by worker processes: samples in, batches collated by PyTorch."""
-    several = {"timeout": TIMEOUT, "persistent_workers": True, "worker_init_fn": _apart}
+    """The `DataLoader` of all worker processes, with batches collated by PyTorch."""
+    several = {"timeout": TIMEOUT, "persistent_workers": True, "worker_init_fn": _leave_group}
     return DataLoader(
         dataset, batch_sampler=batches, num_workers=workers, pin_memory=device.type == "cuda",
-        generator=torch.Generator(), **(several if workers else {}),  # else each start draws from the global generator
+        generator=torch.Generator(), **(several if workers else {}),  # not the global one
     )  # fmt: skip
 
 
 def workers_ended(problem: BaseException) -> bool:
-    """True for PyTorch's errors about a process that reads images: it was killed, timed out, or could not send."""
+    """True for PyTorch's errors about a worker that was killed, timed out or could not send."""
     return any(word in str(problem) for word in ("DataLoader", "in pin memory thread"))
 
 
 def ended(problem: BaseException) -> ChildProcessError:
-    """PyTorch's error about its workers as one sentence."""
+    """Error with one sentence for PyTorch's error about its workers."""
     return ChildProcessError(WORKERS_ENDED.format(str(problem).strip().splitlines()[-1].rstrip(".")))
 
 
-def _apart(_: int) -> None:
-    """Leave the group of processes: Ctrl-C is meant for the one that trains, which saves and then ends its workers."""
+def _leave_group(_: int) -> None:
+    """Leave the process group, so that Ctrl-C reaches only the process that trains. It saves and ends its workers."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
 
 
 @dataclass(frozen=True)
 class Reader(Dataset):
-    """The part of a stream that a worker holds, which makes samples of chunks (rows, crop, key).
+    """The part of a stream in a worker, which reads the samples of chunks (rows, crop, key).
 
-    A sample is an image, its label, −1 where the stream must end, and the damaged samples met, as JSON.
+    A sample is an image, its label (−1 to end the stream), and messages about damaged samples, as JSON.
     """
 
     samples: Samples
@@ -344,12 +350,16 @@ class Reader(Dataset):
 
 @dataclass(eq=False)
 class ImageStream(_Split):
-    """Images and labels of one split that are read as they are wanted; the counterpart of `ImageSet`.
+    """Images and labels of one split that are read for each batch. The counterpart of `ImageSet`.
 
-    `labels` is int64 (N,) on the CPU, `class_names` one name per label, in label order. Images come as `side` × `side`
-    pixels: cropped at random if the augmentation wants it, else by `fit`, bit for bit what an `ImageSet` holds. With
-    `on_damaged="skip"` the next sample that can be decoded stands in for a damaged one, with its own label; `damaged`
-    lists those met. `workers` processes read; with 0 workers this process does.
+    `labels` is int64 (N,) on the CPU, `class_names` one name per label, in label order. Images have `side` × `side`
+    pixels, cropped at random by the augmentation, or by `fit` to the same pixels as in an `ImageSet`. With
+    `on_damaged="skip"` the next readable sample replaces a damaged one, with its own label, and `damaged` lists the
+    damaged ones. `workers` processes read. With 0 workers this process reads.
+
+    >>> stream = vitlens.data.load("digits", "valid", size=32, stream=True, workers=0)
+    >>> next(stream.batches([torch.arange(5)]))[0].shape
+    torch.Size([5, 3, 32, 32])
     """
 
     samples: Samples
@@ -358,49 +368,49 @@ class ImageStream(_Split):
     on_damaged: str = "raise"
     workers: int = 1
     device: torch.device = torch.device("cpu")
-    pictures: str = ""
-    """`Samples.fingerprint` of what was opened."""
-    found: dict[int, str] = field(default_factory=dict)
+    fingerprint: str = ""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Messages about the damaged samples read so far, by position."""
 
     def __post_init__(self):
         self.labels = torch.as_tensor(self.samples.labels, dtype=torch.int64)
         self.samples = replace(self.samples, labels=self.labels)
         self.class_names, self.note = self.samples.class_names, self.samples.note
         self._check()
-        self._current, self._chunks = None, []  # of the last call of `batches`; workers outlive it
+        self._current, self._chunks = None, []  # of the last call of `batches`, which the workers outlive
         self._loader: DataLoader | None = None
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width in pixels of what `batches` yields."""
+        """Height and width in pixels of the images in `batches`."""
         return self.side, self.side
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """The damaged samples met so far, each with the reason."""
-        return tuple(self.found[i] for i in sorted(self.found))
+        """Messages about the damaged samples read so far."""
+        return tuple(self.reasons[i] for i in sorted(self.reasons))
 
     def to(self, device: torch.device | str) -> ImageStream:
-        """The same stream with its batches on `device`; itself, workers included, if they are there already."""
+        """The same stream with its batches on `device`. Returns itself, with its workers, if they are there already."""
         device = torch.device(device)
         return self if device == self.device else replace(self, device=device)
 
     def chosen(self, rows: Tensor) -> ImageStream:
-        """The images at the places `rows`, int64 (n,)."""
-        return replace(self, samples=self.samples.chosen(rows), found={})
+        """The images at the positions `rows`, int64 (n,)."""
+        return replace(self, samples=self.samples.chosen(rows), reasons={})
 
     def stand_ins(self) -> Tensor:
-        """Mask of the images known to be damaged, for which others stand in: bool (N,)."""
-        return torch.isin(torch.arange(len(self)), torch.tensor(list(self.found), dtype=torch.int64))
+        """(N,) booleans, True for images found damaged so far, which others replace."""
+        return torch.isin(torch.arange(len(self)), torch.tensor(list(self.reasons), dtype=torch.int64))
 
     def remaining(self, augment: Augment) -> Augment:
-        """The part of an augmentation still to be done to the batches: all of it but the random crop.
+        """The part of an augmentation that `batches` leaves to the caller: all of it except the random crop.
 
-        Raises `ValueError` for crops that reach beyond the image.
+        Raises `ValueError` for crops that extend beyond the image.
         """
         if augment.scale[1] > 1:
             raise ValueError(
-                f"A stream cuts its crops out of the images, so augment.scale must not exceed 1, got {augment.scale}. "
+                f"augment.scale must be at most 1 for a stream, which crops within the images, got {augment.scale}. "
                 "Lower it, or hold the images in memory (--hold, in Python stream=False)."
             )
         return replace(augment, scale=(1.0, 1.0), ratio=(1.0, 1.0))
@@ -410,15 +420,15 @@ class ImageStream(_Split):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each index tensor (b,) in `rows`: images uint8 (b, 3, S, S) and labels int64 (b,), on the device.
 
-        A random crop by `augment.scale` and `augment.ratio` is cut from the image at full resolution. It depends on
-        `key` and the image's place alone. A later call of `batches` ends an earlier one.
+        A random crop by `augment.scale` and `augment.ratio` is cut from the image at full resolution. It depends only
+        on `key` and the image's position. A later call of `batches` ends an earlier one.
 
         Raises `ValueError` for damaged samples, `ChildProcessError` if workers end and `RuntimeError` if a later call
         has begun.
         """
         crop = None if augment is None or self.remaining(augment) == augment else (augment.scale, augment.ratio)
         rows = list(rows)
-        parts = self._read([(some.numpy(), crop, tuple(key)) for row in rows for some in row.split(CHUNK)])
+        parts = self._read([(chunk.numpy(), crop, tuple(key)) for row in rows for chunk in row.split(CHUNK)])
         for row in rows:
             images, labels = zip(*(next(parts) for _ in row.split(CHUNK)), strict=True)
             yield torch.cat(images), torch.cat(labels)
@@ -435,16 +445,16 @@ class ImageStream(_Split):
             for _ in chunks:
                 if self._current is not chunks:
                     raise RuntimeError(
-                        "A stream yields one sequence of batches at a time, but another was begun. Finish one first."
+                        "A stream yields one sequence of batches at a time, and another was started. Finish one first."
                     )
                 images, labels, damaged = next(parts)
-                for label, found in zip(labels.tolist(), map(json.loads, damaged), strict=True):
-                    self.found.update({int(i): reason for i, reason in found.items()})
+                for label, reasons in zip(labels.tolist(), map(json.loads, damaged), strict=True):
+                    self.reasons.update({int(i): reason for i, reason in reasons.items()})
                     if label < 0:
-                        last = [*found.values()][-1]
+                        last = [*reasons.values()][-1]
                         raise ValueError(
-                            f"Many samples in a row cannot be decoded, the last being {last}. Is the data still there?"
-                            if skip else f"{last} cannot be decoded. Repair it, or use the next one instead "
+                            f"Many samples in a row cannot be decoded, the last being {last}. Check the data."
+                            if skip else f"{last} cannot be decoded. Repair it, or skip damaged images "
                             "(--skip-damaged, in Python on_damaged='skip')."
                         )  # fmt: skip
                 yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
@@ -474,26 +484,31 @@ def load(
 ) -> ImageSet | ImageStream:
     """Open the `"train"`, `"valid"` or `"test"` split of a data set.
 
-    Where a source has only one of validation and test images, it is both. Test images without labels give way to the
-    validation images, and `note` states it. `"whole"` is the test split too, but of a folder that is not divided all.
+    A source with only validation or only test images uses them for both. Validation images replace test images without
+    labels, and `note` reports it. `"whole"` is the test split, or all images of a folder that is not divided.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=32)
+    >>> len(digits), digits.images.shape
+    (360, torch.Size([360, 3, 32, 32]))
 
     source: the name of a data set in `vitlens.data.SOURCES` (`"digits"`, `"torch/cifar10"` …) or of a task in
     `vitlens.data.tasks.TASKS` (`"imagenet"`, `"pets"` …), or the path of a folder that holds
 
     * `train/` and `val/` (or `training`, `valid`, `validation`, `test`, `testing`) with one folder of images per class,
-      or these class folders alone: then about a tenth of each class, by the names of its files, is for validation.
-      Everything that Pillow opens is read; `note` counts and names what is not;
-    * ImageNet's validation files side by side (`ILSVRC2012_val_00000001.JPEG` …), with a file of their labels;
-    * Parquet files `train-*.parquet`, `validation-*.parquet` … as on the Hugging Face hub, with `classes.json` beside
-      them for class names that the files do not name themselves;
+      or only the class folders. Then about a tenth of each class, by the names of its files, is for validation.
+      All files that Pillow opens are read. `note` counts and names the others.
+    * ImageNet's validation files in one folder (`ILSVRC2012_val_00000001.JPEG` …), with a file of labels.
+    * Parquet files `train-*.parquet`, `validation-*.parquet` … as on the Hugging Face hub. `classes.json` may hold the
+      class names if the files have none.
     * WebDataset shards: tar files with the split in their names or as their folder.
 
-    root: by default the folder that the environment variable `VITLENS_DATA` names, else `~/.cache/vitlens`. size: side
-    in pixels to which the short side is resized (bilinear, antialiased) before a center crop; with `squash` both sides
-    are resized. fit: does it in its own way, from a Pillow image to uint8 (3, `size`, `size`). on_damaged: `"skip"`
-    leaves out images that cannot be decoded or are over 100 times as long as wide, and lists them in `damaged`. stream:
-    `workers` processes read the images as they are wanted (an `ImageStream`, which needs `size`), or all are decoded
-    now and held on `device` (an `ImageSet`). By default they are held if they fit into half of the free memory.
+    root: folder of named data sets, by default the environment variable `VITLENS_DATA`, else `~/.cache/vitlens`. size:
+    side in pixels to which the short side is resized (bilinear, antialiased) before a center crop. squash: resize both
+    sides. fit: a function for this, from a Pillow image to uint8 (3, `size`, `size`). on_damaged: `"skip"` leaves out
+    images that cannot be decoded or are over 100 times as long as wide, and lists them in `damaged`. fold: number of
+    the validation fold of `"digits"`, 0 to 4. stream: True to return an `ImageStream`, for which `workers` processes
+    read the images of each batch and which needs `size`. False to decode all images into an `ImageSet` on `device`. By
+    default images are held if they fit into half of the free memory.
 
     Raises `ValueError` for data that is missing or damaged.
     """
@@ -502,12 +517,12 @@ def load(
             f"split must be one of {', '.join(SPLITS)} and on_damaged raise or skip, got {split!r} and {on_damaged!r}."
         )
     if size is None and (squash or stream):
-        raise ValueError("Images that are squashed or streamed need a common size. Pass size=….")
+        raise ValueError("squash and stream need a common size of the images. Pass size=….")
     device, source = torch.device(device or "cpu"), str(source)
     samples = opened(source, split, root, fold)
     if split in ("test", "whole") and not _labeled(samples):
         samples = opened(source, "valid", root, fold)
-        note = f"The test images of {source} have no labels, so its validation images count instead."
+        note = f"The test images of {source} have no labels, so its validation images are used."
         samples = replace(samples, note=" ".join(filter(None, (note, samples.note))))
     if not _labeled(samples):
         raise ValueError(f"The {split} split of {source} holds no image with a label.")
@@ -524,12 +539,12 @@ def load(
 
 
 def _labeled(samples: Samples) -> bool:
-    """True if there is a label: where they are kept back, folders of classes are missing or all labels are −1."""
+    """True if an image has a label. Published copies without labels have −1 everywhere, or no class folders."""
     return any(label >= 0 for label in samples.labels)
 
 
 def _without_images(samples: Samples, source: str, split: str) -> str:
-    """A note that some classes have no image, or ""."""
+    """Note that some classes have no image, or ""."""
     names = samples.class_names
     missing = sorted({*range(len(names))} - {*np.unique(samples.labels).tolist()})
     if not missing:
@@ -539,16 +554,16 @@ def _without_images(samples: Samples, source: str, split: str) -> str:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on `device` and, for this process, on the machine that reads for it, whichever is less.
+    """Bytes free on `device`, or on its machine for this process, whichever is less.
 
-    From /proc and cgroups: psutil would be one more dependency and does not read a container's limit.
+    From /proc and cgroups, because psutil ignores a container's limit.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # not Linux: all that there is
+    except (OSError, StopIteration):  # not Linux: the total
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than its machine
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit
     if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
         machine = min(machine, int(text))
     machine //= _processes()
@@ -556,5 +571,5 @@ def free_memory(device: torch.device) -> int:
 
 
 def _processes() -> int:
-    """Processes that train together on this machine, from the environment of torchrun and accelerate."""
+    """Number of processes that train together on this machine, as torchrun and accelerate set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -1,4 +1,4 @@
-"""Data sets known by a name: scikit-learn's digits, torchvision's and VTAB-1k."""
+"""Named data sets: scikit-learn's digits, torchvision's data sets and VTAB-1k."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vitlens.data.sources import SPLITS, data_root, opened
 from vitlens.data.tables import numbered, reason
 from vitlens.data.tasks import TASKS, VTAB
 
-# timm's names where timm has one: torchvision's class, its word for a split, what it calls training and validation, and
-# test where that is another.
+# By timm's name, if it has one: torchvision's class, its argument for the split, and the values for training and
+# validation, and for test if that is separate.
 TORCH = {
     "cifar10": ("CIFAR10", "train", True, False),
     "cifar100": ("CIFAR100", "train", True, False),
@@ -44,7 +44,7 @@ TORCH = {
 
 
 def digits(_, split: str, root: Path | None, fold: int) -> Samples:
-    """scikit-learn's digits: 8×8 gray, levels 0…16 scaled to 0…255; fold number `fold` of five is for validation."""
+    """scikit-learn's digits: 8×8 gray, levels 0…16 scaled to 0…255. Fold `fold` of five is for validation."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import StratifiedKFold
 
@@ -57,24 +57,24 @@ def digits(_, split: str, root: Path | None, fold: int) -> Samples:
 
 
 def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
-    """`torch/NAME`: read from `root`, where torchvision expects it, and fetched if it is not there."""
+    """`torch/NAME`: read from `root` in torchvision's layout, and downloaded if missing."""
     root = data_root(root)
     if name.lower() not in TORCH:
-        raise ValueError(f"torch/{name} is not known. Known are torch/ and {', '.join(TORCH)}.")
+        raise ValueError(f"torch/{name} is not a data set. Choose torch/ and one of {', '.join(TORCH)}.")
     kind, word, train, valid, *test = TORCH[name.lower()]
     options = {word: {"train": train, "valid": valid}.get(split, test[0] if test else valid)}
     try:
         data = _opened(getattr(torchvision.datasets, kind), root, options)
-    except Exception as problem:  # whatever the network, the disk and a dozen readers may raise
+    except Exception as problem:  # the network, the disk and many readers raise many types
         call = f"torchvision.datasets.{kind}({str(root)!r}, {word}={options[word]!r}, download=True)"
-        remedy = f"Run {call} where there is a network, and copy the result there."
+        remedy = f"Run {call} on a machine with network access, and copy the result."
         if kind == "ImageNet":
             flat = split != "train" and any(root.glob("ILSVRC2012_val_*"))
             if flat or any((root / name).is_dir() for name in (*SPLITS["train"], *SPLITS[split])):
-                return folder(root, split)  # torchvision wants the archive of the development kit, too
-            remedy = "Download its archives by hand, with that of its development kit, and put them there."
+                return folder(root, split)  # torchvision also needs the archive of the development kit
+            remedy = "Download its archives by hand, with the archive of its development kit, and put them there."
         raise ValueError(
-            f"torch/{name} is not in {root} and cannot be fetched from here ({reason(problem)}). {remedy}"
+            f"torch/{name} is not in {root} and cannot be downloaded ({reason(problem)}). {remedy}"
         ) from problem
     labels = _labels(data)
     classes = getattr(data, "classes", None) or getattr(data, "all_categories", None) or numbered(labels)
@@ -86,14 +86,14 @@ def torchvision_set(name: str, split: str, root: Path | None, _=0) -> Samples:
 
 
 def _opened(kind: type, root: Path, options: dict):
-    # torchvision's errors for missing files; those of ImageNet no program may fetch.
+    # torchvision's errors for missing files. ImageNet cannot be downloaded by a program.
     missing = () if kind is torchvision.datasets.ImageNet else (RuntimeError, FileNotFoundError)
     try:
         return kind(str(root), **options)
     except missing:
         root.mkdir(parents=True, exist_ok=True)
         data = kind(str(root), **options, download=True)
-        announce(f"Fetched torchvision's {kind.__name__}", root)
+        announce(f"Downloaded torchvision's {kind.__name__}", root)
         return data
 
 
@@ -109,14 +109,14 @@ def _labels(data) -> Sequence[int]:
 
 
 def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Samples:
-    """`vtab/NAME`, which trains on all 1,000 images of a task; the last 200 are for validation.
+    """`vtab/NAME`: a task of VTAB-1k with all 1,000 training images, the last 200 of which are for validation.
 
-    The 1,000 are drawn once and for all as a function of their number, so a copy sorted by class gives all classes.
-    VTAB's own script takes the first of its own order, which the copies do not have: other images of the same split.
+    The 1,000 images are a fixed random draw, so a copy sorted by class gives all classes. VTAB's own script takes the
+    first images in an order that the copies lack, so its images are others of the same split.
     """
     task = TASKS.get(f"vtab/{name}")
     if task is None:
-        raise ValueError(f"vtab/{name} is no task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
+        raise ValueError(f"vtab/{name} is not a task of VTAB-1k. Choose from {', '.join(t.name for t in VTAB)}.")
     testing = split in ("test", "whole")
     whole = opened(task.source, "test" if testing else "train", root)
     labels, raw = torch.as_tensor(whole.labels, dtype=torch.int64), task.raw_classes or task.classes
@@ -127,12 +127,12 @@ def vtab(name: str, split: str, root: Path | None, _=0, train: int = 1000) -> Sa
         return whole
     if len(labels) < 1000:
         raise ValueError(
-            f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Fetch it again, whole."
+            f"{task.name} needs 1,000 training images, but {task.source} has {len(labels):,}. Download it again."
         )
     rows = drawn(len(labels), 1000, seed=0)
     return whole.chosen(rows[800:] if split == "valid" else rows[:train])
 
 
 def vtab800(name: str, split: str, root: Path | None, _=0) -> Samples:
-    """`vtab800/NAME`, which trains on the 800 images of a task that settings are chosen with."""
+    """`vtab800/NAME`: a task of VTAB-1k with 800 training images, for choosing settings."""
     return vtab(name, split, root, train=800)

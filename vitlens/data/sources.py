@@ -1,4 +1,4 @@
-"""The registry of data sets that have a name, readable without PyTorch; their readers load when used."""
+"""The registry of named data sets, without PyTorch. Their readers are imported on use."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ EVERY_SPLIT = {name for names in SPLITS.values() for name in names}
 
 
 SOURCES: dict[str, tuple[str, str | Callable[..., Any]]] = {}
-"""By its name or its prefix with the "/", each data set's name for help texts and the function that opens it."""
+"""Name for help texts and opening function of each data set, by its name or by its prefix with the "/"."""
 
 
 def register(name: str, opens: str | Callable[..., Any]) -> None:
-    """Add a data set, or all with one prefix, that `load`, `vitlens train` and `vitlens evaluate` open by its name.
+    """Add a data set, or all with one prefix, that `load`, `vitlens train` and `vitlens evaluate` open by name.
+
+    >>> def opens(name, split, root, fold):
+    ...     return vitlens.data.Samples([cat] * 4, [0, 0, 1, 1], ("cat", "tabby"), range(4))
+    >>> vitlens.data.register("cats", opens)
 
     name: a whole name, or a prefix and a placeholder such as "torch/NAME". opens: the function (or its "module:name")
-    that opens a split as `vitlens.data.Samples`. It is called with the name behind the prefix, the split ("train",
-    "valid", "test", or "whole": test, or all that is not divided), the root that was given or None, and the fold.
+    that returns a split as `vitlens.data.Samples`. It gets the name after the prefix, the split ("train", "valid",
+    "test", or "whole", which is the test split or all undivided images), the root or None, and the fold.
     """
     prefix, slash, _ = name.partition("/")
     SOURCES[prefix + slash] = name, opens
 
 
 def source_names() -> str:
-    """The names of all rows, for help texts."""
+    """Names of all sources, for help texts."""
     return ", ".join(name for name, _ in SOURCES.values())
 
 
 def opened(source: str, split: str, root: str | Path | None = None, fold: int = 0) -> Any:
-    """The `Samples` of one split of a named data set or task, or of the folder `source`. The split "whole" is the test
-    images, or all images of a folder that is not divided."""
+    """`Samples` of one split of a named data set, a task or a folder. "whole" is the test split, or all images of a
+    folder that is not divided."""
     prefix, slash, name = source.partition("/")
     row = SOURCES.get(prefix + slash) or SOURCES.get(source)
     if row is None and Path(source).is_dir():
@@ -51,31 +55,31 @@ def opened(source: str, split: str, root: str | Path | None = None, fold: int = 
         return opened(TASKS[source].source, split, root, fold)
     if row is None:
         raise ValueError(
-            f"{source!r} is not a folder, and no data set has that name. A source is {source_names()}, a task such as "
-            "cifar10, or a folder of class folders, Parquet files or WebDataset shards."
+            f"{source!r} is not a folder or data set. A source is {source_names()}, a task such as cifar10, or a "
+            "folder of class folders, Parquet files or WebDataset shards."
         )
     opens = resolve_name(row[1]) if isinstance(row[1], str) else row[1]
     return opens(name, split, Path(root) if root else None, fold)
 
 
-def first_of(split: str, present: Iterable[str], where: str | None = None) -> str | None:
-    """The first of the `present` names that means `split`, such as "valid" or "Val", or None.
+def first_of(split: str, present: Iterable[str], title: str | None = None) -> str | None:
+    """The first of the `present` names of a split, such as "valid" or "Val", or None.
 
-    where: with it, a split without a name is a ValueError.
+    title: description of the data in the ValueError for a missing split, instead of None.
     """
     present = list(present)
     by_name = {name.lower(): name for name in present}
-    found = next((by_name[name] for name in SPLITS[split] if name in by_name), None)
-    if found is None and where:
+    first = next((by_name[name] for name in SPLITS[split] if name in by_name), None)
+    if first is None and title:
         raise ValueError(
-            f"{where} is divided into {', '.join(present)}, but its {split} split must be named "
+            f"{title} is divided into {', '.join(present)}, but its {split} split must be named "
             f"{' or '.join(SPLITS[split])}."
         )
-    return found
+    return first
 
 
 def data_root(root: str | Path | None) -> Path:
-    """The folder that data sets lie in, or are fetched to."""
+    """The folder of downloaded data sets."""
     return Path(root or os.environ.get("VITLENS_DATA") or Path.home() / ".cache" / "vitlens")
 
 

@@ -15,7 +15,7 @@ from vitlens.data.imageset import Samples
 from vitlens.data.sources import EVERY_SPLIT, SPLITS, data_root, first_of
 
 IMAGES = ("image",)
-LABELS = ("label", "fine_label", "labels")  # CIFAR-100's is fine_label
+LABELS = ("label", "fine_label", "labels")  # fine_label in CIFAR-100
 
 
 def library():
@@ -24,7 +24,7 @@ def library():
         import datasets
     except ImportError as problem:
         raise ValueError(
-            "Parquet files, WebDataset shards and data sets of the hub need the package datasets. Install it: "
+            "Parquet files, WebDataset shards and data sets of the hub need the package datasets. Install it with "
             "pip install datasets"
         ) from problem
     return datasets
@@ -32,9 +32,9 @@ def library():
 
 @dataclass(frozen=True)
 class Column:
-    """The encoded images of a table of `datasets`, mapped into memory.
+    """Encoded images of a table of `datasets`, mapped into memory.
 
-    Arrow's column is read itself: rows of `datasets` take a third as long as decoding 64 × 64 pixels.
+    They are read from Arrow's column, because a row of `datasets` takes a third of the time of decoding 64 × 64 pixels.
     """
 
     table: Any
@@ -51,16 +51,16 @@ class Column:
 
 
 def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples:
-    """The files `train-*.parquet`, or `valid…-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
+    """Samples of the files `train-*.parquet`, `valid-`, `validation-`, `val-` or `test-*.parquet` of `folder`."""
     by_split: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.parquet")):
         by_split.setdefault(re.split(r"[-.]", file.name)[0], []).append(str(file))
     chosen, train = first_of(split, by_split, str(folder)), first_of("train", by_split)
     files = by_split[chosen]
-    # train-00002-of-00005.parquet announces five.
+    # train-00002-of-00005.parquet is one of five.
     expected = max((int(n) for file in files for n in re.findall(r"-of-(\d+)\.parquet$", file)), default=0)
     if len(files) < expected:
-        raise ValueError(f"{folder} holds {len(files)} of the {expected} {split} shards that their names announce.")
+        raise ValueError(f"{folder} holds {len(files)} of the {expected} {split} shards. Download the others.")
     datasets, paths = library(), [glob.escape(file) for file in files]
     try:
         table = datasets.load_dataset("parquet", data_files={chosen: paths}, cache_dir=root and str(root))[chosen]
@@ -68,14 +68,14 @@ def parquet(folder: Path, split: str, root: str | Path | None = None) -> Samples
         raise ValueError(f"The Parquet files of {folder} cannot be read ({reason(problem)}). Fetch them again.") from (
             problem
         )
-    found = _samples(table, str(folder), chosen, names_beside(folder))
-    if found.class_names or train in (None, chosen):
-        return _numbered(found)
-    return _numbered(found, parquet(folder, "train", root))
+    samples = _samples(table, str(folder), chosen, names_beside(folder))
+    if samples.class_names or train in (None, chosen):
+        return _numbered(samples)
+    return _numbered(samples, parquet(folder, "train", root))
 
 
 def hub(name: str, split: str, root: Path | None, _) -> Samples:
-    """`hfds/OWNER/SET`: a data set of the Hugging Face hub; a folder of that name stands in for it."""
+    """`hfds/OWNER/SET`: a data set of the Hugging Face hub, or a folder of that name."""
     datasets, folder = library(), Path(name)
     if folder.is_dir():
         return parquet(folder / "data" if (folder / "data").is_dir() else folder, split, root)
@@ -83,22 +83,22 @@ def hub(name: str, split: str, root: Path | None, _) -> Samples:
         tables = datasets.load_dataset(name, cache_dir=root and str(root))
     except Exception as problem:
         raise ValueError(
-            f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be fetched from here "
-            f"({reason(problem)}). Check the name, or run datasets.load_dataset({name!r}) where there is a network and "
-            "copy its cache."
+            f"hfds/{name} is not in {root or datasets.config.HF_DATASETS_CACHE} and cannot be downloaded "
+            f"({reason(problem)}). Check the name, or run datasets.load_dataset({name!r}) on a machine with network "
+            "access and copy its cache."
         ) from problem
     title = f"hfds/{name}"
     chosen, train = first_of(split, tables, title), first_of("train", tables)
-    if tables[chosen].info.builder_name == "imagefolder":  # which may take a class for a split
-        raise ValueError(f"{title} is a folder of images, not a table. Download it and give the folder.")
-    found = _samples(tables[chosen], title, chosen)
-    if found.class_names or train in (None, chosen):
-        return _numbered(found)
-    return _numbered(found, _samples(tables[train], title, train))
+    if tables[chosen].info.builder_name == "imagefolder":  # it may read a class as a split
+        raise ValueError(f"{title} is a folder of images, not a table. Download it and pass the folder.")
+    samples = _samples(tables[chosen], title, chosen)
+    if samples.class_names or train in (None, chosen):
+        return _numbered(samples)
+    return _numbered(samples, _samples(tables[train], title, train))
 
 
 def reason(problem: BaseException) -> str:
-    """The error of another library in one line."""
+    """Another library's error in one line."""
     text = " ".join(str(problem.__cause__ or problem).split())
     return f"{type(problem).__name__}: {text[:200].rstrip('.')}"
 
@@ -119,7 +119,7 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
     if len(images) and not images[0]["bytes"].is_valid and (path := (images[0].as_py() or {}).get("path")):
         raise ValueError(f"The column {image} of {title} holds paths, such as {path!r}. It must hold the files' bytes.")
     names = names or getattr(features[label], "names", ())
-    note = f"Of the columns of {title}, {image} is taken for the images and {label} for the labels."
+    note = f"The column {image} of {title} is read as the images and {label} as the labels."
     note = "" if (image, label) == ("image", "label") else note
     rows = Column(table.select_columns([image]), image)
     return Samples(rows, labels, tuple(names), range(len(rows)), note, f"{title} {split} row ")
@@ -128,14 +128,14 @@ def _samples(table: Any, title: str, split: str, names: Sequence[str] | None = N
 def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: Mapping) -> str:
     """The first of `names` if the table has one of them, else the only column of a fitting type."""
     named = [name for name in names if name in features]
-    found = [name for name in named if name in fitting][:1] if named else fitting
-    if len(found) != 1:
-        what = "encoded images" if names == IMAGES else "whole numbers as labels"
+    candidates = [name for name in named if name in fitting][:1] if named else fitting
+    if len(candidates) != 1:
+        content = "encoded images" if names == IMAGES else "whole numbers as labels"
         raise ValueError(
-            f"{title} has the columns {', '.join(features)}, but needs one of {what}, called {names[0]}, and "
-            f"{', '.join(found) or 'none'} could be it. Columns of paths are not read."
+            f"{title} needs a column of {content} called {names[0]}, got {', '.join(features)}, of which "
+            f"{', '.join(candidates) or 'none'} could be it. Columns of paths are not read."
         )
-    return found[0]
+    return candidates[0]
 
 
 # WebDataset
@@ -143,7 +143,7 @@ def _column(names: Sequence[str], fitting: Sequence[str], title: str, features: 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Encoded images of WebDataset shards by their keys; `in_memory` reads them."""
+    """Encoded images of WebDataset shards, by key. `in_memory` reads them."""
 
     shards: Sequence[Path]
     keys: Sequence[tuple[str, str]]
@@ -167,8 +167,8 @@ class Streamed:
 
 
 def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
-    """`wds/NAME`: shards in ROOT/NAME or in ROOT itself; `wds/OWNER/SET` is fetched from the hub if missing."""
-    library()  # before anything is fetched
+    """`wds/NAME`: shards in ROOT/NAME or ROOT. `wds/OWNER/SET` is downloaded from the hub if missing."""
+    library()  # raises before any download
     folder = data_root(root) / name
     if name.count("/") == 1 and not _files(folder, split):
         _fetch(name, folder, split)
@@ -176,34 +176,34 @@ def webdataset(name: str, split: str, root: Path | None, _) -> Samples:
 
 
 def shards(folder: Path, split: str) -> Samples:
-    """WebDataset shards: tar files of `KEY.jpg` (or another image) beside `KEY.cls` or `KEY.json` with its `label`.
+    """Samples of WebDataset shards: tar files of `KEY.jpg` (or another image) and `KEY.cls` or `KEY.json` with `label`.
 
-    The split is in their names, or they lie in a folder of its name, where `nshards.txt` may hold their number. Samples
-    with a label below 0 are left out. Class names: `classes.json` or, one a line, `classnames.txt`, else numbers.
+    The split is in their names or the name of their folder, where `nshards.txt` may hold their number. Samples with a
+    label below 0 are left out. Class names are in `classes.json` or, one per line, in `classnames.txt`, else numbers.
     """
     files, keys, labels = _files(folder, split), [], []
     if not files:
         raise ValueError(
-            f"{folder} lacks shards of its {split} split, some or all of them: tar files with "
-            f"{' or '.join(SPLITS[split])} in their names, or in a folder so named."
+            f"{folder} lacks some or all shards of its {split} split: tar files with {' or '.join(SPLITS[split])} in "
+            "their names, or in a folder of that name."
         )
     for key, image, label in _examples(files):
         if type(label) is not int or image is None:
             raise ValueError(
-                f"{': '.join(key)} has no {'image of the kind of the first ones' if image is None else 'label'}. "
-                "Expected images of one kind, each with a number in a .cls file or under 'label' in a .json file."
+                f"{': '.join(key)} has no {'image in the format of the first' if image is None else 'label'}. Images "
+                "must have one format, each with a number in a .cls file or under 'label' in a .json file."
             )
         if label >= 0:
             keys.append(key)
             labels.append(label)
-    found = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
-    if found.class_names or split == "train" or not _files(folder, "train"):
-        return _numbered(found)
-    return _numbered(found, shards(folder, "train"))
+    samples = Samples(Streamed(files, keys), labels, names_beside(folder) or (), [": ".join(key) for key in keys])
+    if samples.class_names or split == "train" or not _files(folder, "train"):
+        return _numbered(samples)
+    return _numbered(samples, shards(folder, "train"))
 
 
 def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | None, object]]:
-    """((shard, key), encoded image, label) of each sample of WebDataset shards, read in order and never copied."""
+    """((shard, key), encoded image, label) of each sample of WebDataset shards, read in order without a copy."""
     datasets = library()
     for file in files:
         try:
@@ -220,13 +220,13 @@ def _examples(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], bytes | 
                     yield (file.name, row["__key__"]), image, label
         except Exception as problem:
             raise ValueError(
-                f"{file} is not a whole WebDataset shard ({reason(problem)}). Fetch it again; tar files of class "
-                "folders are to be unpacked."
+                f"{file} is not a complete WebDataset shard ({reason(problem)}). Download it again, or unpack it if it "
+                "holds class folders."
             ) from problem
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """The shards of a split, by the words in their names and by the folders that they lie in; [] if one is missing."""
+    """Shards of a split, by the words in their names and by the names of their folders, or [] if one is missing."""
     by_split: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.tar")):
         for word in {*re.split(r"[-_.]", file.stem)} & EVERY_SPLIT:
@@ -253,38 +253,40 @@ def _fetch(name: str, folder: Path, split: str) -> None:
         snapshot_download(name, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
     except Exception as problem:  # the network, the hub, the disk
         failure = problem
-    if not _files(folder, split):  # where there is no network, half a download is returned as if it were whole
+    if not _files(folder, split):  # without a network, the hub returns half a download without an error
         raise ValueError(
-            f"wds/{name} is not in {folder} and cannot be fetched from here "
+            f"wds/{name} is not in {folder} and cannot be downloaded "
             f"({reason(failure) if failure else 'shards are missing'}). Run `hf download {name} --repo-type dataset "
-            f"--local-dir {folder}` where there is a network, and copy the result there."
+            f"--local-dir {folder}` on a machine with network access, and copy the result."
         ) from failure
-    announce(f"Fetched wds/{name}", folder)
+    announce(f"Downloaded wds/{name}", folder)
 
 
 # Class names
 
 
-def _numbered(found: Samples, training: Samples | None = None) -> Samples:
-    """Samples with the numbers of the classes as their names if there are none: all that occur, in training too."""
-    names = found.class_names or numbered([*found.labels, *(training.labels if training else ())])
-    return replace(found, class_names=tuple(names))
+def _numbered(samples: Samples, training: Samples | None = None) -> Samples:
+    """Samples with class names, by default the numbers up to the highest label, also of the training split."""
+    names = samples.class_names or numbered([*samples.labels, *(training.labels if training else ())])
+    return replace(samples, class_names=tuple(names))
 
 
 def numbered(labels: Sequence[int]) -> tuple[str, ...]:
-    """Class names for data that has none: the numbers from 0 to the highest label."""
+    """Default class names: the numbers from 0 to the highest label."""
     highest = max(map(int, labels), default=-1)
     if highest > max(100_000, len(labels)):
         raise ValueError(
-            f"A label of {highest:,} among {len(labels):,} images is no number of a class; it looks like an id. Number "
-            "the classes from 0 up."
+            f"Labels must number the classes from 0, got a label of {highest:,} among {len(labels):,} images, which "
+            "looks like an id."
         )
     return tuple(str(i) for i in range(highest + 1))
 
 
 def names_beside(folder: Path) -> tuple[str, ...] | None:
-    """Class names from `classnames.txt`, one a line, or `classes.json`: a list, or a dict with `names` (a list, or a
-    dict by the WordNet ids in `wnids`)."""
+    """Class names from `classnames.txt`, one per line, or `classes.json`, or None.
+
+    `classes.json` holds a list, or a dict with `names`: a list, or a dict by the WordNet ids in `wnids`.
+    """
     lines, file = folder / "classnames.txt", folder / "classes.json"
     if not file.is_file():
         return tuple(lines.read_text(encoding="utf-8").splitlines()) if lines.is_file() else None
@@ -297,4 +299,4 @@ def names_beside(folder: Path) -> tuple[str, ...] | None:
             raise TypeError(f"got {names!r:.60}")
         return tuple(map(str.strip, names))
     except (LookupError, TypeError, ValueError) as problem:
-        raise ValueError(f"{file} should hold a list of class names ({problem}). Repair or remove it.") from problem
+        raise ValueError(f"{file} must hold a list of class names ({problem}). Repair or remove it.") from problem

@@ -1,14 +1,14 @@
-"""The data sets that the paper transfers to, by name, as data that can be listed and shown.
+"""Data sets of the paper's transfer experiments, by name.
 
 CIFAR, Pets, Flowers and DTD are torchvision's. Fifteen tasks of VTAB-1k are read from the copies that CLIP benchmark
 keeps on the Hugging Face hub, `clip-benchmark/wds_vtab-…`, made with VTAB's own code, so their splits have its sizes.
-dSprites keeps its 32 positions and 40 orientations there; VTAB puts them into 16 bins each. Of Sun397 that owner has
-only the test images, so it is `dpdl-benchmark/sun397`, with the splits of TensorFlow Datasets, which VTAB takes.
-ImageNet cannot be fetched by a program: its two archives and that of its development kit, or folders `train/` and
-`val/` of its classes, must be there.
+These copies keep the 32 positions and 40 orientations of dSprites, which VTAB puts into 16 bins each. They have only
+the test images of Sun397, so Sun397 is `dpdl-benchmark/sun397`, with the splits of TensorFlow Datasets, as in VTAB.
+ImageNet cannot be downloaded by a program. Its two archives and the archive of its development kit must be present, or
+folders `train/` and `val/` of its classes.
 
-ObjectNet is left out: only its authors' archive says which of its classes are ImageNet's, and labels are not guessed.
-With that archive at hand, folders renamed to WordNet ids are scored like any other, one class of ImageNet each.
+ObjectNet is left out, because only its authors' archive maps its classes to ImageNet's, and labels are not guessed.
+With that archive, folders renamed to WordNet ids are scored like any others, one class of ImageNet each.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Task:
-    """A data set to measure on, and what may be done to its training images (for VTAB, as BiT's paper says)."""
+    """A data set of the evaluation, with the augmentation of its training images (for VTAB, as in BiT's paper)."""
 
     name: str
     group: str
     """"", or of VTAB-1k: "natural", "specialized" or "structured"."""
     classes: int
     source: str
-    """What `load` reads it from."""
+    """The source for `load`."""
     recipe: str
-    """The recipe it is fine-tuned by: the row of the paper's Table 4."""
+    """The recipe of its fine-tuning, a row of the paper's Table 4."""
     flip: bool = True
-    """Whether a mirrored image keeps its label."""
+    """True if a mirrored image keeps its label."""
     crop: bool = True
-    """Whether a random crop keeps the label of the image."""
+    """True if a random crop keeps the label of the image."""
     raw_classes: int = 0
-    """Classes of the source where `classes` bins of equal width are made of them; 0 where they are the same."""
+    """Number of classes of the source, put into `classes` bins of equal width, or 0 if both are the same."""
 
 
 def _vtab(group: str, name: str, classes: int, source: str = "", **more) -> Task:

@@ -140,7 +140,7 @@ def name_of(made: object) -> str:
 def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
     """What a run depends on besides its recipe: its images, its model, how batches are split, and the machine."""
     return {
-        "images": len(train), "labels": checksum(train), "pictures": train.pictures, "held": type(train).__name__,
+        "images": len(train), "labels": checksum(train), "pictures": train.fingerprint, "held": type(train).__name__,
         "pixel_reading": PIXEL_READING, "built_by": getattr(model, "built_by", BUILT_BY),
         "objective": name_of(model.objective) if hasattr(model, "objective") else "labels",
         "parts": world.size * recipe.accumulate, "device": world.device.type,
@@ -278,8 +278,8 @@ def finish(
         "validation": {
             name: raw, f"{name}_average": mean, "images": counting(data[1], world), "exported": exported,
         },
-        "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].pictures, "damaged": damaged,
-        "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
+        "training_images": len(data[0]), "labels": checksum(data[0]), "pictures": data[0].fingerprint,
+        "damaged": damaged, "epochs": plan.epochs, "steps": steps, "seconds": round(seconds, 1),
         "hardware": hardware(world.device, world.size), "versions": versions(),
         "date": datetime.date.today().isoformat(), "recipe": plan.to_dict(),
     }  # fmt: skip
@@ -294,10 +294,10 @@ def finish(
 
 def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
     """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
-    facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.pictures}
+    facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.fingerprint}
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
-        kept = {"built_by": BUILT_BY, "pictures": train.pictures, **account}  # older versions kept fewer
+        kept = {"built_by": BUILT_BY, "pictures": train.fingerprint, **account}  # older versions kept fewer
         same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
         same = same and all(kept[name] == value for name, value in facts.items())
         if same and (out / "model" / "model.safetensors").is_file():
