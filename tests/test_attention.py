@@ -299,6 +299,29 @@ def test_mean_over_a_loader(vit):
         attention.mean_over(vit(dynamic_img_size=True), [torch.randn(1, 3, 64, 96), torch.randn(1, 3, 96, 64)])
 
 
+def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
+    summary = attention.summary(attn)
+    table = summary.to_pandas()
+    assert table.columns.tolist() == ["layer", "head", "mean_distance", "entropy"]
+    layers, heads = summary.entropy.shape[1:]
+    assert len(table) == layers * heads and len(repr(summary)) < 250
+    for row in table.itertuples():
+        assert row.entropy == pytest.approx(summary.entropy[:, row.layer, row.head].mean().item(), rel=1e-6)
+    mean = attention.mean_over(vit(), [torch.zeros(2, 3, 64, 64)]).to_pandas()
+    assert mean.columns.tolist() == table.columns.tolist()
+    with pytest.raises(ValueError, match="none has one number for each head"):
+        attention.summary(attn, "rollout").to_pandas()
+
+
+def test_statistics_refuse_a_model_in_place_of_a_capture(vit):
+    x = torch.zeros(1, 3, 64, 64)
+    for statistic in (attention.mean_distance, attention.entropy, attention.received, attention.rollout):
+        with pytest.raises(TypeError, match=f"attention.{statistic.__name__} takes a capture, got VisionTransformer"):
+            statistic(vit(), x)
+    with pytest.raises(TypeError, match="attention.summary takes a capture"):
+        attention.summary(vit(), x)
+
+
 def test_memory_stays_flat(vit, monkeypatch):
     """No tensor of T × T numbers is made at 1,025 tokens."""
     from torch.utils._python_dispatch import TorchDispatchMode

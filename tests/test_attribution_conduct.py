@@ -269,4 +269,4 @@ def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
         else:
             for method in (relevance, gradient_rollout, attention_gradient):
                 torch.testing.assert_close(method(wrapped, x, 3), method(whole, x, 3))
-        refuses("LeGrad reads .* own head, but Headed", legrad, wrapped, x, 3)
+        refuses("read with the .* own head, but Headed", legrad, wrapped, x, 3)

@@ -281,7 +281,6 @@ def test_capture_refuses_models(vit):
         timm.layers.set_fused_attn(True)
     for model, match in (
         (torch.nn.TransformerEncoderLayer(32, 2), "MultiheadAttention"),
-        (torch.nn.ModuleDict({"body": vit()}), r"`model\.get_submodule\('body'\)`"),
         (Pair(vit(), vit()), r"contains 2 Vision Transformers \('teacher', 'student\.1'\); pass the one"),
         (timm.create_model("resnet18"), "convolutions"),
         (timm.create_model("test_vit2", attn_layer="diff"), "two softmaxes"),
@@ -550,3 +549,57 @@ def check_multihead(options):
     for refused in (dict(key_padding_mask=torch.zeros(2, 17, dtype=torch.bool)), dict(attn_mask=mask)):
         with Mode(), pytest.raises(UnsupportedModelError, match="called with a mask"):
             module(*inputs, **refused)
+
+
+class Headed(torch.nn.Module):
+    """Scales images, and classifies by features of a backbone, or by its class token."""
+
+    def __init__(self, backbone, pools):
+        super().__init__()
+        self.backbone, self.pools, self.head = backbone, pools, torch.nn.Linear(96, 5)
+
+    def forward(self, x):
+        x = x / 2
+        return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
+
+
+def test_capture_finds_the_only_model_inside_a_module(vit):
+    """Its read-out is left out where the module may pool the tokens itself."""
+    x = images(2, 3, 64, 64)
+    for pools in (False, True):
+        model = Headed(vit(num_classes=0), pools).eval()
+        with torch.no_grad(), capture(model) as attn:
+            logits = model(x)
+        expected = captured(model.backbone, x / 2)
+        assert torch.equal(logits, model(x)) and not model.backbone._forward_hooks
+        assert attn.grid == expected.grid and torch.equal(attn[1].weights(), expected[1].weights())
+        if pools:
+            assert attn.grid.readout is None
+        else:
+            torch.testing.assert_close(rollout(attn), rollout(expected))
+    with pytest.raises(TypeError, match="Expected a model.*got Attention"):
+        capture(attn).__enter__()
+
+
+def test_weights_of_one_head_and_one_query(vit):
+    for options in ({}, dict(name="beit_base_patch16_224"), dict(name="vit_small_patch16_18x2_224")):
+        attn = captured(vit(**options, img_size=(64, 96)), images(2, 3, 64, 96))
+        layer, position = attn[1], attn.grid.index(2, 3)
+        whole = layer.weights()
+        assert torch.equal(layer.weights(head=2), whole[:, 2])
+        for query in ((2, 3), position):
+            torch.testing.assert_close(layer.weights(query=query), whole[:, :, position])
+            torch.testing.assert_close(layer.weights(head=-1, query=query), whole[:, -1, position])
+    for options, match in (({"head": 9}, "has heads 0 to 5, got 9"), ({"query": (4, 0)}, "lies outside the 4 × 6")):
+        with pytest.raises(IndexError, match=match):
+            layer.weights(**options)
+    with pytest.raises(AttributeError, match=r"`attn\[-1\]\.weights`"):
+        attn.weights()
+    pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))
+    with pytest.raises(ValueError, match="are not tokens"):
+        pooled.pool.weights(query=(0, 0))
+
+
+def test_repr_has_shapes_in_place_of_numbers(vit):
+    attn = captured(vit(), images(2, 3, 64, 64))
+    assert "q=(2, 3, 17, 32)" in repr(attn[0]) and len(repr(attn[0])) < 250

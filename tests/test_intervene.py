@@ -353,8 +353,8 @@ def test_intervene_refuses_wrong_arguments():
 
 def test_intervene_refuses_models_and_forwards():
     model, x = small(), pictures()
-    wrapped = torch.nn.Sequential(model)
-    for other, match in ((timm.create_model("resnet18"), "convolutions"), (wrapped, r"get_submodule\('0'\)")):
+    pair = torch.nn.Sequential(model, small())
+    for other, match in ((timm.create_model("resnet18"), "convolutions"), (pair, "contains 2 Vision Transformers")):
         with pytest.raises(UnsupportedModelError, match=match):
             run(other, x)
     shared = small()
@@ -374,3 +374,13 @@ def test_intervene_refuses_models_and_forwards():
     missed = pytest.raises(RuntimeError, match="Nothing was changed in the attention of layer 1")
     with missed, intervene(model, block={1: (0, 1)}):
         torch.func.functional_call(model, others, x)
+
+
+def test_interventions_reach_the_only_model_inside_a_module():
+    """Means are those of reference images as the module passes them on."""
+    model, x, others = small(), pictures(), pictures(4, seed=1)
+    wrapped = torch.nn.Sequential(torch.nn.Hardtanh(), model)
+    changes = {"heads": {(1, 0): "mean"}, "mlps": {2: "zero"}}
+    expected = run(model, x.clamp(-1, 1), **changes, reference=others.clamp(-1, 1))
+    assert torch.equal(run(wrapped, x, **changes, reference=others), expected)
+    assert not torch.equal(expected, plain(wrapped, x))

@@ -53,7 +53,7 @@ def check_features(name):
 def test_patches_that_are_left_out_are_refused(vit):
     model = vit()
     model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
-    with pytest.raises(UnsupportedModelError, match="17 tokens .* got 9: it leaves patches out"):
+    with pytest.raises(UnsupportedModelError, match="17 tokens .* got 9 after 3: it leaves patches out"):
         tokens.features(model, torch.zeros(1, 3, 64, 64))
     with pytest.raises(UnsupportedModelError, match="windows"):
         tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
@@ -165,3 +165,20 @@ def test_correspondences_equal_scikit_learn():
     assert 0 < found.mutual.sum() < 9
     moved = tokens.correspondences(a, 3 * a.flip(0))
     assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()
+
+
+def test_features_of_the_only_model_inside_a_module(vit):
+    model, x = vit(), torch.randn(2, 3, 64, 64)
+    layers, logits = tokens.features(torch.nn.Sequential(model, torch.nn.Linear(10, 4)), x)
+    assert logits.shape == (2, 4) and torch.equal(layers[-1], tokens.features(model, x)[0][-1])
+    with pytest.raises(UnsupportedModelError, match="after 6: .* more or less than once"):
+        tokens.features(Twice(model), x)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x) + self.body(x.flip(-1))

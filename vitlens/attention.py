@@ -8,17 +8,22 @@ Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run
+from vitlens.recorder.forward import evaluating, float64, full_precision, require_images, run, shapes
 from vitlens.recorder.layer import Layer
 from vitlens.recorder.record import Attention, capture
 from vitlens.recorder.supported import unwrap
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "STATISTICS", "Statistic", "Summary", "contrast", "entropy", "mean_distance", "mean_over", "received", "register",
@@ -31,16 +36,12 @@ BLOCK = {"cpu": 2**21, "cuda": 2**26}
 
 
 class Statistic:
-    """A statistic of attention, added up over blocks of rows, last layer first. To add one:
+    """A statistic of attention, added up over blocks of rows, last layer first.
 
-        class Peak(Statistic):
-            name, title = "peak", "largest weight of a query"
-
-            def add(self, queries, logits, weights):  # weights: (B, H, Q, T) of these queries, a slice
-                self.sums.append(weights.amax(-1))  # (B, H, Q), of which the mean over all queries is taken
-
-        register(Peak())
-        summary(attn, "peak").peak  # (B, L, H)
+    >>> class Peak(vitlens.attention.Statistic):  # largest weight of a query, from weights (B, H, Q, T)
+    ...     name, add = "peak", lambda self, queries, logits, weights: self.sums.append(weights.amax(-1))
+    >>> vitlens.attention.summary(attn, Peak()).peak.shape  # the mean over all queries; `register(Peak())` keeps it
+    torch.Size([2, 12, 3])
 
     Every pass works on a copy. `grid` is the capture's, `sums` collects the values of one layer's blocks. With
     `logits = True`, `add` receives the logits too.
@@ -73,15 +74,38 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of a capture of B images, as attributes (`summary.entropy`) and in `values` by name.
+    """Statistics of a capture of B images, as attributes and in `values` by name.
+
+    >>> vitlens.attention.summary(attn)
+    Summary(values={mean_distance: (2, 12, 3), entropy: (2, 12, 3), received: (2, 12, 3, 196), rollout: (2, 14, 14)},
+            images=2, by_head=('mean_distance', 'entropy'))
 
     mean_distance, entropy: (B, L, H), in input pixels and nats. received: (B, L, H, P). rollout: (B, rows, cols), or
     None for models that read no weighted sum of tokens (max pooling). Those of `mean_over` are means, without axis B.
-    images: number of images.
+    images: number of images. by_head: names of the statistics with one number for each head.
     """
 
     values: dict[str, Tensor | None]
     images: int
+    by_head: tuple[str, ...] = ()
+
+    __repr__ = shapes
+
+    def to_pandas(self) -> DataFrame:
+        """L·H rows: layer, head, and each statistic that has one number for each head, its mean over the images.
+
+        >>> vitlens.attention.summary(attn).to_pandas().columns.tolist()
+        ['layer', 'head', 'mean_distance', 'entropy']
+        """
+        import pandas as pd
+
+        if not self.by_head:
+            raise ValueError(f"Of {', '.join(self.values)}, none has one number for each head. Add mean_distance.")
+        means = {name: float64(self.values[name]) for name in self.by_head}
+        means = {name: each.reshape(-1, *each.shape[-2:]).mean(0).cpu() for name, each in means.items()}
+        layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T
+        columns = {"layer": layer, "head": head} | {name: mean.flatten() for name, mean in means.items()}
+        return pd.DataFrame({name: column.numpy() for name, column in columns.items()})
 
     def __getattr__(self, name: str) -> Tensor | None:
         values = self.__dict__.get("values", {})
@@ -90,8 +114,27 @@ class Summary:
         return values[name]
 
 
+def _of_capture(statistic: Callable) -> Callable:
+    """The function, which raises TypeError unless its first argument is a capture."""
+
+    @wraps(statistic)
+    def checked(attn, *args, **options):
+        if not hasattr(attn, "grid"):
+            raise TypeError(
+                f"attention.{statistic.__name__} takes a capture, got {type(attn).__name__}. Run `with "
+                "vitlens.capture(model) as attn: model(images)` and pass attn."
+            )
+        return statistic(attn, *args, **options)
+
+    return checked
+
+
+@_of_capture
 def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     """(B, L, H) mean attention distance in input pixels (paper, section 4.5 and D.7).
+
+    >>> vitlens.attention.mean_distance(attn).shape
+    torch.Size([2, 12, 3])
 
     Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalized
     after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
@@ -100,16 +143,27 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     return _run(attn, _MeanDistance(renormalize))["mean_distance"]
 
 
+@_of_capture
 def entropy(attn: Attention) -> Tensor:
-    """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform)."""
+    """(B, L, H) mean over all T queries of the entropy −Σ_j A_ij·ln A_ij, in nats: 0 (one token) to ln T (uniform).
+
+    >>> bool((vitlens.attention.entropy(attn) < np.log(197)).all())
+    True
+    """
     return _run(attn, _Entropy())["entropy"]
 
 
+@_of_capture
 def received(attn: Attention, prefix: bool = False) -> Tensor:
-    """(B, L, H, P) attention each patch receives, the mean over all T queries; with `prefix`, (B, L, H, T)."""
+    """(B, L, H, P) attention each patch receives, the mean over all T queries; with `prefix`, (B, L, H, T).
+
+    >>> vitlens.attention.received(attn, prefix=True).sum(-1).allclose(torch.ones(2, 12, 3))
+    True
+    """
     return _run(attn, _Received(prefix))["received"]
 
 
+@_of_capture
 def rollout(
     attn: Attention, query: tuple[int, int] | int | None = None, head_fusion: str = "mean", discard: float = 0.0
 ) -> Tensor:
@@ -119,6 +173,9 @@ def rollout(
     nothing is rescaled, so the map sums to 1 minus what the prefix received. The row is pulled back through the layers
     from the top, so no T × T matrix is formed.
 
+    >>> vitlens.attention.rollout(attn).shape
+    torch.Size([2, 14, 14])
+
     query: (row, column) of a patch, or the position of any token in the sequence, instead of what the head reads.
     head_fusion: "mean" (the paper's), "max" or "min". discard: share of the smallest entries of every fused row to
     drop (the row is renormalized after). Raises ValueError if there is no query and the model reads no weighted sum.
@@ -127,28 +184,44 @@ def rollout(
 
 
 def register(statistic: Statistic) -> None:
-    """Add a statistic to `STATISTICS`, or replace the one of its name; `summary` then computes it, too."""
+    """Add a statistic to `STATISTICS`, or replace the one of its name, so that `summary` computes it too.
+
+    >>> vitlens.attention.register(vitlens.attention.STATISTICS["entropy"])
+    """
     STATISTICS[statistic.name] = statistic
 
 
+@_of_capture
 def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
-    """Several statistics in one pass over the rows, at little more than the cost of one.
+    """Several statistics in one pass over the rows.
+
+    >>> vitlens.attention.summary(attn, "entropy").entropy.shape
+    torch.Size([2, 12, 3])
 
     statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
-    `mean_distance`.
+    `mean_distance`. Raises ValueError for an unknown name.
     """
+    for each in statistics:
+        if not isinstance(each, Statistic) and not (isinstance(each, str) and each in STATISTICS):
+            name = repr(each) if isinstance(each, str) else f"of type {type(each).__name__}"
+            raise ValueError(f"There is no statistic {name}. There are {', '.join(STATISTICS)}.")
     named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
     chosen = [named[each] if isinstance(each, str) else each for each in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
-    return Summary({statistic.name: values.get(statistic.name) for statistic in chosen}, attn[0].q.shape[0])
+    values = {statistic.name: values.get(statistic.name) for statistic in chosen}
+    by_head = [each.name for each in chosen if type(each).result is Statistic.result and values[each.name].dim() == 3]
+    return Summary(values, attn[0].q.shape[0], tuple(by_head))
 
 
 def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, renormalize: bool = False) -> Summary:
     """Means of statistics over a data loader, in constant memory.
 
-    loader: yields image batches (B, C, height, width), or tuples that begin with one. All images must have one size.
-    statistics, renormalize: as in `summary`. The model runs without gradients, in eval mode, on its own device, and is
-    left in the mode it was in.
+    >>> vitlens.attention.mean_over(model, [images], "mean_distance").mean_distance.shape
+    torch.Size([12, 3])
+
+    model: as in `vitlens.capture`. loader: yields image batches (B, C, height, width), or tuples that begin with one.
+    All images must have one size. statistics, renormalize: as in `summary`. The model runs without gradients, in eval
+    mode, on its own device, and is left in the mode it was in.
     """
     bare, like = unwrap(model), next(model.parameters())
     total: dict[str, Tensor] = {}
@@ -166,7 +239,10 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
             for name, values in part.values.items():
                 total[name] = None if values is None else total.get(name, 0) + float64(values).sum(0)
             count += part.images
-    return Summary({name: None if value is None else value / count for name, value in total.items()}, count)
+    if not count:
+        raise ValueError("The loader yields no batch of images.")
+    means = {name: None if value is None else value / count for name, value in total.items()}
+    return Summary(means, count, part.by_head)
 
 
 def read_row(attn: Attention, query: tuple[int, int] | int | None = None) -> Tensor:
@@ -193,6 +269,9 @@ def contrast(maps: Tensor) -> Tensor:
     The share of a map that falls on the brightest tenth of the image, over that tenth: with the P patches in falling
     order, r₁ ≥ r₂ ≥ …, and k = ⌊P/10⌋, C = 10 · (r₁ + … + r_k + (P/10 − k)·r_{k+1}) / (r₁ + … + r_P). It is a share of
     area, so grids of any size can be compared. It is 1 for a map of zeros. Raises ValueError for values below 0 or NaN.
+
+    >>> vitlens.attention.contrast(torch.eye(10))
+    tensor(10., dtype=torch.float64)
     """
     values = float64(maps).flatten(-2).sort(dim=-1, descending=True).values
     if not (values >= 0).all():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.recorder.forward import float64
-from vitlens.recorder.supported import family, unwrap
+from vitlens.recorder.supported import family, within
 
 __all__ = ["components", "kernels", "spectral_centroid"]
 __dir__ = __all__.copy
@@ -15,10 +15,13 @@ __dir__ = __all__.copy
 def kernels(model: nn.Module) -> Tensor:
     """(D, p, q, C) the filters that turn a patch into a token, one per output channel.
 
+    >>> vitlens.filters.kernels(model).shape
+    torch.Size([192, 16, 16, 3])
+
     Raises ValueError for hybrids, whose patches come from a feature map, for shifted patches, which are normalized
     before the filters, and for models without a patch embedding.
     """
-    model = unwrap(model)
+    model = within(model)
     about = family(model)
     try:
         embed = about.embedding
@@ -38,6 +41,8 @@ def kernels(model: nn.Module) -> Tensor:
 
 def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor, Tensor]:
     """The first k principal components of the filters: ((k, p, q, C) components, (k,) explained variance ratio).
+
+    >>> figure = vitlens.plot.filters(vitlens.filters.components(model))
 
     The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
     are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
@@ -63,6 +68,9 @@ def spectral_centroid(tiles: Tensor) -> Tensor:
     """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
 
     0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
+
+    >>> vitlens.filters.spectral_centroid(torch.ones(16, 16, 3))
+    tensor(0.)
     """
     power = torch.fft.fft2(tiles, dim=(-3, -2)).abs().square().sum(-1)
     rows, cols = (torch.fft.fftfreq(n, device=tiles.device) for n in tiles.shape[-3:-1])

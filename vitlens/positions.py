@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import family, unwrap
+from vitlens.recorder.supported import family, within
 
 __all__ = ["by_direction", "rank_correlation", "resize", "similarity", "table"]
 __dir__ = __all__.copy
@@ -20,9 +20,12 @@ __dir__ = __all__.copy
 def table(model: nn.Module) -> Tensor:
     """(rows, cols, D) position embeddings of the patches, those at the stem, without those of prefix tokens.
 
+    >>> vitlens.positions.table(model).shape
+    torch.Size([14, 14, 192])
+
     Raises ValueError for models without a learned table of positions (rotary, relative or no embeddings).
     """
-    model = unwrap(model)
+    model = within(model)
     if (positions := family(model).positions()) is not None:
         return positions
     rotary = any(getattr(module, "rope", None) is not None for module in model.modules())
@@ -32,6 +35,9 @@ def table(model: nn.Module) -> Tensor:
 
 def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     """(rows, cols, rows, cols) cosine similarity of every patch position with every other (paper, Fig. 7 center).
+
+    >>> vitlens.positions.similarity(model).shape
+    torch.Size([14, 14, 14, 14])
 
     [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table. Nothing is
     centered.
@@ -45,6 +51,9 @@ def resize(
     pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper"
 ) -> Tensor:
     """(1, prefix + rows·cols, D) position embeddings for another grid; prefix rows stay as they are.
+
+    >>> vitlens.positions.resize(model.pos_embed, (24, 24), prefix=1, grid=(14, 14)).shape
+    torch.Size([1, 577, 192])
 
     pos_embed: (1, prefix + grid rows·cols, D) as timm stores them; grid: its (rows, cols); size: the new ones.
     method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
@@ -67,6 +76,9 @@ def by_direction(similarities: Tensor) -> Tensor:
 
     similarities: (rows, cols, rows, cols); n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
     in line with neither counts for the distances that it is within half a patch of, and each of them alike.
+
+    >>> vitlens.positions.by_direction(vitlens.positions.similarity(model)).shape
+    torch.Size([3, 13])
     """
     rows, cols = similarities.shape[:2]
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(cols))
@@ -82,6 +94,9 @@ def rank_correlation(similarities: Tensor) -> float:
 
     similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure, as in an
     untrained table; nan for fewer than three positions, and for similarities that are not finite.
+
+    >>> vitlens.positions.rank_correlation(vitlens.positions.similarity(model)) < -0.2
+    True
     """
     rows, cols = similarities.shape[:2]
     distance = TokenGrid(rows, cols, (1, 1)).distances(dtype=torch.float64, device="cpu").numpy()

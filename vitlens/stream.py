@@ -4,10 +4,11 @@ In a pre-norm Vision Transformer every head and every MLP adds a vector to the t
 before the final norm. Hold fixed what multiplies on the way out (what norms divide by, gates on the outputs of
 attention, the weights of an attention pool) and a logit is a sum of what each of them wrote:
 
-    found = contributions(model, images, "tabby")
-    found.heads                                 # (B, L, H), and with the MLPs, the embedding and the biases:
-    found.parts.sum(1)                          # (B,), the logits of the model
-    direct(model, images, "tabby")              # (B, L, H, rows, cols), the heads' share patch by patch
+    >>> added = vitlens.stream.contributions(model, images, "tabby")
+    >>> added.heads.shape  # and with the MLPs, the embedding and the biases, the logits:
+    torch.Size([2, 12, 3])
+    >>> torch.allclose(added.parts.sum(1), added.logits, atol=1e-4)
+    True
 
 Each function takes `model`, `images`, `target`, `against` and `names` as in `vitlens.attribution`, and runs the model
 once in eval mode, without autocast or TF32. Autograd follows the residual stream alone. The sum is compared with the
@@ -29,8 +30,16 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.balanced import held, held_fixed, leaf, product, require_sum
-from vitlens.attribution.maps import attention_times_gradient, captured, checked, explaining, require_layers
+from vitlens.attribution.maps import (
+    attention_times_gradient,
+    captured,
+    checked,
+    explaining,
+    require_layers,
+    require_own_head,
+)
 from vitlens.attribution.target import Target, of_features, resolved
+from vitlens.recorder.forward import shapes
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import Attention
 from vitlens.recorder.supported import MLPS, NORMS, UnsupportedModelError, family, model_name, transformer, unwrap
@@ -48,6 +57,9 @@ class Contributions:
     (B, L). pool: (B,) of the MLP of an attention pool, 0 where there is none. biases: (B,) of all biases behind the
     heads: those of the outputs of attention, of the final norm and of the head. parts: (B, parts) all of these, in the
     order of `names`; they add up to the logits.
+
+    >>> vitlens.stream.contributions(model, images).names[:3]
+    ['embedding', 'layer 0 head 0', 'layer 0 head 1']
     """
 
     logits: Tensor
@@ -56,6 +68,8 @@ class Contributions:
     mlps: Tensor
     pool: Tensor
     biases: Tensor
+
+    __repr__ = shapes
 
     @property
     def parts(self) -> Tensor:
@@ -73,9 +87,14 @@ def contributions(model: nn.Module, images: Tensor, target=None, against=None, *
     """The `Contributions` of every part to the logit of the target, which is their sum (Elhage et al. 2021, "A
     Mathematical Framework for Transformer Circuits"; for ViTs Gandelsman, Efros and Steinhardt 2024).
 
-    What a head adds is read from its output on its way to the read-out; what it does to later layers is theirs. With
-    `against`, everything is for the difference of the two logits. An attention pool reads each token by weights that
-    are held fixed, like the mean does; its MLP is one more part.
+    A head's addition is read from its output on the way to the read-out; its effect on later layers counts as theirs.
+    With `against`, everything is for the difference of the two logits. An attention pool reads each token by weights
+    that are held fixed, like the mean does; its MLP is one more part.
+
+    >>> vitlens.stream.contributions(model, images, "Egyptian cat", "tabby").heads.shape
+    torch.Size([2, 12, 3])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     return _read_directly(model, images, target, against, names)[0]
 
@@ -87,9 +106,13 @@ def direct(
 
     For patch j it is Σ_i A_ij·(g_i·v_j) over the tokens i that are read, with g the gradient of the logit by the head's
     output along the residual stream. Of a class token that is one row of attention a layer. Signed and not rescaled:
-    summed over patches and prefix tokens it is what the head contributes.
+    summed over patches and prefix tokens it is the head's contribution.
 
-    tokens: return (B, L, H, T) instead, prefix tokens first.
+    >>> vitlens.stream.direct(model, images, "Egyptian cat").shape
+    torch.Size([2, 12, 3, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. tokens: return (B, L, H, T) instead,
+    prefix tokens first.
     """
     _, written = apart(model, images, target, against, names=names)
     return written if tokens else family(transformer(unwrap(model))).grid(images.shape[-2:]).image_map(written)
@@ -98,7 +121,14 @@ def direct(
 def apart(
     model: nn.Module, images: Tensor, target=None, against=None, *, names=None
 ) -> tuple[Contributions, Tensor]:
-    """The results of `contributions` and of `direct` with all tokens, (B, L, H, T), from one forward."""
+    """The results of `contributions` and of `direct` with all tokens, (B, L, H, T), from one forward.
+
+    >>> added, written = vitlens.stream.apart(model, images, "Egyptian cat")
+    >>> torch.allclose(written.sum(-1), added.heads, atol=1e-4)
+    True
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`.
+    """
     found, attn, chosen = _read_directly(model, images, target, against, names)
     require_layers(model, chosen, attn.reached())
     layers = []
@@ -114,7 +144,12 @@ def apart(
 def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
     """(B, rows, cols) what each patch writes directly into the logit, through all heads of all layers.
 
-    `vitlens.stream.direct`, summed over layers and heads. What goes through later layers is left out.
+    `vitlens.stream.direct`, summed over layers and heads. Effects through later layers are left out.
+
+    >>> vitlens.attribution.direct(model, images, "Egyptian cat").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     return direct(model, images, target, against, names=names).sum((1, 2))
 
@@ -164,25 +199,41 @@ def require_pre_norm(model: nn.Module) -> None:
 def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Tensor]:
     """The logits of a model if it ended after a layer (nostalgebraist 2020, "interpreting GPT: the logit lens").
 
+    >>> read, each = vitlens.stream.lens(model, images, layer=9)
+    >>> read.shape, each.shape
+    (torch.Size([2, 200]), torch.Size([2, 197, 200]))
+
     The tokens after the layer pass the model's own final norm, pooling and head: (B, classes) logits as the model reads
     them, which after the last layer are its own, bit for bit; and (B, T, classes) logits of every token alone, as if it
     were all there is to read. Early layers do not write for this norm and head, so a lens may miss what they know.
 
-    layer: its number, −1 for the last. Raises IndexError for a layer that does not exist.
+    layer: its number, −1 for the last. Raises IndexError for a layer that does not exist, and ValueError for a module
+    with a head of its own behind its Vision Transformer.
     """
     model, images, *_ = checked(model, images)
-    number = layer_number(len(family(transformer(model)).blocks), layer)
+    inner = transformer(model)
+    number = layer_number(len(family(inner).blocks), layer)
     with explaining(model, gradients=False):
-        return read_out(model, features(model, images)[0][number])
+        layers, output = features(model, images)
+        require_own_head(model, family(inner).head(layers[-1]), output)
+        return read_out(inner, layers[number])
 
 
 def read_out(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits that `lens` returns, from tokens (B, T, D) such as those of a layer of `vitlens.tokens.features`."""
+    """The logits that `lens` returns, from tokens (B, T, D) such as those of a layer of `vitlens.tokens.features`.
+
+    >>> torch.equal(vitlens.stream.read_out(model, vitlens.tokens.features(model, images)[0][-1])[0], logits)
+    True
+    """
     return family(model).head(tokens), read_each(model, tokens)
 
 
 def read_each(model: nn.Module, tokens: Tensor) -> Tensor:
     """(B, T, classes) logits of each of the tokens (B, T, D) after a layer, alone: in all places of a sequence with one
-    patch."""
+    patch.
+
+    >>> vitlens.stream.read_each(model, torch.zeros(2, 197, 192)).shape
+    torch.Size([2, 197, 200])
+    """
     alone = tokens.flatten(0, 1)[:, None].expand(-1, len(family(model).prefix) + 1, -1)
     return family(model).head(alone).unflatten(0, tokens.shape[:2])

@@ -1,7 +1,5 @@
 """Tokens after every layer: features, similarity, norms, principal components and nearest patches.
 
-    layers, logits = vitlens.tokens.features(model, images)     # (B, T, D) after each layer
-
 Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """
 
@@ -15,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlens.recorder.forward import cast, evaluating, float64, require_images, run
+from vitlens.recorder.forward import cast, evaluating, float64, require_images, run, shapes
 from vitlens.recorder.grid import TokenGrid
-from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, unwrap
+from vitlens.recorder.supported import UnsupportedModelError, attention_modules, family, transformer, unwrap
 
 __all__ = [
     "Colored", "Pairs", "colored", "colors", "components", "correspondences", "features", "norms", "similarity",
@@ -26,16 +24,21 @@ __dir__ = __all__.copy
 
 
 def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The tokens after every layer, one (B, T, D) each, and the logits (B, classes), from one forward.
+    """(layers, logits): the tokens (B, T, D) after every layer, and the logits (B, classes), from one forward.
 
-    They are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
-    eval mode; images are cast to its precision and device. Works inside `capture(model)` too. Raises
-    UnsupportedModelError for models that a capture refuses, and ValueError for images that the model does not take.
+    >>> layers, logits = vitlens.tokens.features(model, images)
+    >>> len(layers), layers[-1].shape
+    (12, torch.Size([2, 197, 192]))
+
+    Tokens are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
+    eval mode; images are cast to its precision and device. Works inside `capture(model)` too. Of a module that holds
+    one supported model, the logits are the module's own. Raises UnsupportedModelError for models that a capture
+    refuses, and ValueError for images that the model does not take.
     """
-    model = unwrap(model)
-    attention_modules(model)
+    model, inner = unwrap(model), transformer(model)
+    attention_modules(inner)
     require_images(images, model)
-    expected = family(model).grid(tuple(images.shape[-2:])).tokens
+    blocks, expected = family(inner).blocks, family(inner).grid(tuple(images.shape[-2:])).tokens
     layers, thread = [], threading.get_ident()
 
     def keep(_, args: tuple, output: Tensor) -> None:
@@ -43,19 +46,23 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
             layers.append(output)
 
     with evaluating(model), contextlib.ExitStack() as hooks:
-        for block in family(model).blocks:
+        for block in blocks:
             hooks.enter_context(block.register_forward_hook(keep))
         output = run(model, cast(model, images))
-    if layers[0].shape[1] != expected:
+    if (counts := [tokens.shape[1] for tokens in layers]) != [expected] * len(blocks):
+        got = f"{', '.join(map(str, sorted({*counts})))} after {len(counts)}"
         raise UnsupportedModelError(
-            f"Expected {expected} tokens after each layer of {type(model).__name__}, got {layers[0].shape[1]}: "
-            "it leaves patches out or merges them."
+            f"Expected {expected} tokens after each of {len(blocks)} layers of {type(model).__name__}, got {got}: it "
+            "leaves patches out, merges them, resizes the images, or runs the layers more or less than once."
         )
     return layers, output
 
 
 def similarity(tokens: Tensor, query: Tensor) -> Tensor:
     """(…, T) cosine similarity of every token with what a query reads: 1 the same direction, 0 unrelated.
+
+    >>> vitlens.tokens.similarity(vitlens.tokens.features(model, images)[0][-1], attn.grid.readout).shape
+    torch.Size([2, 197])
 
     tokens: (…, T, D). query: (T,) or (…, T), a probability row: one-hot for one token, `grid.readout` for the read-out.
     """
@@ -66,12 +73,21 @@ def similarity(tokens: Tensor, query: Tensor) -> Tensor:
 def norms(tokens: Tensor) -> Tensor:
     """(…, T) Euclidean norms of tokens (…, T, D), in float32 or wider.
 
-    Some large models store global information in a few background patches of large norms (Darcet et al. 2024)."""
+    Some large models store global information in a few background patches of large norms (Darcet et al. 2024).
+
+    >>> vitlens.tokens.norms(torch.tensor([[3.0, 4.0]]))
+    tensor([5.])
+    """
     return tokens.norm(dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
 
 
 def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     """The first k principal components of patch features: ((P, k) scores, (k,) explained variance ratio).
+
+    >>> patches = vitlens.tokens.features(model, images)[0][-1][0, attn.grid.prefix:]
+    >>> scores, variance = vitlens.tokens.components(patches)
+    >>> scores.shape
+    torch.Size([196, 3])
 
     tokens: (P, D) of one image, or of several, one after the other, for common colors. The mean is subtracted;
     components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
@@ -87,7 +103,11 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
 def colors(scores: Tensor) -> Tensor:
     """(P, k) scores of components, each stretched to 0 … 1: red, green and blue for k = 3 (Oquab et al. 2024, DINOv2).
 
-    The stretch hides which component is large."""
+    The stretch hides which component is large.
+
+    >>> vitlens.tokens.colors(torch.tensor([[-1.0], [0.0], [3.0]])).flatten()
+    tensor([0.0000, 0.2500, 1.0000])
+    """
     low, high = scores.amin(0), scores.amax(0)
     return (scores - low) / (high - low).clamp_min(1e-12)
 
@@ -100,6 +120,8 @@ class Colored(NamedTuple):
     foreground: Tensor
     variance: Tensor
 
+    __repr__ = shapes
+
 
 def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
     """The patches of several images as colors: three principal components of all of them, one basis and one sign, so
@@ -107,7 +129,10 @@ def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
 
     tokens: (B, P, D), without prefix tokens. With the `grid` of the patches only the foreground has colors: the first
     component of all patches, cut at its mean, divides them in two, and the part that lies at the border of the images
-    less often is called foreground. That is a guess: a component knows no objects.
+    less often is called foreground. That is a guess, because a component need not follow objects.
+
+    >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
+    Colored(colors=(2, 196, 3), foreground=(2, 196), variance=(3))
     """
     foreground = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     if grid is not None:
@@ -129,6 +154,8 @@ class Pairs(NamedTuple):
     similarity: Tensor
     mutual: Tensor
 
+    __repr__ = shapes
+
 
 def correspondences(a: Tensor, b: Tensor) -> Pairs:
     """For each patch of image A its nearest patch in image B, by the cosine of their features; and which pairs are
@@ -136,6 +163,9 @@ def correspondences(a: Tensor, b: Tensor) -> Pairs:
 
     a, b: (P, D) and (Q, D) patches of the same layer, without prefix tokens. Every patch has a nearest one, even where
     the images have nothing in common: look at the similarity, and at `mutual`.
+
+    >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
+    tensor([1, 2, 0])
     """
     cosines = F.normalize(float64(a), dim=1) @ F.normalize(float64(b), dim=1).mT
     similarity, nearest = cosines.max(1)

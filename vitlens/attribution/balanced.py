@@ -28,6 +28,11 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants, as in
     CP-LRP (Ali et al. 2022). So the model is a linear function of each layer's tokens, and gradient × input, summed
     over all tokens, is the logit minus what the biases add. That is checked for the first layer.
+
+    >>> vitlens.attribution.balanced_gradients(model, images, "Egyptian cat").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
     model, images, target, against = checked(model, images, target, against)
     first, *others = family(transformer(model)).blocks

@@ -1,9 +1,9 @@
 """Methods that differentiate by pixels, two of them by captum, which is imported when it is used, or cover patches.
 
-All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: what
-replaces pixels, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
-internal_batch_size: images in one forward. seed: of the random numbers, the same for every image. Images are explained
-one at a time, so a batch gives what its images give alone.
+All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: the pixels
+that replace the image's, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
+internal_batch_size: number of images in one forward. seed: seed of the random numbers, the same for every image. Images
+are explained one at a time, so a batch gives the maps of its images alone.
 
 Gradient SHAP and KernelSHAP are written out, because captum draws from the global generators, which other threads use
 too. Their random numbers are those that captum draws after the same seed.
@@ -58,7 +58,11 @@ def integrated_gradients(
     multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows: of
     photographs and DeiT-Tiny it is off by 0.5 to 4 % with 50 steps, and by less than 0.1 % with 1,000.
 
-    n_steps: points on the line, by Gauss-Legendre quadrature.
+    >>> vitlens.attribution.integrated_gradients(model, images, "Egyptian cat", n_steps=4).shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. n_steps: points on the
+    line, by Gauss-Legendre quadrature. baseline, internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -76,8 +80,14 @@ def gradient_shap(
 ) -> Tensor:  # fmt: skip
     """(B, rows, cols) Gradient SHAP (Lundberg and Lee 2017; Erion et al. 2021), summed over each patch.
 
-    The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two. stdevs:
-    standard deviation of the noise on the image, in normalized units. The random numbers depend on internal_batch_size.
+    The mean over n_samples of gradient × (noisy image − baseline), each at a random point between the two. The random
+    numbers depend on internal_batch_size.
+
+    >>> vitlens.attribution.gradient_shap(model, images, "Egyptian cat", n_samples=4).shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. stdevs: standard deviation
+    of the noise on the image, in normalized units. Other options: as in `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -97,7 +107,13 @@ def gradient_shap(
 
 
 def input_x_gradient(model, images, target=None, *, against=None, names=None) -> Tensor:
-    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalized units, summed over each patch."""
+    """(B, rows, cols) Input × Gradient (Shrikumar et al. 2016), in normalized units, summed over each patch.
+
+    >>> vitlens.attribution.input_x_gradient(model, images, "Egyptian cat").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`.
+    """
 
     def map_of(one: OneImage) -> Tensor:
         image = one.image.clone().requires_grad_()
@@ -113,6 +129,12 @@ def occlusion(
     """(B, rows, cols) occlusion (Zeiler and Fergus 2014): the logit lost when a square around the patch is covered.
 
     A square of window × window patches moves patch by patch; a patch gets the mean over the squares that cover it.
+
+    >>> vitlens.attribution.occlusion(model, images[:1], window=13).shape
+    torch.Size([1, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline,
+    internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -133,7 +155,15 @@ def feature_ablation(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
     internal_batch_size: int = 16,
 ) -> Tensor:  # fmt: skip
-    """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image."""
+    """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image.
+
+    >>> small = vitlens.load_model("test_vit", pretrained=False)
+    >>> vitlens.attribution.feature_ablation(small, torch.zeros(1, 3, 160, 160)).shape
+    torch.Size([1, 10, 10])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline,
+    internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
+    """
     return occlusion(model, images, target, against=against, names=names, baseline=baseline, window=1,
                      internal_batch_size=internal_batch_size)  # fmt: skip
 
@@ -150,8 +180,14 @@ def kernel_shap(
     certain a map is, try a second seed: for DeiT-Tiny, the maps of two seeds correlated by 0.6 for one photograph, and
     by 0.02 for another.
 
-    n_samples: covers tried, and forwards, of an image; by default 16 for each patch. Fewer than three for each patch
-    raise ValueError: below two the values are undetermined, and shortly above noise exceeds them.
+    >>> small = vitlens.load_model("test_vit", pretrained=False)
+    >>> vitlens.attribution.kernel_shap(small, torch.zeros(1, 3, 160, 160), n_samples=300).shape
+    torch.Size([1, 10, 10])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. n_samples: covers tried,
+    and forwards, of an image; by default 16 for each patch. Fewer than three for each patch raise ValueError: below two
+    the values are undetermined, and shortly above noise exceeds them. Other options: as in
+    `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens import attention
 from vitlens.attribution.target import Target, bound, of_features, resolved
 from vitlens.models import require_classes
-from vitlens.recorder.forward import evaluating, full_precision, require_images, run, without_checkpointing
+from vitlens.recorder.forward import evaluating, full_precision, require_images, run, shapes, without_checkpointing
 from vitlens.recorder.layer import Layer, layer_number
 from vitlens.recorder.record import Attention, capture, cut_graph, no_gradient, watching_graph
 from vitlens.recorder.supported import (
@@ -42,9 +42,9 @@ Hook = tuple[Callable, Callable]
 class Explained:
     """One forward and one backward, from which the quick methods make their maps: `relevance(explained(…))`.
 
-    attn: the capture, whose layers know the gradient of the score. output: (B, classes) logits, or (B, D) features.
-    readings: the same capture, whose layers know the gradient of the score that is read right after each of them.
-    inputs: by layer, what its attention is given, (B, T, C), and the gradient of the score by it.
+    attn: the capture, with the gradient of the score in each layer. output: (B, classes) logits, or (B, D) features.
+    target: the explained class or function. readings: the same capture, with in each layer the gradient of the score
+    that is read right after it. inputs: by layer, the input (B, T, C) of its attention, and the score's gradient by it.
     """
 
     attn: Attention
@@ -53,16 +53,22 @@ class Explained:
     readings: Attention | None = None
     inputs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    __repr__ = shapes
+
 
 def explained(
     model: nn.Module | Attention | Explained, images: Tensor | None = None, target: object = None, *,
     against: object = None, names: Sequence[str] | None = None, needs: Collection[str] = ("gradients",),
     layer: int = -1,
 ) -> Explained:  # fmt: skip
-    """Run the model once, and differentiate it once.
+    """`Explained`: the model, run once and differentiated once, from which several methods make their maps.
 
-    model, images, target, against, names: as in `vitlens.attribution`. In place of the model it takes a capture that
-    was differentiated, or an `Explained`, which is returned. needs: any of "capture", "gradients", "readings" and
+    >>> run = vitlens.attribution.explained(model, images, needs={"gradients", "readings"})
+    >>> vitlens.attribution.relevance(run).shape, vitlens.attribution.legrad(run).shape
+    (torch.Size([2, 14, 14]), torch.Size([2, 14, 14]))
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. In place of the model it takes a capture
+    that was differentiated, or an `Explained`, which is returned. needs: any of "capture", "gradients", "readings" and
     "inputs", those of `layer`; see `Explained`.
     """
     if isinstance(model, Explained):
@@ -118,14 +124,19 @@ def _read(
     own final norm, pooling and head."""
     inner, readings = transformer(model), attn.twin()
     outputs = [family(inner).head(each, pre_logits=target.of_features) for each in tokens]
-    if inner is not model and not torch.equal(outputs[-1], output):
-        raise ValueError(
-            f"LeGrad reads every layer with the Vision Transformer's own head, but {model_name(model)} has another "
-            "one. Use another method, such as relevance or grad_cam."
-        )
+    require_own_head(model, outputs[-1], output)
     readings.differentiate([target.score(each).sum() for each in outputs], keep_graph=keep_graph)
     require_layers(model, target, readings.reached())
     return readings
+
+
+def require_own_head(model: nn.Module, read: Tensor, output: Tensor) -> None:
+    """Raise ValueError for a module whose output is not what its Vision Transformer reads from the last layer."""
+    if transformer(model) is not model and not torch.equal(read, output):
+        raise ValueError(
+            f"Every layer is read with the Vision Transformer's own head, but {model_name(model)} has another one. "
+            "Give the Vision Transformer itself, or use another method, such as relevance or grad_cam."
+        )
 
 
 def checked(
@@ -152,19 +163,17 @@ def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
 def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
     """A capture of the Vision Transformer that `model` is or wraps, and the outputs of `model`.
 
-    options: those of `capture`. Where a wrapper pools the tokens itself, the grid has no read-out. Raises ValueError
-    where a wrapper resizes the images, because the map would not lie on them.
+    options: those of `capture`. Raises ValueError where a wrapper resizes the images, because the map would not lie on
+    them.
     """
     inner, returned = transformer(model), [None]
     keep = (inner.register_forward_hook, lambda _, args, output: returned.append(getattr(output, "logits", output)))
-    with hooked([keep]), capture(inner, **options) as attn:
+    with hooked([keep]), capture(model, **options) as attn:
         output = outputs_of(model, images, features)
     if inner is model:
         return attn, output
     if returned[-1] is output:
         require_classes(inner)
-    elif not isinstance(returned[-1], Tensor):
-        attn.grid = replace(attn.grid, readout=None)
     if attn.grid.image != tuple(images.shape[-2:]):
         raise ValueError(
             f"{model_name(model)} resizes images of {tuple(images.shape[-2:])} to {attn.grid.image} pixels, so the map "
@@ -241,7 +250,11 @@ def rollout(
 ) -> Tensor:  # fmt: skip
     """(B, rows, cols) attention rollout (Abnar and Zuidema 2020), the same for every target.
 
-    See `vitlens.attention.rollout`, also for query, head_fusion and discard.
+    >>> vitlens.attribution.rollout(model, images).shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`; the target and what follows are ignored.
+    query, head_fusion, discard: as in `vitlens.attention.rollout`.
     """
     attn = explained(model, images, target, against=against, names=names, needs=("capture",)).attn
     return attention.rollout(attn, query, head_fusion, discard)
@@ -257,7 +270,11 @@ def relevance(
     formed. I is left out because a mean over patches reads the patches themselves; for a class token this changes
     nothing. An attention pool is one more layer. Prefix tokens are dropped, nothing is rescaled.
 
-    query: (row, column) of a patch, to start from instead of the read-out. Other arguments as in `vitlens.attribution`.
+    >>> vitlens.attribution.relevance(model, images, "Egyptian cat", against="tabby").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. query: (row, column) of a patch, to start
+    from instead of the read-out.
     """
     attn = explained(model, images, target, against=against, names=names).attn
     read, moved = _readout(attn, query)
@@ -281,7 +298,12 @@ def gradient_rollout(
 
     What reaches a patch through identities alone is left out: a mean over patches reads the patches themselves, and the
     identities would carry that into the map. An attention pool is one more layer, without identity. Prefix tokens are
-    dropped, nothing is rescaled. Arguments as in `relevance`.
+    dropped, nothing is rescaled.
+
+    >>> vitlens.attribution.gradient_rollout(model, images, "Egyptian cat").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. query: as in `relevance`.
     """
     mean_first = {"mean": True, "positive": False}[head_fusion]
     attn = explained(model, images, target, against=against, names=names).attn
@@ -308,9 +330,13 @@ def attention_gradient(
 
     The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
 
-    layer: its number, −1 for the last block; by default the last attention before the head, which is the pool's in a
-    model with an attention pool. Other arguments as in `relevance`. The map of a query is zero where no gradient
-    reaches it: in a model that reads its class token, of every patch in the last layer.
+    >>> vitlens.attribution.attention_gradient(model, images, "Egyptian cat", layer=5).shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. layer: its number, −1 for the last block;
+    by default the last attention before the head, which is the pool's in a model with an attention pool. query: as in
+    `relevance`. The map of a query is zero where no gradient reaches it: in a model that reads its class token, of
+    every patch in the last layer.
     """
     attn = explained(model, images, target, against=against, names=names).attn
     read, pooled = _readout(attn, query)
@@ -328,7 +354,11 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
     models with an attention pool they take the gradient of the pool's map, while here every model is read through its
     layers.
 
-    first: the first layer of the mean (the authors' code takes the last two: −2). Other arguments as in `relevance`.
+    >>> vitlens.attribution.legrad(model, images, "Egyptian cat", first=-2).shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. first: the first layer of the mean. The
+    authors' code takes the last two, −2.
     """
     attn = explained(model, images, target, against=against, names=names, needs=("readings",)).readings
     total = [_received(attn[number]) for number in range(layer_number(len(attn), first), len(attn))]
@@ -344,7 +374,10 @@ def grad_cam(model, images=None, target=None, *, against=None, names=None, layer
     patch, so every patch's gradient is zero there. Blocks with two attentions side by side have the channels of both.
     ∂y/∂a_pc counts all ways from the activation to the logit, past the attention too.
 
-    layer: its number, −1 for the last. Other arguments as in `relevance`.
+    >>> vitlens.attribution.grad_cam(model, images, "Egyptian cat").shape
+    torch.Size([2, 14, 14])
+
+    model, images, target, against, names: as in `help(vitlens.attribution)`. layer: its number, −1 for the last.
     """
     run = explained(model, images, target, against=against, names=names, needs=("inputs",), layer=layer)
     grid, parts = run.attn.grid, run.inputs[layer_number(len(run.attn), layer)]

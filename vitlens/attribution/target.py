@@ -143,7 +143,10 @@ class Similarity:
 
 
 def like(images: object, *, name: str = "") -> Similarity:
-    """Similarity to an image: the cosine of the two images' features in the same model.
+    """Similarity to an image: the cosine of the two images' features in the same model, as a target.
+
+    >>> vitlens.attribution.relevance(model, images[1:], vitlens.attribution.like(cat)).shape
+    torch.Size([1, 14, 14])
 
     images: what `load_image` takes, shown to the model as `preprocess` does, or a prepared batch (1, C, H, W). Of
     several, a list or a batch (N, C, H, W), it is the cosine with the mean of their unit features. name: what to call
@@ -165,7 +168,10 @@ def like(images: object, *, name: str = "") -> Similarity:
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:
-    """Similarity to a text: the cosine of the image embedding and the text embedding.
+    """Similarity to a text: the cosine of the image embedding and the text embedding, as a target.
+
+    >>> vitlens.attribution.text("a photo of a cat").name
+    'the similarity to “a photo of a cat”'
 
     For models with a text tower: CLIP and SigLIP of open_clip and transformers. tokenizer: a function from a list of
     prompts to the input of the text tower, by default the model's own. Raises ValueError for a model without a text

@@ -17,11 +17,13 @@ from vitlens.recorder.grid import TokenGrid
 def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """Principal components of the patch-embedding filters as small pictures (paper, Fig. 7 left).
 
-    components: (k, p, q, C), C = 3 (colors) or 1 (grays), as `vitlens.filters.components` returns them.
+    components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.components`.
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line.
     Every tile is scaled on its own, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all of
     them, and brightness cannot be compared between tiles.
     """
+    if isinstance(components, tuple):
+        components, explained_variance = components
     tiles = array(components, 4, "Filters of shape (k, p, q, C)")
     count, p, q, channels = tiles.shape
     cols = min(cols, count)

@@ -17,6 +17,9 @@ from torch import Tensor
 class TokenGrid:
     """Geometry of a token sequence.
 
+    >>> attn.grid, attn.grid.index(3, 4)
+    (TokenGrid(rows=14, cols=14, patch=(16, 16), prefix=1, image=(224, 224)), 47)
+
     rows, cols: the patch grid. patch: (height, width) in input pixels from one token to the next, for a hybrid the
     patch size times the reduction of its backbone. prefix: R, the tokens before the first patch. image: (height,
     width) of the input in pixels. readout: weights with which the head reads the tokens. They sum to 1 and have shape

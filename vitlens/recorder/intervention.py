@@ -28,6 +28,7 @@ from vitlens.recorder.supported import (
     model_name,
     refuse,
     require_capturable,
+    transformer,
     unwrap,
 )
 
@@ -50,6 +51,7 @@ def intervene(
     >>> with torch.no_grad(), vitlens.intervene(model, heads={(11, 0): "zero"}, mlps={3: "mean"}, reference=images):
     ...     changed = model(images)
 
+    model: a supported model, or a module that contains exactly one and runs it.
     heads: by (layer, head), the replacement for the head's output A·V, (B, T, K), before the output projection and
     before any norm or gate in between. The layer of an attention pool is "pool". Heads of a parallel block are numbered
     as in `capture`.
@@ -73,7 +75,7 @@ def intervene(
     Raises UnsupportedModelError for a model or call that `capture` refuses, IndexError for parts that do not exist, and
     RuntimeError for a part that did not run.
     """
-    model = unwrap(model)
+    whole, model = unwrap(model), transformer(model)
     modules = attention_modules(model)
     require_capturable(model)
     replacements = _replacements(model, modules, heads or {}, mlps or {}, residual or {})
@@ -82,7 +84,7 @@ def intervene(
         for layer in layers if isinstance(layers, tuple | range) else [layers]:
             blocks[layer_number(len(modules), layer)].append(pair)
     with uncompiled(), without_checkpointing(model):  # the backward pass may come after the block
-        values = _values(model, modules, replacements, reference)
+        values = _values(model, modules, replacements, reference, whole)
         mode = Intervention(model, modules, values, lambda place, _: values[place], blocks)
         with mode.working():
             THREAD.interventions.append(mode)
@@ -193,15 +195,18 @@ class Intervention(Interception):
         return mask
 
 
-def outputs(model: nn.Module, modules: list, places: Iterable[Place], images: Tensor) -> dict[Place, Tensor]:
+def outputs(
+    model: nn.Module, modules: list, places: Iterable[Place], images: Tensor, whole: nn.Module | None = None
+) -> dict[Place, Tensor]:
     """Outputs of the model at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
 
-    Captures and interventions of this thread ignore this forward.
+    whole: the module to run, which contains the model. Captures and interventions of this thread ignore this forward.
     """
     kept: dict[Place, Tensor] = {}
     reader = Intervention(model, modules, places, kept.__setitem__)
-    with torch.no_grad(), evaluating(model), alone(reader), reader.working():
-        run(model, images)
+    whole = model if whole is None else whole
+    with torch.no_grad(), evaluating(whole), alone(reader), reader.working():
+        run(whole, images)
     return kept
 
 
@@ -253,15 +258,17 @@ def _mlps(block: nn.Module) -> list[nn.Module]:
     return [m for m in (getattr(block, name, None) for name in ("mlp", "mlp_out_proj")) if m is not None]
 
 
-def _values(model: nn.Module, modules: list, replacements: Mapping[Place, Any], reference) -> dict[Place, Tensor]:
+def _values(
+    model: nn.Module, modules: list, replacements: Mapping[Place, Any], reference, whole: nn.Module
+) -> dict[Place, Tensor]:
     """The tensor that replaces the output at each place."""
     words = {place: value for place, value in replacements.items() if isinstance(value, str)}
     means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
     batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
     for images in batches if means else ():
-        require_images(images, model)
+        require_images(images, whole)
         count += len(images)
-        for place, part in outputs(model, modules, means, images).items():
+        for place, part in outputs(model, modules, means, images, whole).items():
             means[place] = means[place] + float64(part).sum(0)
     zero = {place: 0.0 for place, word in words.items() if word == "zero"}
     means = {place: total / count for place, total in means.items()}

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.recorder.forward import full_precision
+from vitlens.recorder.forward import full_precision, shapes
+from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import UnsupportedModelError
 
 
@@ -23,6 +24,7 @@ class Layer:
     name: the module's name. q, k: (B, H, T, K) in the model's own precision. An attention pool has one query per latent
     instead of T. mask: floating point, added to the logits, or boolean, True where attention is allowed. v, output:
     (B, H, T, K), recorded by `capture(model, values=True)`. gradient: ∂score/∂output after `attn.differentiate(score)`.
+    grid: geometry of the queries. None for an attention pool, whose queries are latents.
 
     >>> attn[5].weights(queries=0).shape  # of the class token, in all heads
     torch.Size([2, 3, 1, 197])
@@ -36,6 +38,9 @@ class Layer:
     v: Tensor | None = None
     output: Tensor | None = None
     gradient: Tensor | None = None
+    grid: TokenGrid | None = None
+
+    __repr__ = shapes
 
     @property
     def wide(self) -> torch.dtype:
@@ -52,11 +57,29 @@ class Layer:
         mask = self.mask.expand(*self.mask.shape[:-2], self.q.shape[-2], -1)[..., rows, :]
         return logits.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else logits.add_(mask)
 
-    def weights(self, queries: slice | Tensor | Sequence[int] | int | None = None, *, limit: float = 2.0) -> Tensor:
+    def weights(
+        self, queries: slice | Tensor | Sequence[int] | int | None = None, *, head: int | None = None,
+        query: tuple[int, int] | int | None = None, limit: float = 2.0,
+    ) -> Tensor:  # fmt: skip
         """(B, H, Q, T) attention of all or the given queries, in float32 or wider. Rows sum to 1.
 
-        Raises MemoryError if it would take more than `limit` GiB, and IndexError for a query that does not exist.
+        >>> attn[5].weights(head=2, query=(3, 4)).shape
+        torch.Size([2, 197])
+
+        queries: positions in the sequence. head, query: a single one, whose axis is left out. A query is a patch (row,
+        column) or a position. Raises MemoryError if the result would take more than `limit` GiB, and IndexError for a
+        head or query that does not exist.
         """
+        if head is not None:
+            if not -self.q.shape[1] <= head < self.q.shape[1]:
+                raise IndexError(f"{self.name} has heads 0 to {self.q.shape[1] - 1}, got {head}.")
+            one = lambda t: t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., [head], :, :]  # noqa: E731
+            only = replace(self, q=one(self.q), k=one(self.k), mask=one(self.mask))
+            return only.weights(queries, query=query, limit=limit).squeeze(1)
+        if query is not None:
+            if self.grid is None:
+                raise ValueError(f"The queries of {self.name} are not tokens. Give their numbers as queries.")
+            return self.weights(self.grid.position(query), limit=limit).squeeze(-2)
         rows = self._rows(queries)
         count = len(range(self.q.shape[-2])[rows]) if isinstance(rows, slice) else len(rows)
         need = self.q.shape[0] * self.q.shape[1] * count * self.k.shape[-2] * 4 / 2**30
@@ -158,6 +181,8 @@ def joined(calls: list[Layer]) -> Layer:
 
 def layer_number(count: int, layer: int) -> int:
     """Number, from 0, of a layer among `count`. Negative numbers count from the end."""
+    if not hasattr(layer, "__index__"):
+        raise TypeError(f"A layer is a number, got {layer!r}. Of one head: `attn[5].weights(head=2, query=(3, 4))`.")
     if not -count <= layer < count:
         raise IndexError(f"The layer must be from 0 to {count - 1} (the model has {count} layers), got {layer}.")
     return range(count)[layer]

@@ -35,6 +35,7 @@ from vitlens.recorder.supported import (
     model_name,
     refuse,
     require_capturable,
+    transformer,
     unwrap,
     within,
 )
@@ -318,6 +319,11 @@ class Attention(Sequence):
             return [self[i] for i in range(*index.indices(len(self)))]
         return joined(self._calls[layer_number(len(self), index)])
 
+    def __getattr__(self, name: str):
+        inside = name in {*dir(Layer), *Layer.__dataclass_fields__}
+        of_layers = f" Its layers do, such as `attn[-1].{name}`." if inside else ""
+        raise AttributeError(f"A capture has no attribute {name!r}.{of_layers}")
+
     def differentiate(
         self, score: Tensor | Sequence[Tensor], *, also: Sequence[Tensor] = (), keep_graph: bool = False
     ) -> list[Tensor]:
@@ -394,9 +400,11 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
 
     >>> with torch.no_grad(), vitlens.capture(model) as attn:
     ...     logits = model(images)  # equal to those without a capture, bit for bit
-    >>> attn[0].weights().shape  # (B, H, T, T)
-    torch.Size([2, 3, 197, 197])
+    >>> attn[5].weights(head=2, query=(3, 4)).shape  # attention of one patch to all tokens, in each image
+    torch.Size([2, 197])
 
+    model: a supported model, or a module that contains exactly one and runs it. If such a module pools the tokens
+    itself, the grid has no read-out.
     values: also keep v and the fused output of every layer. gradients: keep them with the outputs in autograd's graph,
     for `attn.differentiate(score)`. In a frozen model the graph begins at the first of these outputs. Raises
     UnsupportedModelError for a model or call whose attention cannot be shown exactly, and for a second forward in the
@@ -404,17 +412,19 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     block. Memory grows linearly with the tokens, except for dense attention biases (BEiT, relative positions), which
     are as large as the maps.
     """
-    model = unwrap(model)
+    given, model = unwrap(model), transformer(model)
     modules = attention_modules(model)
     attn = Attention(model, modules)
     require_capturable(model)
     with (
         uncompiled(),
-        _Recorder(model, modules, attn, values, gradients),
+        _Recorder(model, modules, attn, values, gradients, wrapped=given is not model) as recorder,
         contextlib.ExitStack() as above,
     ):
         for hook in family(model).forward_checks():
             above.callback(hook.remove)
+        if given is not model:
+            above.callback(model.register_forward_hook(recorder.returned).remove)
         for intervention in THREAD.interventions:  # inside, so the recorder gets their masks and not their outputs
             above.enter_context(intervention)
         if gradients:
@@ -440,11 +450,20 @@ def replaced_forward(model: nn.Module, modules: list[list[tuple[str, nn.Module]]
 
 
 class _Recorder(Interception):
-    """Stores the layers of one forward in `attn`."""
+    """Stores the layers of one forward in `attn`.
 
-    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool):
+    wrapped: the model is a part of a module that may pool the tokens itself. Its grid then has no read-out, unless the
+    forward of the part returns one tensor, its own logits or features.
+    """
+
+    def __init__(self, model: nn.Module, modules: list, attn: Attention, values: bool, gradients: bool, wrapped: bool):
         super().__init__(model, modules)
         self.attn, self.values, self.gradients = attn, values or gradients, gradients
+        self.wrapped, self.thread = wrapped, threading.get_ident()
+
+    def returned(self, _, args: tuple, output: object) -> None:
+        if isinstance(getattr(output, "logits", output), Tensor) and threading.get_ident() == self.thread:
+            self.attn.grid = self.grid
 
     def check(self, index: int, call: int, *arguments) -> None:
         recorded = self.attn.pool if index == POOL else self.attn._calls[index][call]
@@ -472,15 +491,16 @@ class _Recorder(Interception):
                 name, own(query), own(all_heads(key, query)), scale, None if mask is None else mask.detach(),
                 own(all_heads(value, query)) if self.values else None,
                 output if self.gradients else own(output) if self.values else None,
+                grid=None if index == POOL else self.grid,
             )  # fmt: skip
             if index == POOL:
                 self.attn.pool, queries = layer, self.family.pool.queries
                 row = None if queries is None else layer.weights(queries).mean((1, 2))
                 readout = None if row is None else F.pad(row, (self.grid.tokens - row.shape[-1], 0))
-                self.attn.grid = replace(self.grid, readout=readout)
+                self.grid = replace(self.grid, readout=readout)
             else:
-                self.attn.grid = self.grid
                 self.attn._calls[index][call] = layer
+            self.attn.grid = replace(self.grid, readout=None) if self.wrapped else self.grid
         return output
 
 

@@ -312,7 +312,10 @@ def family(model: nn.Module) -> Family:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside a wrapper of torch.compile, DataParallel or DistributedDataParallel."""
+    """The model inside a wrapper of torch.compile, DataParallel or DistributedDataParallel. Raises TypeError for
+    anything but a model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected a model, a torch.nn.Module, got {type(model).__name__}. Give `load_model(…)`.")
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -331,7 +334,9 @@ def transformers_in(model: nn.Module) -> dict[str, nn.Module]:
 
 def within(model: nn.Module) -> nn.Module:
     """The only Vision Transformer inside a model. With zero or several, the model itself."""
-    inner = list(transformers_in(model := unwrap(model)).values())
+    if known(model := unwrap(model)):
+        return model
+    inner = list(transformers_in(model).values())
     return inner[0] if len(inner) == 1 else model
 
 
