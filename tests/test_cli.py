@@ -35,7 +35,7 @@ def vitlens(*arguments, expect=0):
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
-        cli.main()
+        cli.run()
     assert (stop.value.code or 0) == expect, err.getvalue()
     assert "Traceback" not in err.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())

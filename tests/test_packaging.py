@@ -112,7 +112,7 @@ def test_links_in_the_readme_and_docs_lead_somewhere():
 
 
 WITHOUT = """
-import runpy, sys
+import sys
 blocked, commands, finders = {blocked}, {commands}, list(sys.meta_path)
 
 class Filter:
@@ -121,17 +121,18 @@ class Filter:
             return next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
 
 sys.meta_path[:] = [Filter]
+from vitlens.cli import run
 for command in commands:
     sys.argv = ["vitlens", *command.split()]
     try:
-        runpy.run_module("vitlens", run_name="__main__")
+        run()
     except SystemExit as stop:
         assert not stop.code, command
 """
 
 
 def test_commands_run_where_the_extras_are_not_installed(tmp_path):
-    """In one process, as `python -m vitlens`, training a model and looking into it."""
+    """In one process, training a model and looking into it."""
     blocked = {"captum", "jupyterlab", "IPython", "ipykernel", "ipywidgets", "anywidget", "transformers", "open_clip",
                "datasets", "accelerate"}  # fmt: skip
     samples()["chelsea"].save(tmp_path / "cat.jpg")

@@ -18,7 +18,7 @@ import torch
 from test_train import digits, tiny
 from timm.models import save_for_hf
 
-from vitlens.cli import main
+from vitlens.cli import run
 from vitlens.data.augment import Augment
 from vitlens.train import Recipe, World, fit, join, recipe, starting_from
 
@@ -129,7 +129,7 @@ def command(words, said=None) -> None:
     sys.argv = [str(word) for word in words]
     if said:
         sys.stderr = open(said, "w", buffering=1)  # noqa: SIM115
-    main()
+    run()
 
 
 def test_the_command_in_two_processes_equals_one(tmp_path, monkeypatch):

@@ -107,11 +107,11 @@ def test_help_and_the_papers_models_need_nothing_heavy():
         "import sys\n"
         f"for name in {HEAVY}: sys.modules[name] = None\n"
         "import vitlens\n"
-        "from vitlens.cli import main\n"
+        "from vitlens.cli import run\n"
         "assert not {'vitlens.attribution', 'vitlens.evaluate', 'vitlens.data'} & sys.modules.keys()\n"
         "for words in ([], ['paper', 'models'], *([name, '--help'] for name in 'inspect app train ablate'.split())):\n"
         "    sys.argv = ['vitlens', *words]\n"
-        "    try: main()\n"
+        "    try: run()\n"
         "    except SystemExit as stop: assert not stop.code\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
