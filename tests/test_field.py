@@ -20,7 +20,6 @@ from vitlens import UnsupportedModelError, attention, capture, load_model, repor
 from vitlens.attribution.target import resolved
 from vitlens.data import ImageStream, Samples, load
 from vitlens.data.imageset import Fitting
-from vitlens.evaluate.classes import matched
 from vitlens.images import samples
 from vitlens.models import data_config, pixels, preprocess, restore, scores, top_classes
 from vitlens.train import export, fit, recipe, starting_from
@@ -334,13 +333,6 @@ def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
     write(tmp_path, {"yak/0.txt": b"text"})
     with pytest.raises(ValueError, match="yak"):
         load(tmp_path)
-
-
-def test_F10_the_order_of_classes_without_names_is_printed():
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
-    assert "Their order is a1, a10, a2" in matched(model, ("a1", "a10", "a2"))
-    assert "Their order" in matched(model, ("a1", "a2", "a10"))
-    assert "Their order" not in matched(model, ("a", "b", "c"))
 
 
 def test_F7_reports_show_a_single_output_without_percent_sign():

@@ -170,17 +170,6 @@ def test_the_recipes_for_fine_tuning_are_table_4():
         assert (r.image_size, r.resize, r.squash, r.continues) == (384, 448, True, True)
 
 
-def test_parameters_of_the_paper():
-    """Table 1, which counts the hidden layer of the head (L/16: 304 million in fact, 307 as printed)."""
-    for variant, patch in (("b", 16), ("b", 32), ("l", 16), ("l", 32), ("h", 14)):
-        r = replace(recipe(f"vit-{variant}{patch}-imagenet"), head="linear", num_classes=1)
-        with torch.device("meta"):
-            model = r.build()
-        counted = sum(p.numel() for p in model.parameters()) + r.width * (r.width + 1)
-        printed = {"b": 86e6, "l": 307e6, "h": 632e6}[variant]
-        assert counted == pytest.approx(printed, rel=0.015 if (variant, patch) != ("b", 32) else 0.025)
-
-
 def test_the_head_for_pretraining():
     r = replace(recipe("vit-b16-imagenet").tiny(), num_classes=7)
     model = r.build().eval()

@@ -8,7 +8,6 @@ from test_plot import assert_tidy
 from vitlens import paper, plot
 from vitlens.paper import TABLE_5, TABLE_6
 
-OWN = "#d55e00"
 CURVES = {
     "ViT-B/32": [(9e6, 20, 18, 22), (3e7, 33, 31, 35), (9e7, 52, 50.5, 53.5)],
     "ViT-L/32": [(9e7, 53), (9e6, 17), (3e7, 34)],
