@@ -38,6 +38,7 @@ from vitlens.evaluate import (
     student,
     support,
 )
+from vitlens.images import ModelInput
 from vitlens.train import export, fit, snapshots
 from vitlens.train.criteria import ObjectiveLoss
 from vitlens.train.recipes import Recipe
@@ -380,7 +381,7 @@ def variants(
                     if uniform:
                         ax.axhline(uniform, color="0.5", linestyle="--", linewidth=0.9)
                 else:
-                    plot.overlay(picture, values[image], ax=ax, mode="heat", colorbar=False)
+                    plot.overlay(ModelInput(picture[None])[0], values[image], ax=ax, colorbar=False)
                 ax.set_title("")
         for ax, title in zip(grid[0][1:], COLUMNS.values(), strict=True):
             ax.set_title(title, size=9.5, loc="center")

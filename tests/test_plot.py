@@ -14,8 +14,12 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image, ImageFilter
+from torch import nn
+from torchvision.transforms import v2
 
 from vitlens import plot
+from vitlens.images import ModelInput
+from vitlens.models import crop_box, preprocess
 from vitlens.recorder.grid import TokenGrid
 from vitlens.report import Inspection, Picture
 from vitlens.train import Step
@@ -126,7 +130,7 @@ ALONE = {
     "all heads": lambda ax=None: plot.all_heads(attention(12, 4, 4).reshape(6, 2, 4, 4), ax=ax),
     "few-shot": lambda ax=None: plot.few_shot({"a": [(9, 10), (90, 50)]}, ax=ax),
     "pre-training": lambda ax=None: plot.pretraining_size(ax=ax),
-    "overlay": lambda ax=None: plot.overlay(picture(), attention(1, 14, 20)[0], grid=CUT, mode="heat", ax=ax),
+    "overlay": lambda ax=None: plot.overlay(picture(), attention(1, 14, 20)[0], grid=CUT, style="heat", ax=ax),
     "distance": lambda ax=None: plot.attention_distance(RNG.uniform(0, 99, (24, 16)), uniform=90, title="A", ax=ax),
 }
 """Figures of one Axes, which may be given."""
@@ -135,7 +139,8 @@ PAGES = {
     "positions": lambda: plot.position_similarity(cosines(14, 20)),
     "rollouts 1": lambda: plot.rollouts([picture()], attention(1, 14, 20), grid=CUT, captions=["a cat"]),
     "rollouts 8": lambda: plot.rollouts(
-        [picture(60, 40 + 15 * i) for i in range(8)], attention(8, 6, 8), captions=["a word " * i for i in range(8)]
+        [ModelInput(picture(60, 40 + 15 * i)[None])[0] for i in range(8)], attention(8, 6, 8),
+        captions=["a word " * i for i in range(8)],
     ),
     "contributions": lambda: plot.contributions({f"{k}.jpg: a class": RNG.normal(size=(6, 7)) for k in range(5)}),
     "heads": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0)),
@@ -384,7 +389,7 @@ def test_mask_of_a_constant_map_is_one_wherever_the_model_looked_and_zero_for_ze
 def test_overlay_is_the_picture_times_the_mask():
     image, values = picture(), RNG.uniform(size=(14, 20))
     for smooth in (True, False):
-        ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth)
+        ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth, style="mask")
         (shown,) = ax.images
         expected = image * plot.mask(values, CUT, smooth=smooth)[..., None]
         assert np.abs(np.asarray(shown.get_array(), float) - expected).max() <= 0.5
@@ -393,22 +398,22 @@ def test_overlay_is_the_picture_times_the_mask():
 
 def test_heat_shows_the_values_themselves_where_the_patches_lie():
     values = RNG.uniform(1, 2, size=(14, 20))
-    ax = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, alpha=0.4)
+    ax = plot.overlay(picture(), values, grid=CUT, style="heat", smooth=False, alpha=0.4)
     below, heat = ax.images
     assert np.asarray(below.get_array()).shape == (230, 330)  # in gray
     assert np.allclose(heat.get_array(), np.kron(values, np.ones((16, 16)))) and heat.get_extent() == [0, 320, 224, 0]
     assert heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
     bar = ax.figure.axes[1]
     assert bar.get_ylim() == pytest.approx((0, values.max()))
-    limited = plot.overlay(picture(), values, grid=CUT, mode="heat", limits=(-1, 3)).images[1]
+    limited = plot.overlay(picture(), values, grid=CUT, style="heat", limits=(-1, 3)).images[1]
     assert limited.get_clim() == (-1, 3) and limited.cmap.name == "viridis"
-    even = plot.overlay(picture(), values, grid=CUT, mode="heat", limits=(-3, 3)).images[1]
+    even = plot.overlay(picture(), values, grid=CUT, style="heat", limits=(-3, 3)).images[1]
     assert even.get_clim() == (-3, 3) and even.cmap.name == "RdBu_r"
-    ax = plot.overlay(picture(), RNG.uniform(size=(15, 21)), grid=PADDED, mode="heat", colorbar=False)
+    ax = plot.overlay(picture(), RNG.uniform(size=(15, 21)), grid=PADDED, style="heat", colorbar=False)
     assert ax.images[1].get_extent() == [0, 330, 230, 0] and len(ax.figure.axes) == 1
     assert ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
     values = RNG.normal(size=(14, 20))
-    smooth = plot.overlay(picture(), values, grid=CUT, mode="heat").images[1]
+    smooth = plot.overlay(picture(), values, grid=CUT, style="heat").images[1]
     assert smooth.cmap.name == "RdBu_r" and smooth.get_clim() == pytest.approx((-(high := abs(values).max()), high))
     assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the color scale
 
@@ -429,12 +434,75 @@ OVER = {  # values, options, and the share of the largest opacity that each valu
 }
 
 
+TRANSFORMS = {
+    "crop": {"crop_pct": 0.8}, "squash": {"crop_mode": "squash"}, "padding": {"crop_mode": "border"},
+    "not square": {"input_size": (3, 32, 64), "crop_pct": 0.9}, "gray": {"input_size": (1, 64, 64), "crop_pct": 0.9},
+    "padding of another library": v2.Compose([
+        v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Resize(None, max_size=64), v2.Pad((0, 8)),
+        v2.CenterCrop(64),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("size", [(640, 400), (300, 620)])
+def test_overlay_lays_a_map_on_the_part_of_the_image_that_the_model_saw(name, size):
+    """One bright square of the image is the whole map, and its hottest patch lies there."""
+    settings, (width, height) = TRANSFORMS[name], size
+    model = nn.Module()
+    if isinstance(settings, dict):
+        model.pretrained_cfg = {"input_size": (3, 64, 64), "crop_pct": 1.0} | settings
+    else:
+        model.image_transform = settings
+    x, y = width // 2 + 40, height // 2 - 60  # the upper left corner of the square
+    image = np.zeros((height, width, 3), np.uint8)
+    image[y : y + 60, x : x + 60] = 255
+    batch = preprocess(model, image)
+    grid = TokenGrid(batch.shape[2] // 4, batch.shape[3] // 4, (4, 4))
+    values = nn.functional.avg_pool2d(batch.mean(1, keepdim=True), 4)[0, 0]
+    below, heat = plot.overlay(image, (values - values.min()).numpy(), model=model, grid=grid, smooth=False).images
+    left, right, bottom, top = heat.get_extent()
+    hot = heat.get_array() > 0.5 * heat.get_array().max()
+    shown = np.asarray(below.get_array()).shape
+    rows, cols = (np.flatnonzero(hot.any(axis)) for axis in (1, 0))
+    across, down = (right - left) / hot.shape[1], (bottom - top) / hot.shape[0]
+    edges = left + across * cols[0], left + across * (cols[-1] + 1), top + down * rows[0], top + down * (rows[-1] + 1)
+    assert shown == (height, width) and heat.axes.get_xlim() == (0, width) and heat.axes.get_ylim() == (height, 0)
+    assert np.abs(np.subtract(edges, (x, x + 60, y, y + 60))).max() <= 4 * max(across, down)  # a patch has 4 pixels
+    center = (edges[0] + edges[1]) / 2 - x - 30, (edges[2] + edges[3]) / 2 - y - 30
+    assert np.abs(center).max() <= 2 * max(across, down)
+    seen = crop_box(model, image)
+    assert np.allclose((left, top, right, bottom), seen)
+    masked = plot.overlay(image, values, crop=seen, grid=grid, style="mask", smooth=False).images[0].get_array()
+    assert masked[y : y + 60, x : x + 60].max() > 200
+
+
+def test_overlay_measures_crops_as_timm_cuts_them():
+    """Of 620 × 400 at 0.8: the short side becomes 80 pixels, of which the middle 64 stay, 320 of 400."""
+    model = nn.Module()
+    model.pretrained_cfg = {"input_size": (3, 64, 64), "crop_pct": 0.8}
+    assert crop_box(model, picture(400, 620)) == pytest.approx((150, 40, 470, 360), abs=1.5)
+    model.pretrained_cfg["crop_mode"] = "border"
+    model.pretrained_cfg["crop_pct"] = 1.0
+    assert crop_box(model, picture(400, 620)) == pytest.approx((0, -110, 620, 510), abs=10)  # to a pixel of 64
+    assert crop_box(model, picture(400, 620), whole=True) == pytest.approx((0, 0, 620, 400), abs=1.5)
+
+
+def test_overlay_dims_what_the_model_did_not_see():
+    image = np.full((100, 200, 3), 200, np.uint8)
+    below = plot.overlay(image, np.zeros((4, 4)), crop=(50, 0, 150, 100)).images[0].get_array()
+    assert (below[:, 50:150] == 200).all() and (below[:, :50] == 70).all() and (below[:, 150:] == 70).all()
+    restored = ModelInput(image[None])[0]
+    ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity())  # which has been cropped once
+    assert ax.images[1].get_extent() == [0, 200, 100, 0]
+
+
 def test_heat_is_the_picture_and_the_color_each_by_its_share():
     """picture · (1 − a) + color · a, in the pixels of the drawn figure; the picture alone where no patch is."""
     image = picture()
     for name, (values, options, share) in OVER.items():
         figure = plt.figure(figsize=(3.3, 2.3), dpi=100)
-        how = {"grid": CUT, "ax": figure.add_axes((0, 0, 1, 1)), "mode": "heat", "smooth": False, "colorbar": False}
+        how = {"grid": CUT, "ax": figure.add_axes((0, 0, 1, 1)), "style": "heat", "smooth": False, "colorbar": False}
         heat = plot.overlay(image, values, **how, **options).images[1]
         color = values if name == "colors" else mpl.colormaps[heat.cmap.name](heat.norm(values))[..., :3]
         figure.canvas.draw()
@@ -449,7 +517,7 @@ def test_heat_is_the_picture_and_the_color_each_by_its_share():
 def test_nan_hides_the_picture_and_is_gray():
     values = np.where(np.eye(14, 20), np.nan, SIGNED)
     for options in ({}, {"opacity": "even", "alpha": 0.3}):
-        heat = plot.overlay(picture(), values, grid=CUT, mode="heat", smooth=False, **options).images[1]
+        heat = plot.overlay(picture(), values, grid=CUT, style="heat", smooth=False, **options).images[1]
         assert np.allclose(heat.cmap(heat.norm(heat.get_array()))[5, 5], to_rgba("0.65"))
         assert heat.get_clim()[1] == np.nanmax(np.abs(values))
 
@@ -458,7 +526,7 @@ def test_rollouts_pairs_each_picture_with_its_own_map():
     pictures = [picture(230, 330), picture(224, 224), picture(300, 200), picture(64, 64)]
     grids = [CUT, TokenGrid(14, 14, (16, 16)), TokenGrid(18, 12, (16, 16), image=(300, 200)), TokenGrid(8, 8, (8, 8))]
     maps = [torch.rand(grid.rows, grid.cols) for grid in grids]
-    figure = plot.rollouts(pictures, maps, grid=grids, captions=["d", "e", "f", "g"])
+    figure = plot.rollouts(pictures, maps, grid=grids, captions=["d", "e", "f", "g"], style="mask")
     assert len(figure.axes) == 8
     figure.draw_without_rendering()
     for i, grid in enumerate(grids):
@@ -472,16 +540,23 @@ def test_rollouts_pairs_each_picture_with_its_own_map():
 def test_heads_show_every_head_on_one_scale():
     weights = attention(12, 14, 20)
     figure = plot.heads(weights, image=picture(), query=(3, 17), grid=CUT)
-    beside, *thumbs, bar = figure.axes
-    assert np.array_equal(beside.images[0].get_array(), picture()) and len(thumbs) == 12
-    for head, ax in enumerate(thumbs):
-        (image,) = ax.images
-        assert np.array_equal(image.get_array(), weights[head]) and image.get_extent() == [0, 320, 224, 0]
-        assert image.get_clim() == (0, weights.max()) and ax.get_title() == f"Head {head}"
-    for ax in (beside, *thumbs):
-        (frame,) = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
-        assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17 * 16, 3 * 16, 16, 16)
-    assert "from patch (row 3, column 17)" in figure.get_suptitle() and bar.get_ylim() == (0, weights.max())
+    (ax,) = figure.axes
+    whole, *maps = ax.images
+    assert np.array_equal(whole.get_array(), picture()) and len(maps) == 12
+    names = {text.get_text(): text.xy for text in ax.texts}
+    frames = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
+    for head, (image, frame) in enumerate(zip(maps, frames[1:], strict=True)):
+        left, right, bottom, top = image.get_extent()
+        assert np.array_equal(image.get_array(), weights[head]) and image.get_clim() == (0, weights.max())
+        assert (right - left, bottom - top) == pytest.approx((320, 224))
+        assert names[f"Head {head}"] == pytest.approx(((left + right) / 2, top))
+        assert (frame.get_x() - left, frame.get_y() - top) == pytest.approx((17 * 16, 3 * 16))
+        assert (frame.get_width(), frame.get_height()) == (16, 16)
+    _, right, bottom, _ = whole.get_extent()
+    patch = frames[0].get_x() / right * 330, frames[0].get_y() / bottom * 230
+    assert patch == pytest.approx((17 * 16, 3 * 16)) and maps[-1].get_extent()[2] == pytest.approx(bottom * 224 / 230)
+    assert "from patch (row 3, column 17)" in ax.get_title("left")
+    assert ax.child_axes[0].get_ylim() == (0, weights.max())
 
 
 # Maps in a line
@@ -540,7 +615,7 @@ def test_attributions_show_every_map_with_its_caption():
     assert alone.axes[1].texts[0].get_text() == "max 0.000123" and alone.texts[-1].get_text() == f"{scale}."
     shown = [ax.images[-1] for ax in figure.axes]
     assert len(shown) == 4 and shown[2].get_clim() == (-50_000, 50_000)
-    expected = plot.overlay(picture(), maps["first"], grid=CUT, mode="heat").images[1]
+    expected = plot.overlay(picture(), maps["first"], grid=CUT, style="heat").images[1]
     assert np.array_equal(shown[1].get_array(), expected.get_array())
 
 
@@ -595,8 +670,12 @@ def test_intervals_are_in_the_order_given_with_their_measurements():
 def test_lines_of_correspondences_join_the_centers_of_patches():
     grids = [TokenGrid(2, 4, (10, 20)), TokenGrid(3, 3, (8, 8))]
     figure = plot.correspondences([picture(20, 80), picture(24, 24)], [[5, 8], [0, 1]], grids=grids)
-    ends = [(line.xy1, line.xy2) for line in figure.artists]
-    assert ends == [((30, 15), (20, 20)), ((10, 5), (12, 4))]
+    left, right = (image.get_extent()[:2] for image in figure.axes[0].images)
+    for line, expected in zip(figure.axes[0].lines[::2], [((30, 15), (20, 20)), ((10, 5), (12, 4))], strict=True):
+        (x, y), (other_x, other_y) = line.get_xydata()
+        assert np.allclose(((x - left[0]) * 20, y * 20), expected[0])
+        assert np.allclose(((other_x - right[0]) * 24, other_y * 24), expected[1])
+    assert left[1] == 4 and right[1] - right[0] == 1 and right[0] > 4
 
 
 REFUSED = [
@@ -606,12 +685,15 @@ REFUSED = [
     (lambda: plot.mask(np.ones((20, 14)), CUT), "14 × 20 patches, the map 20 × 14"),
     (lambda: plot.mask(np.full((14, 20), np.nan), CUT), "finite"),
     (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
-    (lambda: plot.overlay(picture(), np.ones((14, 20)), mode="jet"), "jet"),
-    (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), mode="heat"), "smooth=False"),
-    (lambda: plot.overlay(picture(), 2 * np.ones((14, 20, 3)), mode="heat"), "from 2 to 2"),
+    (lambda: plot.overlay(picture(), np.ones((14, 20)), style="jet"), "jet"),
+    (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), grid=CUT), "smooth=False"),
+    (lambda: plot.overlay(picture(), 2 * np.ones((14, 20, 3)), style="heat"), "from 2 to 2"),
     (lambda: plot.patches(picture(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
     (lambda: plot.overlays(picture(), {"a": np.ones((4, 4))}, grid=CUT), "14 × 20 patches"),
     (lambda: plot.correspondences([picture()] * 2, [[280, 0]], grids=[CUT] * 2), "below 280"),
+    (lambda: plot.overlay(picture(224, 224), np.ones((14, 14))), "part of this image of 224 × 224 .*`model=`.*restore"),
+    (lambda: plot.overlay(ModelInput(picture()[None])[0, 9:], np.ones((14, 20))), "part of this image of 221 × 330"),
+    (lambda: plot.heads(attention(3, 14, 20), image=picture()), "vitlens.restore"),
     (lambda: plot.heads(attention(3, 14, 20), query=(14, 0)), "outside the 14 × 20 grid"),
     (lambda: plot.overlays(picture(), {"a": np.ones((14, 20))}, grid=CUT, query={"a": (0, 20)}), "outside the 14"),
     (lambda: plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0)), "outside the 4 × 5 grid"),

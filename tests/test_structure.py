@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "vitlens"
 NEVER = {
     "recorder": {"attention", "attribution", "data", "evaluate", "faithfulness", "filters", "paper", "plot", "tokens",
                  "report", "train"},
-    "plot": {"attribution", "data", "models", "report", "train", "recorder.record"},
+    "plot": {"attribution", "data", "report", "train", "recorder.record"},  # `overlay` measures a model's crop
     "data": {"attention", "attribution", "evaluate", "faithfulness", "models", "plot", "recorder", "report", "train"},
     "train": {"attribution", "evaluate", "faithfulness", "plot", "report"},
     "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},

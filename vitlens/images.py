@@ -37,6 +37,24 @@ class ImageError(ValueError):
     """
 
 
+class ModelInput(np.ndarray):
+    """Images (B, H, W, 3) as a model received them; an image taken from them is one too. `models.restore` returns it.
+
+    input_size: (H, W) in pixels.
+    """
+
+    def __new__(cls, images: np.ndarray):
+        new = images.view(cls)
+        new.input_size = images.shape[1:3]
+        return new
+
+    def __array_finalize__(self, source):
+        self.input_size = getattr(source, "input_size", None)
+
+    def __array_wrap__(self, result, *_):
+        return np.asarray(result)[()]  # what is computed from it is an ordinary array or number
+
+
 def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:
     """Read an image as a new, fully loaded PIL image in RGB: upright, opaque, in sRGB, without metadata.
 

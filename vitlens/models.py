@@ -29,7 +29,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens.images import MAX_ELONGATION, ImageError, load_image
+from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
@@ -37,7 +37,7 @@ from vitlens.recorder.supported import family, model_name, states_preprocessing,
 from vitlens.recorder.supported import title as title
 
 __all__ = [
-    "OUTPUTS", "built_size", "class_count", "data_config", "guessed", "label_names", "load_model",
+    "OUTPUTS", "built_size", "class_count", "crop_box", "data_config", "guessed", "label_names", "load_model",
     "output_kind", "pixels", "preprocess", "restore", "run", "scores", "title", "top_classes",
 ]  # fmt: skip
 __dir__ = __all__.copy
@@ -541,11 +541,39 @@ class _Processor:
         return values
 
 
+def _crop_box(
+    transform: Callable[[Image.Image], Tensor], size: tuple[int, int], mode: str = "RGB"
+) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of the part that a transform takes of an image of `size` = (width, height) pixels,
+    measured on images whose levels are coordinates. It reaches beyond the image where the transform pads."""
+
+    def transformed(levels) -> np.ndarray:
+        image = Image.fromarray(np.broadcast_to(np.round(levels).astype(np.uint8), size[::-1]).copy())
+        return transform(image.convert(mode))[0].double().numpy()
+
+    width, height = size
+    x, y = np.linspace(0, 1, width), np.linspace(0, 1, height)[:, None]
+    low, high = transformed(0), transformed(255)
+    inside = high - low > 0.99 * (high - low).max()  # padding is the same in both
+    # each ramp has a small one across it, over which the rounding to 8 bits averages out
+    ramps = 240 * x + 15 * y, 240 * y + 15 * x
+    one, other = (255 * (transformed(ramp) - low)[inside] / (high - low)[inside] for ramp in ramps)
+    rows, cols = np.nonzero(inside)
+    middle = np.ones(len(rows), bool)
+    for places in (rows, cols):  # filters have less support at the edges
+        middle &= np.abs(places - (places.min() + places.max()) / 2) <= np.ptp(places) / 4
+    places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])[middle]
+    seen = np.stack([(240 * one - 15 * other) * (width - 1), (240 * other - 15 * one) * (height - 1)], 1)
+    seen = seen[middle] / (240**2 - 15**2)
+    slopes = np.linalg.lstsq(places, seen + 0.5, rcond=None)[0]
+    edges = np.array([[0, 0, 1], [inside.shape[1], inside.shape[0], 1]]) @ slopes
+    return tuple(edges.ravel().tolist())
+
+
 @functools.lru_cache(maxsize=32)
 def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
-    """Preprocessing of a library in timm's settings, measured: mean and standard deviation on flat images; and on an
-    image of coordinates the size, the part that is cut out (`crop_pct`), and whether it is squashed, padded or cropped.
-    """
+    """Preprocessing of a library in timm's settings, measured: mean and standard deviation on flat images; and on
+    images of coordinates the part that is cut out (`crop_pct`), and whether it is squashed, padded or cropped."""
 
     def level(value: int) -> Tensor:
         flat = transform(Image.new("RGB", (256, 256), (value,) * 3)).double()
@@ -556,17 +584,11 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
         raise ValueError("Its outputs are not a linear function of the levels of an image.")
     mean, std = -black / (white - black), 1 / (white - black)
     width, height = 320, 240
-    y, x = np.mgrid[:height, :width]
-    ramps = np.dstack([x * 255 / (width - 1), y * 255 / (height - 1), np.full_like(x, 255)]).round().astype(np.uint8)
-    seen = transform(Image.fromarray(ramps)).double() * std[:, None, None] + mean[:, None, None]
-    channels, rows, cols = seen.shape
-    top, left = rows // 4, cols // 4
-    right, bottom = cols - left - 1, rows - top - 1
-    across = float(seen[0, rows // 2, right] - seen[0, rows // 2, left]) * (width - 1) / (right - left) * cols
-    down = float(seen[1, bottom, cols // 2] - seen[1, top, cols // 2]) * (height - 1) / (bottom - top) * rows
-    shares = across / width, down / height  # of the image that is seen
-    stretched = abs(across / cols - down / rows) > 0.02 * down / rows
-    mode = "squash" if stretched else "border" if float(seen[2].min()) < 0.9 else "center"
+    channels, rows, cols = transform(Image.new("RGB", (width, height))).shape
+    left, top, right, bottom = _crop_box(transform, (width, height))
+    across, down = (right - left) / cols, (bottom - top) / rows
+    shares = (right - left) / width, (bottom - top) / height
+    mode = "squash" if abs(across - down) > 0.02 * down else "border" if max(shares) > 1.02 else "center"
     name = getattr(transform, "interpolation", "bicubic")
     return {
         "input_size": (channels, rows, cols), "mean": tuple(mean.tolist()), "std": tuple(std.tolist()),
@@ -686,6 +708,22 @@ def preprocess(
     return torch.stack([transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded])
 
 
+def crop_box(
+    model: nn.Module, image, *, size: tuple[int, int] | None = None, whole: bool = False
+) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of the part of an image that `preprocess` gives to the model, in pixels of the image.
+
+    It reaches beyond the image where the preprocessing pads. image: what `load_image` takes. size, whole: as for
+    `preprocess`. Raises ImageError as `preprocess` does.
+
+    >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
+    [75, 0, 376, 300]
+    """
+    config = data_config(model, size)
+    mode = "L" if config["input_size"][0] == 1 else "RGB"
+    return _crop_box(_transform(model, size, whole), load_image(image).size, mode)
+
+
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     """`preprocess` without the normalization, as a function from one RGB image to uint8 (C, H, W), for data sets, which
     hold images as bytes and normalize them later."""
@@ -709,7 +747,7 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
     if batch.ndim != 4 or batch.shape[1] != config["input_size"][0]:
         raise ImageError(f"Expected a batch (B, {config['input_size'][0]}, H, W), got {tuple(batch.shape)}.")
     levels = _levels(batch.detach().cpu().float(), config["mean"], config["std"])
-    return levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
+    return ModelInput(levels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy())
 
 
 def _levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:

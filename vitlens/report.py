@@ -308,8 +308,13 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
     maps, short = {}, Counter(Path(name).name for name in added)
     for name, (label, part) in list(added.items())[:SHOWN]:
         file = Path(name).name
-        title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}, {part.logits[0]:.1f}"
-        maps[title] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
+        title = f"{file if short[file] == 1 else name}: {label.split(',')[0]}"
+        heads, mlps = part.heads.sum().item(), (part.mlps.sum() + part.pool.sum()).item()
+        sums = (
+            f"\nlogit {part.logits.item():.1f}: heads {heads:+.1f}, MLPs {mlps:+.1f},"
+            f"\nembedding {part.embedding.item():+.1f}, biases {part.biases.item():+.1f}"
+        )
+        maps[title + sums.replace("-", "−")] = torch.cat([part.heads[0], part.mlps[0, :, None]], 1)
     return _write(out, {"heads.csv": table, "heads.png": plot.contributions(maps)})
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from vitlens.plot import style
-from vitlens.plot.style import REFERENCE, SERIES, array, canvas, charts, colors, page, rule, scale_bar, styled
+from vitlens.plot.style import DPI, REFERENCE, SERIES, array, canvas, charts, colors, rule, scale_bar, styled
 
 LOCAL = 1 / 3
 """Share of the distance of uniform attention below which a head is called local here. A convention, for orientation."""
@@ -135,30 +135,47 @@ def attention_distance(
 ) -> plt.Axes:
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
-    The heads of a layer lie beside each other, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of
-    which the mean over B is drawn. uniform: the distance of uniform attention (`TokenGrid.uniform_distance`,
-    renormalized if the dots are), a dashed line; below a third of it heads are local, which is shaded. control: the
-    same of a model with random weights, gray crosses. image_size: (height, width) of the input, or one number for both;
-    the axis names it. Layers and heads count from 0.
+    The heads of a layer lie side by side, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of which
+    the mean over B is drawn; or several of these by the name of their model, each in a color. uniform: the distance of
+    uniform attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. Heads below a third
+    of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
+    crosses. image_size: (height, width) of the input, or one number for both; the axis names it. Layers and heads count
+    from 0.
+
+    >>> distance = vitlens.attention.mean_distance(attn)
+    >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())
     """
-    values, chance = _by_head(mean_distance), None if control is None else _by_head(control)
-    top = max(np.nanmax(values, initial=0), 0 if chance is None else np.nanmax(chance), uniform or 0) or 1.0
+    several = mean_distance if isinstance(mean_distance, Mapping) else {"": mean_distance}
+    several, chance = {n: _by_head(each) for n, each in several.items()}, None if control is None else _by_head(control)
+    top = max(np.nanmax(each, initial=0) for each in (*several.values(), *([] if chance is None else [chance])))
+    top = max(top, uniform or 0) or 1.0
     of = "" if image_size is None else " of {} × {}".format(*np.broadcast_to(image_size, 2))
     with styled(ax):
         if ax is None:
             ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
-        strip(ax, values, size=6)
-        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "size": 8, "color": "0.35"}
+        for k, (name, values) in enumerate(several.items()):
+            strip(ax, values, 6, SERIES[k], (k, len(several)), name)
+        layers = max(len(values) for values in several.values())
+        ax.set(xlim=(-0.6, layers - 0.4), xticks=range(0, layers, -(-layers // 16)))
+        if len(several) > 1:
+            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
+        low, high = ax.get_xlim()
+        if uniform is not None or chance is not None:  # room for words at the right of the dots, inside the axes
+            width = ax.get_position().width * ax.figure.bbox.width
+            high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / width))
+            ax.set_xlim(low, high)
+        where = {"textcoords": "offset points", "size": 8, "color": "0.35", "ha": "right"}
         if chance is not None:
             layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
             ax.plot(layer, chance.ravel(), "x", color="0.6", markersize=4)
-            level, below = (chance.mean(), 0) if uniform is None else (uniform, -19)
-            ax.annotate("× untrained", (1, level), (4, below), va="center", **where)
+            level, below = (chance.mean(), 0) if uniform is None else (uniform, -23)
+            ax.annotate("× untrained", (high, level), (-3, below), va="center", **where)
         if uniform is not None:
             ax.axhspan(0, LOCAL * uniform, color="0.94", linewidth=0, zorder=0)
             ax.axhline(uniform, **REFERENCE)
-            ax.annotate("uniform\nattention", (1, uniform), (4, 0), va="center", **where)
-            ax.annotate("local: under a third of it", (1, 0), (-4, 4), ha="right", **where)
+            words = ax.annotate("uniform\nattention", (high, uniform), (-3, 0), va="center", **where)
+            words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+            ax.annotate("gray: local, below a third of uniform", (high, 0), (-4, 4), **where)
         ax.set(xlabel="Network depth (layer)", ylabel=f"Mean attention distance (pixels{of})", title=title)
         ax.set(ylim=(0, 1.08 * top))
         rule(ax)
@@ -185,43 +202,55 @@ def attention_distances(
     return figure
 
 
-def strip(ax: plt.Axes, values: np.ndarray, size: float) -> None:
-    """The distances (L, H) as dots: a column for each layer, its heads beside each other from left to right."""
+def strip(
+    ax: plt.Axes, values: np.ndarray, size: float, color: str = SERIES[0], place: tuple[int, int] = (0, 1), name=""
+) -> None:
+    """The distances (L, H) as dots: a column for each layer, its heads side by side from left to right.
+
+    place: number of the model among those that share a column, and their number.
+    """
     layers, heads = values.shape
-    place = np.arange(layers)[:, None] + (np.arange(heads) - (heads - 1) / 2) * 0.5 / max(heads - 1, 1)
-    look = {"color": SERIES[0], "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5}
-    ax.plot(place.ravel(), values.ravel(), "o", **look)
+    number, count = place
+    center = np.arange(layers)[:, None] + (number - (count - 1) / 2) * 0.8 / count
+    at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
+    look = {"color": color, "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "label": name}
+    ax.plot(at.ravel(), values.ravel(), "o", **look)
     ax.set(xlim=(-0.6, layers - 0.4), xticks=range(0, layers, -(-layers // 16)))
 
 
-def contributions(parts: Mapping[str, object]) -> plt.Figure:
-    """What every head and MLP adds to a logit: a line for each layer, a column for each head, the MLP in the last one.
+def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+    """The addition of each head and MLP to a logit: a line for each layer, a column for each head, the MLP in the last.
 
-    parts: (L, H + 1) by the name of the picture, the MLP last; all of the same model. Red adds to the logit and blue
-    takes away from it, in units of the logit, on one scale for all pictures.
+    parts: (L, H + 1) by the title of the image, the MLP last; all of the same model. Red adds to the logit and blue
+    takes away from it, in units of the logit, on one scale for all images. ax: for a single image.
+
+    >>> found = vitlens.stream.contributions(model, images[:1])
+    >>> figure = vitlens.plot.contributions({"cat": torch.cat([found.heads[0], found.mlps[0, :, None]], 1)})
     """
     values = {name: array(each, 2, "Contributions of shape (layers, heads + 1)") for name, each in parts.items()}
     layers, columns = next(iter(values.values())).shape
-    side = 70 + 26 * columns
-    cols = min(len(values), max(1, 860 // side))
-    rows = -(-len(values) // cols)
+    side = min(800, max(250, 70 + 26 * columns))
+    rows = -(-len(values) // min(3, max(1, 860 // side)))
+    cols = -(-len(values) // rows)
+    titles = [style.wrapped(name, side - 40, 6.2) for name in values]
+    text = 16 * max(len(title.splitlines()) for title in titles)
     look = colors(np.concatenate([*values.values()]), signed=True)
-    with styled():
-        figure = page(max(420, 90 + cols * side), 60 + rows * (70 + 20 * layers))
-        axes = figure.subplots(rows, cols, squeeze=False).flat
-        for ax, (name, each) in zip(axes, values.items(), strict=False):
-            shown = ax.imshow(each, **look, interpolation="nearest", aspect="auto")
-            ax.set_title(name, size=9.5, pad=5, parse_math=False)
+    with styled(ax):
+        size = max(420, 90 + cols * side), 30 + rows * (60 + text + 20 * layers)
+        axes = np.ravel(style.page(*size).subplots(rows, cols) if ax is None else [ax])
+        for panel, title, each in zip(axes, titles, values.values(), strict=False):
+            shown = panel.imshow(each, **look, interpolation="nearest", aspect="auto")
+            panel.set_title(title, size=9, pad=5, loc="left", parse_math=False)
             step = 1 if columns < 14 else 4
             heads = range(0, columns - 1 - step // 2, step)
-            ax.set_xticks([*heads, columns - 1], [*heads, "MLP"])
-            ax.set_yticks(range(0, layers, -(-layers // 12)))
-            ax.tick_params(length=0, labelsize=8)
-            ax.set(xlabel="Head", ylabel="Layer")
-        for ax in axes[len(values) :]:
-            ax.axis("off")
-        scale_bar(shown, ax=list(axes), shrink=0.8, label="Added to the logit")
-    return figure
+            panel.set_xticks([*heads, columns - 1], [*heads, "MLP"])
+            panel.set_yticks(range(0, layers, -(-layers // 12)))
+            panel.tick_params(length=0, labelsize=8)
+            panel.set(xlabel="Head", ylabel="Layer")
+        for panel in axes[len(values) :]:
+            panel.axis("off")
+        scale_bar(shown, ax=list(axes), shrink=min(1, 300 / (20 * layers * rows)), label="Added to the logit")
+    return axes[0].figure if ax is None else ax
 
 
 def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, score: str = "") -> plt.Figure:

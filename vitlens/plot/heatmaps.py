@@ -10,11 +10,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from vitlens.images import load_image
+from vitlens.images import ModelInput, load_image
 from vitlens.plot.style import INK, MARGIN, WIDTH, array, color_bar, colors, frames, scale_bar, styled, translucent
 from vitlens.recorder.grid import TokenGrid
+from vitlens.recorder.supported import family, transformer, unwrap
 
 GRAY = "0.35"
+DIMMED = 0.35
+"""Brightness of the part of an image that the model did not see."""
 BELOW = {"location": "bottom", "shrink": 0.67, "aspect": 15, "pad": 0.03}
 """Place of the color bar of a picture in a line."""
 
@@ -58,25 +61,35 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
 
 
 def overlay(
-    image, map, *, grid: TokenGrid | None = None, ax: plt.Axes | None = None, mode: str = "paper", smooth: bool = True,
-    alpha: float = 0.75, opacity: str = "value", cmap: str | None = None, limits: tuple[float, float] | None = None,
-    colorbar: bool = True,
+    image, map, *, model=None, crop: tuple[float, float, float, float] | None = None, grid: TokenGrid | None = None,
+    ax: plt.Axes | None = None, style: str = "heat", smooth: bool = True, alpha: float = 0.75, opacity: str = "value",
+    cmap: str | None = None, limits: tuple[float, float] | None = None, colorbar: bool = True,
 ) -> plt.Axes:  # fmt: skip
-    """A map over its picture (paper, Fig. 6).
+    """The Axes of a map over its image (paper, Fig. 6).
 
-    image: what `load_image` takes, as the model saw it. map: (rows, cols). grid: where the patches lie; without it they
-    are taken to cover the picture exactly. mode "paper": the picture times `mask`, on black; the map is stretched to
-    0…1. mode "heat": the map's own values in colors over the picture in gray, from 0 to its largest (from −max to max
-    if some are negative) or between `limits`, in red and blue if 0 is their middle, with a color bar. opacity "value":
-    it grows in proportion to the value, from none at 0, where the picture stands, to `alpha` at the end farthest from 0
-    (limits that leave 0 out begin with none at the end nearest to it; with both signs, it is at least a third of
-    `alpha`, since a dark picture would leave dark rings around values near 0); "even": it is `alpha`
-    everywhere. NaN is a flat gray. A map of shape (rows, cols, 3) holds the colors themselves, red, green and blue from
-    0 to 1, of even opacity. smooth: False shows exact patches.
+    The map lies where the model saw the image, and the rest of the image is dimmed. One of these says where that is:
+
+    * model: the map lies on the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`.
+    * crop: (left, top, right, bottom) of that part in pixels of the image, as `models.crop_box` returns it.
+    * Neither: the image is what `restore` returns, or, with `grid`, has exactly the size of the model's input.
+
+    image: what `load_image` takes. map: (rows, cols); or (rows, cols, 3), colors from 0 to 1 drawn in one opacity.
+    grid: that of the capture (`attn.grid`); by default that of `model`, or patches that cover the image exactly.
+    style "heat": the values in colors over the image in gray, from 0 to the largest (±the largest if some are
+    negative) or between `limits`, in red and blue if 0 is in their middle, with a color bar. style "mask": the image
+    times `mask`, on black, as in the paper; the map is stretched to 0…1.
+    opacity "value": in proportion to the value, from none at 0 to `alpha` at the end farthest from 0 (at `limits`
+    without 0: none at the end nearest to 0; with both signs: at least a third of `alpha`). opacity "even": `alpha`
+    everywhere. NaN is gray. smooth: False draws exact patches.
+
+    Raises ValueError for an image that may not be the model's input, and for a map that does not fit the grid.
+
+    >>> rollout = vitlens.attention.rollout(attn)
+    >>> ax = vitlens.overlay(cat, rollout[0], model=model)
     """
-    if mode not in ("paper", "heat") or opacity not in ("value", "even"):
-        raise ValueError(f"mode must be paper or heat, opacity value or even, got {mode!r} and {opacity!r}.")
-    values = array(map, 2 if mode == "paper" else (2, 3), "A map of shape (rows, cols), in heat also (rows, cols, 3),")
+    if style not in ("heat", "mask") or opacity not in ("value", "even"):
+        raise ValueError(f"style must be heat or mask, opacity value or even, got {style!r} and {opacity!r}.")
+    values = array(map, 2 if style == "mask" else (2, 3), "A map of shape (rows, cols), in heat also (rows, cols, 3),")
     painted = values.ndim == 3
     if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
@@ -84,44 +97,79 @@ def overlay(
             f"{values.max():.3g}. `vitlens.tokens.colors` makes them from components."
         )
     picture = load_image(image)
-    grid = checked_grid(values.shape[:2], picture, grid)
-    height, width = grid.image
+    crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
+    left, top, right, bottom = crop or (0, 0, grid.image[1], grid.image[0])
+    across, down = (right - left) / grid.image[1], (bottom - top) / grid.image[0]  # pixels of the image for one of it
     with styled(ax):
         if ax is None:
-            across = 4.5 * min(1.5, width / height)
-            bar = 1.15 if mode == "heat" and colorbar else 1.0
-            ax = plt.subplots(figsize=(across * bar, across * height / width), layout="constrained")[1]
-        if mode == "paper":
-            lit = np.asarray(picture) * mask(values, grid, smooth=smooth)[..., None]
-            ax.imshow(lit.round().astype(np.uint8), extent=(0, width, height, 0))
+            aspect = picture.height / picture.width
+            wide = 4.5 * min(1.5, 1 / aspect)
+            bar = 1.15 if style == "heat" and colorbar and not painted else 1.0
+            ax = plt.subplots(figsize=(wide * bar, wide * aspect), layout="constrained")[1]
+        if style == "mask":
+            light = mask(values, grid, smooth=smooth)
+            if crop:
+                part = Image.fromarray(light.astype(np.float32))
+                light = _pasted(part.resize((round(right - left), round(bottom - top))), picture, crop, 0)
+            lit = np.asarray(picture) * np.asarray(light)[..., None]
+            ax.imshow(lit.round().astype(np.uint8), extent=(0, picture.width, picture.height, 0))
         else:
             if smooth:
                 _check_finite(values)
-            ax.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
-            channels = np.atleast_3d(values).transpose(2, 0, 1)
+            levels = np.asarray(picture.convert("L"))
+            if crop:
+                seen = Image.new("F", (round(right - left), round(bottom - top)), 1)
+                levels = (levels * np.asarray(_pasted(seen, picture, crop, DIMMED))).astype(np.uint8)
+            ax.imshow(levels, cmap="gray", vmin=0, vmax=255, extent=(0, picture.width, picture.height, 0))
+            channels, (height, width) = np.atleast_3d(values).transpose(2, 0, 1), grid.image
             how = "bilinear" if smooth else "nearest"
             large = np.stack([upsample(each, covered(grid), method=how) for each in channels], -1)[:height, :width]
             if painted:
                 look = {"alpha": alpha}
                 large = large.clip(0, 1)  # rounding may leave 0…1
             else:
+                limits = limits and tuple(float(limit) for limit in limits)
                 look = colors(values, cmap, signed=True if limits and limits[0] == -limits[1] else None)
                 look |= dict(zip(("vmin", "vmax"), limits, strict=True)) if limits else {}
                 look["cmap"] = translucent(look["cmap"].name, look["vmin"], look["vmax"], alpha, opacity)
                 large = large[..., 0]
-            extent = (0, large.shape[1], large.shape[0], 0)
+            extent = (left, left + across * large.shape[1], top + down * large.shape[0], top)
             heat = ax.imshow(large, extent=extent, interpolation="nearest", **look)
             if colorbar and not painted:
                 color_bar(heat, ax=ax, fraction=0.046, pad=0.03)
-        ax.set(xlim=(0, width), ylim=(height, 0))
+        if crop:
+            edge = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="white", linewidth=0.8)
+            ax.add_patch(edge)
+        ax.set(xlim=(0, picture.width), ylim=(picture.height, 0))
         ax.axis("off")
     return ax
 
 
-def mark(ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float]) -> None:
-    """A white frame with a dark rim, which shows on any color, around the patch that asks."""
+def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None):
+    """The part of the image (left, top, right, bottom) that the map lies on, None for all of it, and the grid."""
+    if model is not None and not is_input(image):
+        from vitlens.models import crop_box, data_config
+
+        grid = grid or family(transformer(unwrap(model))).grid(data_config(model)["input_size"][1:])
+        crop = crop or crop_box(model, picture, size=tuple(grid.image))
+    if crop is None or is_input(image):
+        return None, checked_grid(shape, image, grid)
+    return crop, checked_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
+
+
+def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float) -> Image.Image:
+    """A part in its place on an image as large as the picture, of the level `rest` elsewhere."""
+    whole = Image.new("F", picture.size, rest)
+    whole.paste(part, (round(crop[0]), round(crop[1])))
+    return whole
+
+
+def mark(
+    ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0)
+) -> None:
+    """A white frame with a dark rim, which shows on any color, around the query patch of a map at the point (x, y)."""
     if query is not None:
-        corner = query[1] * patch[1], query[0] * patch[0]
+        corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
         frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)
         frame.set_path_effects([withStroke(linewidth=2.8, foreground=INK)])
         ax.add_patch(frame)
@@ -134,25 +182,34 @@ def covered(grid: TokenGrid) -> tuple[int, int]:
 
 def _check_finite(values: np.ndarray) -> None:
     if not np.isfinite(values).all():
-        raise ValueError('Some values of the map are not finite. Draw it with `mode="heat", smooth=False`.')
+        raise ValueError('Some values of the map are not finite. Draw it with `style="heat", smooth=False`.')
 
 
-def checked_grid(shape: tuple[int, int], picture: Image.Image | None, grid: TokenGrid | None) -> TokenGrid:
-    """The grid given, checked; or one whose patches cover the picture exactly, if need be with fractions of pixels."""
-    height, width = shape if picture is None else (picture.height, picture.width)
-    if grid is None:
-        return TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
-    if shape != (grid.rows, grid.cols):
+def is_input(image) -> bool:
+    """True for an image (H, W, 3) that `restore` returned, not cut since then."""
+    return isinstance(image, ModelInput) and image.shape[:2] == image.input_size
+
+
+def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> TokenGrid:
+    """The grid given, checked; or one whose patches cover the image exactly, if need be with fractions of pixels.
+
+    image: None, or what must be the model's input: what `restore` returned, or with `grid` an image of its size.
+    """
+    if grid is not None and shape != (grid.rows, grid.cols):
         raise ValueError(
             f"The grid has {grid.rows} × {grid.cols} patches, the map {shape[0]} × {shape[1]}. Give the grid of the "
             "capture that the map comes from."
         )
-    if picture is not None and (height, width) != tuple(grid.image):
+    if image is None:
+        return grid
+    width, height = load_image(image).size
+    if (height, width) != tuple(grid.image) if grid else not is_input(image):
+        seen = f"{grid.image[0]} × {grid.image[1]} pixels" if grid else "a part"
         raise ValueError(
-            f"The model saw {grid.image[0]} × {grid.image[1]} pixels, the picture has {height} × {width}. "
-            "`vitlens.models.restore` makes the picture from the model's input."
+            f"The model saw {seen} of this image of {height} × {width} pixels. Give `model=` to `overlay`, or the "
+            "image that `vitlens.restore(model, images)` returns."
         )
-    return grid
+    return grid or TokenGrid(*shape, (height / shape[0], width / shape[1]), image=(height, width))
 
 
 def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
@@ -176,7 +233,7 @@ def overlays(
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True,
 ) -> plt.Figure:  # fmt: skip
-    """A picture, and beside it the same picture under each map, as `overlay` draws it in mode "heat".
+    """A picture, and beside it the same picture under each map, as `overlay` draws it in the style "heat".
 
     image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
     most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
@@ -195,7 +252,7 @@ def overlays(
         draw_input(axes[0], picture, grid)
         for ax, (name, each) in zip(axes[1:], maps.items(), strict=True):
             ends = (limits or {}).get(name)
-            overlay(picture, each, grid=grid, ax=ax, mode="heat", colorbar=False, smooth=smooth, limits=ends)
+            overlay(picture, each, grid=grid, ax=ax, style="heat", colorbar=False, smooth=smooth, limits=ends)
             name_above(ax, name)
         for name, ax in zip((None, *maps), axes, strict=True):
             mark(ax, patches.get(name), grid.patch)
@@ -234,7 +291,7 @@ def attributions(
         heading(figure, title)
         draw_input(axes.flat[0], picture, grid, loc="left")
         for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
-            overlay(picture, values, grid=grid, ax=ax, mode="heat", colorbar=False)
+            overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
             name_above(ax, name, loc="left")
             write_below(ax, below[name])
         for ax in axes.flat[len(maps) + 1 :]:

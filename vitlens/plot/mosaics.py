@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from PIL import Image
 
 from vitlens.images import load_image
-from vitlens.plot.heatmaps import GRAY, checked_grid, covered, draw_input, heading, mark, name_above, write_note
+from vitlens.plot.heatmaps import GRAY, checked_grid, covered, mark
 from vitlens.plot.style import INK, WIDTH, array, bare, beside, canvas, color_bar, colors, page, scale_bar, styled
 from vitlens.recorder.grid import TokenGrid
 
@@ -88,41 +88,53 @@ def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, S
 
 
 def heads(
-    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = ""
-) -> plt.Figure:
-    """The attention of all heads of a layer from one query, beside the picture if it is given.
+    weights, *, image=None, query: tuple[int, int] | None = None, grid: TokenGrid | None = None, title: str = "",
+    ax: plt.Axes | None = None,
+) -> plt.Figure | plt.Axes:  # fmt: skip
+    """The attention of all heads of a layer from one query, beside the image if it is given.
 
-    weights: (H, rows, cols), on one color scale from 0 to the largest weight of all heads. query: (row, column) of the
-    patch that asks, counted from 0 and marked by a white frame; None for a class token.
+    weights: (H, rows, cols), on one color scale from 0 to the largest weight of all heads. image: the model's input, as
+    for `overlay`. query: (row, column) of a patch, counted from 0, with a white frame; None for a class token.
+
+    >>> weights = attn.grid.image_map(attn[5].weights((3, 4))[0, :, 0])
+    >>> figure = vitlens.plot.heads(weights, query=(3, 4))
     """
     values = array(weights, 3, "Attention of shape (heads, rows, cols)")
-    picture = None if image is None else load_image(image)
-    grid = checked_grid(values.shape[1:], picture, grid)
+    if image is not None:
+        grid = checked_grid(values.shape[1:], image, grid)
+    grid = grid or TokenGrid(*values.shape[1:], (1, 1))
+    checked_grid(values.shape[1:], None, grid)
     if query is not None:
         grid.index(*query)
     count = len(values)
     lines = 1 if count <= 4 else 2 if count <= 16 else -(-count // 8)
-    cols, left = -(-count // lines), lines * (picture is not None)  # the picture takes as many columns as lines
+    cols, left = -(-count // lines), lines * (image is not None)  # the image takes as many columns as lines
     high, wide = covered(grid)
-    width = min(200, 790 / (cols + left), 640 / lines * wide / high)
-    with styled():
-        size = max(460, 110 + width * (cols + left)), 80 + lines * (width * high / wide + 24)
-        figure = page(*size, "compressed")
-        frame = figure.add_gridspec(lines, cols + left)
-        heading(figure, title or f"Attention of each head{_source(query)}")
-        axes = [figure.add_subplot(frame[:, :left])] if left else []
-        for ax in axes:
-            draw_input(ax, picture, grid)
+    width = min(200, 790 / (cols + left) - 10, 640 / lines * wide / high)
+    pixel = wide / width  # of the page, in pixels of the input
+    across, down = wide + 10 * pixel, high + 24 * pixel
+    size = max(460, 100 + (width + 10) * (cols + left)), 100 + lines * (width * high / wide + 24)
+    with canvas(ax, *size) as (ax, result):
+        if left:
+            scale = (lines * down - 24 * pixel) / high  # as high as all lines together
+            shown_grid = grid.image[1] * scale, grid.image[0] * scale
+            ax.imshow(load_image(image), extent=(0, shown_grid[0], shown_grid[1], 0))
+            mark(ax, query, (grid.patch[0] * scale, grid.patch[1] * scale))
+            _above(ax, wide * scale / 2, 0, "Input")
+        start = 0 if not left else (lines * down - 24 * pixel) * wide / high + 10 * pixel
         for head, values_of_head in enumerate(values):
-            axes.append(ax := figure.add_subplot(frame[head // cols, left + head % cols]))
-            shown = ax.imshow(values_of_head, extent=(0, wide, high, 0), interpolation="nearest", **colors(values))
-            name_above(ax, f"Head {head}")
-        for ax in axes:
-            bare(ax)
-            mark(ax, query, grid.patch)
-        color_bar(shown, ax=axes, fraction=0.05, pad=0.015)
-        write_note(figure, "Colors: attention weight, one scale for all heads.")
-    return figure
+            x, y = start + head % cols * across, head // cols * down
+            look = {"interpolation": "nearest", **colors(values)}
+            shown = ax.imshow(values_of_head, extent=(x, x + wide, y + high, y), **look)
+            mark(ax, query, grid.patch, (x, y))
+            _above(ax, x + wide / 2, y, f"Head {head}")
+        right, bottom = start + cols * across - 10 * pixel, lines * down - 24 * pixel
+        ax.set(xlim=(0, right), ylim=(bottom, -20 * pixel), aspect="equal")
+        bare(ax)
+        ax.set_title(title or f"Attention of each head{_source(query)}", loc="left")
+        ax.set_xlabel("Colors: attention weight, one scale for all heads.", loc="left", size=8.5, color=GRAY)
+        color_bar(shown, cax=beside(ax, right / pixel))
+    return result
 
 
 def all_heads(weights, *, query: tuple[int, int] | None = None, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
@@ -172,7 +184,7 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     beyond the picture is gray.
     """
     picture = load_image(image)
-    checked_grid((grid.rows, grid.cols), picture, grid)
+    checked_grid((grid.rows, grid.cols), image, grid)
     (p, q), (tall, wide) = grid.patch, covered(grid)
     whole = Image.new("RGB", (wide, tall), (205, 205, 205))
     whole.paste(picture, (0, 0))
@@ -240,6 +252,11 @@ def about_gray(tiles: np.ndarray) -> np.ndarray:
     """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled on its own: v → ½ + ½·v / max|v|."""
     largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
     return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
+
+
+def _above(ax: plt.Axes, x: float, y: float, text: str) -> None:
+    """The name of a map, above the middle of its upper edge."""
+    ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", size=9.5).set_in_layout(False)
 
 
 def _below(ax: plt.Axes, x: float, y: float, text: str, size: float) -> None:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import SubFigure
-from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 
 from vitlens.images import load_image
 from vitlens.plot.charts import attention_distance
-from vitlens.plot.heatmaps import GRAY, checked_grid, overlay, write_note
+from vitlens.plot.heatmaps import GRAY, checked_grid, overlay
 from vitlens.plot.mosaics import filters, position_similarity
-from vitlens.plot.style import WIDTH, array, bare, page, styled
+from vitlens.plot.style import WIDTH, array, bare, canvas, page, styled, wrapped
 
 TITLES = {
     "filters": "Embedding filters", "positions": "Position similarity (cosine)",
-    "distance": "Mean attention distance", "rollout": "Pictures, and what attention lets through",
+    "distance": "Mean attention distance", "rollout": "Images, and their attention rollout",
 }  # fmt: skip
-LETTER = 7.5
-"""Pixels of a letter, on average."""
 
 
-def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
-    """Pictures beside what attention lets through of them, "Input" and "Attention" (paper, Fig. 6 and 14).
+def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
+    """Images beside their attention rollouts, "Input" and "Attention" (paper, Fig. 6 and 14).
 
     images and maps: as many of each as `overlay` takes one of. grid: one for all, or one for each. captions: a text
-    below each pair. Up to three pairs are in a line, all of one height.
+    below each pair. style: "heat", in colors from the least value of each map (clear) to its largest (yellow), or
+    "mask", the paper's image on black. Up to three pairs are in a line, all of one height.
+
+    >>> pictures, rollouts = vitlens.restore(model, images), vitlens.attention.rollout(attn)
+    >>> figure = vitlens.plot.rollouts(pictures, rollouts, captions=["cat", "rocket"])
     """
     pictures = [load_image(image) for image in images]
     count = len(pictures)
@@ -43,7 +43,7 @@ def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
     for line in lines:
         height = min(280, cols * room / 2 / sum(shapes[k] for k in line))
         for k in line:
-            texts.append(textwrap.fill(str(captions[k]), int(2 * height * shapes[k] / LETTER)) if captions else "")
+            texts.append(wrapped(str(captions[k]), 2 * height * shapes[k]) if captions else "")
         heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
     with styled():
         figure = page(cols * room, sum(heights))
@@ -52,7 +52,7 @@ def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
             axes = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
             for k, left, right in zip(line, axes[::2], axes[1::2], strict=True):
                 left.imshow(pictures[k])
-                overlay(pictures[k], maps[k], grid=grids[k], ax=right)
+                _rollout(images[k], maps[k], grids[k], right, style)
                 for ax, name in ((left, "Input"), (right, "Attention")):
                     bare(ax)
                     ax.set_title(name, size=9, pad=4, color=GRAY)
@@ -60,86 +60,126 @@ def rollouts(images, maps, *, grid=None, captions=None) -> plt.Figure:
     return figure
 
 
-def correspondences(images, pairs, *, grids, titles=("A", "B"), note: str = "") -> plt.Figure:
-    """Patches of two pictures that belong together, each pair joined by a line of one color.
+def _rollout(image, map, grid, ax: plt.Axes, style: str = "heat") -> None:
+    values = array(map, 2, "A map of shape (rows, cols)")
+    limits = (values.min(), values.max()) if np.ptp(values) > 1e-6 * values.max() else None
+    overlay(image, values, grid=grid, ax=ax, style=style, colorbar=False, limits=limits)
 
-    images: the two pictures, as the model saw them. pairs: (n, 2) numbers of patches, of the left and of the right
-    picture, counted from 0 without prefix tokens. grids: of both. titles: above each picture; note: at the foot. Raises
-    ValueError for patches that the grids do not have.
+
+def correspondences(
+    images, pairs, *, grids, titles=("A", "B"), note: str = "", ax: plt.Axes | None = None
+) -> plt.Figure | plt.Axes:
+    """Two images, with a line of one color between each pair of patches.
+
+    images: two, the model's input, as for `overlay`. pairs: (n, 2) numbers of patches of the left and of the right
+    image, counted from 0 without prefix tokens, as `vitlens.tokens.correspondences` returns them. grids: of both.
+    titles: above each image; note: at the foot. Raises ValueError for patches that the grids do not have.
+
+    >>> pair, grids = vitlens.restore(model, images), [attn.grid, attn.grid]
+    >>> figure = vitlens.plot.correspondences(pair, [[0, 195], [90, 91]], grids=grids, titles=["cat", "rocket"])
     """
     pairs = array(pairs, 2, "Pairs of patches of shape (n, 2)").astype(int)
     most = [grid.rows * grid.cols for grid in grids]
     if pairs.min() < 0 or (pairs.max(0) >= most).any():
         raise ValueError(f"Patches must be below {most[0]} and {most[1]}, got {pairs.min()} to {pairs.max()}.")
-    shapes = [grid.image[1] / grid.image[0] for grid in grids]
-    with styled():
-        figure = page(WIDTH, min(340, 840 / sum(shapes)) + 40 + 24 * bool(note), "constrained")
-        axes = figure.subplots(1, 2, width_ratios=shapes)
-        for ax, image, grid, title in zip(axes, images, grids, titles, strict=True):
-            picture = load_image(image)
-            checked_grid((grid.rows, grid.cols), picture, grid)
-            ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
-            ax.set_title(title, loc="left", size=9.5, pad=5, parse_math=False)
-            bare(ax)
+    widths = [grid.image[1] / grid.image[0] for grid in grids]  # in heights of an image, the unit of the axes
+    starts = 0, widths[0] + 0.04
+    with canvas(ax, WIDTH, min(340, 840 / sum(widths)) + 40 + 24 * bool(note)) as (ax, result):
+        for start, width, image, grid, title in zip(starts, widths, images, grids, titles, strict=True):
+            checked_grid((grid.rows, grid.cols), image, grid)
+            ax.imshow(load_image(image), extent=(start, start + width, 1, 0))
+            ax.annotate(title, (start, 0), (0, 5), textcoords="offset points", size=9.5, parse_math=False)
         rim = [withStroke(linewidth=3, foreground="0.1")]
         for color, pair in zip(plt.get_cmap("hsv")(np.linspace(0, 1, len(pairs), endpoint=False)), pairs, strict=True):
             ends = [
-                ((number % grid.cols + 0.5) * grid.patch[1], (number // grid.cols + 0.5) * grid.patch[0])
-                for number, grid in zip(pair, grids, strict=True)
-            ]
-            look = {"axesA": axes[0], "axesB": axes[1], "color": color, "linewidth": 1.2, "alpha": 0.9}
-            figure.add_artist(ConnectionPatch(*ends, "data", "data", **look))
-            for ax, end in zip(axes, ends, strict=True):
-                ax.plot(*end, "o", color=color, markersize=5, path_effects=rim)
-        write_note(figure, note)
-    return figure
+                (start + (number % grid.cols + 0.5) * grid.patch[1] / grid.image[0],
+                 (number // grid.cols + 0.5) * grid.patch[0] / grid.image[0])
+                for start, number, grid in zip(starts, pair, grids, strict=True)
+            ]  # fmt: skip
+            ax.plot(*zip(*ends, strict=True), color=color, linewidth=1.2, alpha=0.9)
+            ax.plot(*zip(*ends, strict=True), "o", color=color, markersize=5, path_effects=rim)
+        ax.set(xlim=(0, starts[1] + widths[1]), ylim=(1, 0), aspect="equal")
+        bare(ax)
+        ax.set_xlabel(note, loc="left", size=8.5, color=GRAY, parse_math=False)
+    return result
 
 
 def inspected(found: Mapping[str, object]) -> plt.Figure:
     """The four figures of a model's inspection on one page, or those of several models, a column for each.
 
-    found: `vitlens.report.Inspection` by the heading of their model. Above each figure is what it shows in
-    numbers; where a model lacks one, why. Of one model the rollouts of the first six pictures are shown, of several
-    those of four; numbers are those of all pictures. Several models share one scale of distances, as shares of what
-    uniform attention gives.
+    found: `vitlens.report.Inspection` by the heading of their model. Above each figure is its number; where a model
+    lacks a figure, the reason. Rollouts are those of the first six images, of several models of the first four; numbers
+    are those of all images. Several models share one panel of distances, as shares of the distance of uniform
+    attention, with the mean change of a head where all have the same layers, heads and patches.
+
+    >>> found = vitlens.report.inspect(model, [("cat", cat)])
+    >>> figure = vitlens.plot.inspected({"the bundled model": found})
     """
-    alone = len(found) == 1
+    alone, first = len(found) == 1, next(iter(found.values()))
     columns, room = 6 if alone else 4, WIDTH / len(found)
-    top = max(1.0, *(float(each.mean_distance.max() / (each.grid.uniform_distance() or 1)) for each in found.values()))
     shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())
-    heights = [52, *([350] if alone else [285, 395, 300]), 2 * (room / columns - 14) * shape + 96]
+    captions = {name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in found.items()}
+    text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
+    heights = [64, *([350] if alone else [285, 395, 340]), 2 * (room / columns - 14) * shape + 66 + 14 * text]
     with styled():
         figure = page(WIDTH, sum(heights))
-        rows = figure.subfigures(len(heights), len(found), height_ratios=heights, squeeze=False)
-        for (head, *middle, last), (name, each) in zip(rows.T, found.items(), strict=True):
+        head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
+        rows = [head, last] if alone else [head, *middle[:2], last]
+        rows = [np.ravel(row.subfigures(1, len(found))) for row in rows]
+        for (title, *parts, below), (name, each) in zip(zip(*rows, strict=True), found.items(), strict=True):
             layers, heads = each.mean_distance.shape
-            head.suptitle(name, x=8 / room, ha="left", size=13, weight="bold", parse_math=False)
+            title.suptitle(name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
             words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
-            head.text(8 / room, 0.05, words, color=GRAY)
-            parts = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1]) if alone else middle
+            title.text(8 / room, 0.05, words, color=GRAY)
+            if alone:
+                *parts, distance = middle[0].subfigures(1, 3, width_ratios=[0.8, 1.1, 1.1])
             if ax := _panel(parts[0], "filters", each, room / (3 if alone else 1)):
                 filters(each.filters, cols=4 if alone else 7, ax=ax).set(title="", anchor="NW")
             if ax := _panel(parts[1], "positions", each, room / (3 if alone else 1)):
                 position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
                 ax.tick_params(labelsize=7)
                 ax.child_axes[0].set_ylabel("")
-            uniform = each.grid.uniform_distance()
-            ax = attention_distance(each.mean_distance, uniform=uniform, ax=_panel(parts[2], "distance", each, room))
-            ax.set(ylim=(0, 1.08 * top * (uniform or 1)), xticks=range(0, layers, -(-layers // 8)))
-            axes = _panel(last, "rollout", each, room, 2, columns)
-            for (above, below), picture in zip(axes.T if axes is not None else (), each.pictures, strict=False):
+            axes = _panel(below, "rollout", each, room, 2, columns)
+            shown = zip(axes.T if axes is not None else (), each.pictures, captions[name], strict=False)
+            for (above, under), picture, caption in shown:
                 above.imshow(picture.pixels)
-                overlay(picture.pixels, picture.rollout, grid=each.grid, ax=below)
-                caption = textwrap.fill(picture.caption, int(room / columns / 1.2 / LETTER))
-                below.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
+                _rollout(picture.pixels, picture.rollout, each.grid, under)
+                caption += "\n" * (text - len(caption.splitlines()))  # equal room, so that images have one size
+                under.set_title(caption, y=0, pad=-5, va="top", size=8.5, parse_math=False)
             for ax in axes.flat if axes is not None else ():
                 ax.axis("off")
+        if alone:
+            values, uniform = first.mean_distance, first.grid.uniform_distance()
+            ax = _panel(distance, "distance", first, WIDTH)
+        else:
+            values = {n: each.mean_distance / (each.grid.uniform_distance() or 1) for n, each in found.items()}
+            uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in found.items()]
+            ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*found.values())]), WIDTH).subplots()
+        attention_distance(values, uniform=uniform, ax=ax)
+        if not alone:
+            ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
     return figure
 
 
+def _change(first, *others) -> list[str]:
+    """A sentence with the mean change of a head's distance between two models, if their heads can be paired."""
+    if len(others) != 1 or others[0].grid != first.grid or others[0].mean_distance.shape != first.mean_distance.shape:
+        return []
+    change = (others[0].mean_distance - first.mean_distance).abs()
+    layer, head = divmod(change.argmax().item(), change.shape[1])
+    largest = f"{change.max():.1f}, layer {layer}, head {head}"
+    return [f"mean change of a head: {change.mean():.2f} pixels (largest: {largest})"]
+
+
 def _panel(part: SubFigure, name: str, found, room: float, *shape: int):
-    """Axes below a title and what they show, or None where the model lacks it and the part of the page gives why."""
+    """Axes below a title and the number of a figure, or None and the reason where the model lacks it."""
     missing = name in found.lacks
-    words = textwrap.fill(found.lacks[name] if missing else found.sentences[name], int(room / LETTER))
-    part.suptitle(f"{TITLES[name]}\n{words}", x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
+    _titled(part, name, found.lacks[name] if missing else found.sentences[name], room)
     return None if missing else part.subplots(*shape)
+
+
+def _titled(part: SubFigure, name: str, words: str, room: float) -> SubFigure:
+    """A part of the page with the title of a figure and words below it."""
+    text = f"{TITLES[name]}\n{wrapped(words, room)}"
+    part.suptitle(text, x=8 / part.bbox.width, ha="left", size=9.5, parse_math=False)
+    return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,11 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
     return figure, axes
 
 
+def wrapped(text: str, width: float, letter: float = 7.5) -> str:
+    """Text in lines of at most `width` pixels, with `letter` pixels for a letter on average; its own lines stay."""
+    return "\n".join(textwrap.fill(line, int(width / letter)) for line in text.splitlines())
+
+
 def bare(ax: plt.Axes) -> None:
     """Remove the frame and the ticks."""
     ax.set(xticks=[], yticks=[])
@@ -137,7 +143,7 @@ def color_bar(shown, **where):
 
 def scale_bar(shown, size: float = 8.5, **where):
     """The color bar of a picture, with its two ends, and zero where it lies between them. where: as for `colorbar`."""
-    low, high = shown.get_clim()
+    low, high = map(float, shown.get_clim())  # limits may be tensors
     ends = [low, 0, high] if low < 0 < high else [low, high]
     key = color_bar(shown, **where)
     key.set_ticks(ends, labels=[f"{float(f'{end:.2g}'):g}".replace("-", "−") for end in ends])

@@ -56,7 +56,7 @@ def captioned(forward, panel) -> bytes:
     ax = figure.subplots()
     scale = {"cmap": panel.scale.cmap, "limits": (panel.scale.low, panel.scale.high)} if panel.scale else {}
     overlay(
-        forward.pixels, panel.values, grid=forward.grid, ax=ax, mode="heat", smooth=panel.smooth, alpha=panel.strength,
+        forward.pixels, panel.values, grid=forward.grid, ax=ax, style="heat", smooth=panel.smooth, alpha=panel.strength,
         opacity=panel.opacity, **scale,
     )  # fmt: skip
     mark(ax, panel.selected, forward.grid.patch)
