@@ -113,7 +113,7 @@ def test_a_stopped_ablation_keeps_the_images_it_has_seen(tmp_path, monkeypatch):
         return measures(*arguments)
 
     monkeypatch.setattr(ablation, "_measures", stopped)
-    with pytest.raises(ValueError, match="heads.csv exists already"):
+    with pytest.raises(ValueError, match="heads.csv already exists"):
         ablation.effects(model, data, batch=7, out=out, **QUIET)
     out = tmp_path / "stopped.csv"
     with pytest.raises(KeyboardInterrupt):

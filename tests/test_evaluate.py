@@ -81,7 +81,7 @@ def test_features_of_models_in_other_precisions(model):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
         model.double()
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, num_heads=3, depth=1, global_pool="")
-    with pytest.raises(ValueError, match=r"\(B, D\), but vit_tiny.* gives shape \(100, 5, 48\)"):
+    with pytest.raises(ValueError, match=r"\(B, D\), but vit_tiny.* returns shape \(100, 5, 48\)"):
         features(model, load("digits", "test", size=32))
 
 
@@ -138,7 +138,7 @@ def test_images_are_shown_as_the_model_was_trained(tmp_path):
     assert pickle.loads(pickle.dumps(pixels(deit)))(Image.new("RGB", (9, 7))).shape == (3, 224, 224)
     oblong = timm.create_model("deit_tiny_patch16_224", depth=1, img_size=(224, 192))
     oblong.pretrained_cfg = {**oblong.pretrained_cfg, "input_size": (3, 224, 192)}
-    with pytest.raises(ValueError, match="takes 3 × 224 × 192"):
+    with pytest.raises(ValueError, match="got 3 × 224 × 192"):
         opened(oblong, "digits", "test")
 
 
@@ -188,7 +188,7 @@ def test_probe_finds_what_the_features_hold_and_no_more():
     assert linear_probe(train, (x, 1 - y)) == 0
     assert linear_probe(train, (x, torch.arange(40) // 20)) == 50
     (x, y), valid = clouds(9, 1), clouds(9, 2)
-    with pytest.raises(ValueError, match="got 1, the smallest of 9"):
+    with pytest.raises(ValueError, match="got 1, the smallest with 9"):
         linear_probe((x, torch.zeros_like(y)), valid)
-    with pytest.raises(ValueError, match="got 3, the smallest of 1"):
+    with pytest.raises(ValueError, match="got 3, the smallest with 1"):
         linear_probe((x[2:], torch.tensor([2, 0, 1, 0, 1, 0, 1])), valid)

@@ -112,7 +112,7 @@ def test_few_shot_draws_anew_for_damaged_images(tmp_path, small):
         assert {r["damaged"] for r in done.records} == {done.stderr.count("Left out: train/red/")}
     assert values[0] == values[1]
     done = evaluate(small, tmp_path / "damaged", "fewshot", tmp_path / "out.json", "--shots", "7", expect=2)
-    assert "7 images a class needs as many of each, 1 or more, but class red has 6" in done.stderr
+    assert "7 shots needs as many images of each class, 1 or more, but class red has 6" in done.stderr
 
 
 def test_top1_of_a_folder_of_wordnet_ids(tmp_path, thousand):
@@ -150,10 +150,8 @@ def test_classes_in_another_order_and_a_class_that_is_damaged_whole(tmp_path, mo
         (found,) = done.records
         assert found["value"] == value
         for text in (done.stderr, done.stdout, found["note"]):
-            assert "The classes are matched by position: the model" in text
-            assert ("matched as fits best, 100.00 % [79.61, 100.00] are right rather than 0.00 %" in text) == (
-                value == 0
-            )
+            assert "The classes are matched by position, because the model" in text
+            assert ("the best matching gives 100.00 % [79.61, 100.00] instead of 0.00 %" in text) == (value == 0)
     for path in (data / "test" / "red").iterdir():
         path.write_bytes(b"damaged")
     for protocol, more in (("top1", ()), ("knn", ()), ("fewshot", ("--shots", "1", "--seeds", "1")),
@@ -162,7 +160,7 @@ def test_classes_in_another_order_and_a_class_that_is_damaged_whole(tmp_path, mo
         done = evaluate(model, images, protocol, out, *more, expect=1)
         (found,) = done.records
         for text in (done.stderr, done.stdout, found["note"]):
-            assert "All images of 1 of 3 classes are damaged, red (5), so this is not the accuracy on all of" in text
+            assert "All images of 1 of 3 classes are damaged, red (5), so the accuracy excludes these classes." in text
         assert (found["images"], found["damaged"]) == (10, 5)
         if protocol == "fewshot":
             right = round(found["value"] / 10)
@@ -278,7 +276,7 @@ def test_real_is_of_names_and_not_of_places(tmp_path, thousand):
         found = evaluate(each, data, "top1", tmp_path / f"{number}.json", "--root", tmp_path / "in").records
         assert {r["metric"]: r["value"] for r in found} == expected
     done = evaluate(each, "imagenet-real", "top1", tmp_path / "f.json", "--root", tmp_path / "in", expect=2)
-    assert "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all" in done.stderr
+    assert "ReaL labels need names of ImageNet's 1,000 classes, which this model lacks" in done.stderr
 
 
 SHORT = ("--set", "image_size=32", "--set", "resize=40", "--set", "batch_size=12", "--set", "precision=fp32")
@@ -320,7 +318,7 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
         patched.setattr(stop, "__enter__", lambda self: vars(self).update(signal=2) or self)
         patched.setattr(stop, "__exit__", lambda *_: None)
         done = evaluate(small, folder, "finetune", out, *runs, expect=130)
-    assert "at step 1 of 3; the same command goes on." in done.stderr and "--resume" not in done.stderr
+    assert "at step 1 of 3; repeat the command to continue." in done.stderr and "--resume" not in done.stderr
     assert "step-00000001" in str(list((tmp_path / "runs").rglob("*.safetensors")))
     evaluate(small, folder, "finetune", out, *runs)
     again = training(tmp_path, found)
@@ -356,11 +354,11 @@ def test_vtab(tmp_path, small):
 
 REFUSED = (
     ("colors", "top1", (), "All classes of the data (3) must be among the model's 10, but 'blue' is not"),
-    ("digits", "top1", (), "are called 0 to 2, which is no name of any of the model's 1,000"),
-    ("colors", "fewshot", ("--shots", "25"), "25 images a class needs as many of each, 1 or more, but class blue has"),
+    ("digits", "top1", (), "classes 0 to 2 would match the first of the model's 1,000"),
+    ("colors", "fewshot", ("--shots", "25"), "25 shots needs as many images of each class, 1 or more, but class blue"),
     ("colors", "fewshot", ("--shots", "a"), "--shots"),
     ("colors", "bestof", (), "no protocol 'bestof'. The protocols are top1, fewshot"),
-    ("", "knn", (), "images to measure on are missing"),
+    ("", "knn", (), "needs images. Name a data set"),
     ("colors", "knn", ("--neighbors", "0"), "--neighbors"),
     ("colors", "knn", ("--seeds", "2"), "protocol knn does not read --seeds, which is for fewshot, finetune, vtab"),
     ("colors", "probe", ("--set", "epochs=1"), "protocol probe does not read --set, which is for finetune, vtab"),

@@ -137,7 +137,7 @@ def test_every_model_runs_is_inspected_and_learns(names):
 
 def test_arguments_win_over_the_papers_and_wrong_ones_are_told():
     assert paper.build("R50x1+ViT-B/32", img_size=64, **SMALL).num_classes == 10
-    with pytest.raises(ValueError, match="no model called 'ViT-G/14'; it has ViT-B/16, "):
+    with pytest.raises(ValueError, match="no model 'ViT-G/14'. Its models are ViT-B/16, "):
         paper.build("ViT-G/14")
     with pytest.raises(ValueError, match="cannot build ViT-b/32 with {'nonsense': 3}: .*nonsense"):
         paper.build("ViT-b/32", nonsense=3)

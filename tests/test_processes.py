@@ -103,7 +103,7 @@ def test_processes_share_statistics_and_a_lost_one_leaves_a_checkpoint(data, alo
     a, b = (json.loads((tmp_path / f"statistics-{rank}").read_text()) for rank in range(2))
     assert a == b and a
     said = (tmp_path / "said-0").read_text()
-    assert re.search(r"One of the 2 processes of this run has ended .* start all of them again with --resume", said)
+    assert re.search(r"One of the 2 processes of this run has ended .* Start all of them again with --resume", said)
     rest = list(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True))
     assert rest[0].step >= 6 and rest[-1].step == STEPS, "the checkpoint holds every step that was taken"
     assert [s.loss for s in rest] == pytest.approx(alone[0][-len(rest) :], abs=1e-5)
@@ -116,7 +116,7 @@ def test_parts_must_hold_whole_pairs_and_processes_see_each_other(data, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     alone = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
     monkeypatch.setattr("accelerate.PartialState", lambda **_: alone)
-    with pytest.raises(ValueError, match="2 processes were started, but this one sees 1 on cpu"):
+    with pytest.raises(ValueError, match="2 processes were started, but accelerate connected 1 on cpu"):
         join("cpu")
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_is_asked_to_end_saves_and_goes_on(forked, tmp_path, monkeypa
     os.kill(child.pid, signal.SIGTERM)
     assert wait_for([child]) == [128 + signal.SIGTERM]
     said = (tmp_path / "said").read_text()
-    assert "as it was asked to, at step" in said
+    assert "by a signal, at step" in said
     stopped = int(re.search(r"at step (\d+) of", said)[1])
     assert (tmp_path / f"checkpoints/step-{stopped:08d}.json").exists()
     with pytest.raises(SystemExit, match="0|None"):

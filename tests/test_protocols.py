@@ -74,7 +74,7 @@ def test_support_has_so_many_of_each_class_is_nested_and_follows_its_seed():
     few_rows, many_rows, other_rows = (set(rows.tolist()) for rows in (few, many, other))
     assert len(many_rows) == 175 and few_rows < many_rows and few_rows != other_rows
     assert torch.equal(few, support(labels, 5, 0))
-    with pytest.raises(ValueError, match="5 images .* but class rose has 1"):
+    with pytest.raises(ValueError, match="5 shots .* but class rose has 1"):
         support(torch.tensor([0] * 5 + [1]), 5, 0, ("daisy", "rose"))
     with pytest.raises(ValueError, match="class tulip has 0"):
         support(torch.tensor([0, 1]), 1, 0, ("daisy", "rose", "tulip"))
@@ -189,9 +189,9 @@ def test_real_of_some_images_in_any_order():
     wrong = next(c for c in range(1000) if c not in labels[other])
     score, scored = real(torch.tensor([[labels[one][1]], [wrong], [0]]), torch.tensor([one, other, empty]))
     assert scored == 2 and score.value == 50
-    with pytest.raises(ValueError, match="ILSVRC2012_val_00000001 .* named otherwise"):
+    with pytest.raises(ValueError, match="ILSVRC2012_val_00000001 .* got other names"):
         real(torch.zeros(3, 1, dtype=torch.int64), numbers)
-    with pytest.raises(ValueError, match="None of these images has a ReaL label"):
+    with pytest.raises(ValueError, match="ReaL labels are missing for all of these images"):
         real(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([empty]))
 
 
@@ -209,7 +209,7 @@ def test_classes_are_found_by_name(vit):
     assert class_numbers(model, ("partridge",)).tolist() == [every.index("partridge")]  # and not the ruffed grouse
     assert class_numbers(model, ("0", "995", "17")).tolist() == [0, 995, 17]
     for names, reason in ((("tabby", "unicorn"), "'unicorn' is not"), (("crane",), "'crane' is not"),
-                          (("tench", "n01440764"), "the same one"), (("1000",), "'1000' is not")):  # fmt: skip
+                          (("tench", "n01440764"), "the same class"), (("1000",), "'1000' is not")):  # fmt: skip
         with pytest.raises(ValueError, match=f"among the model's 1000, but .*{reason}"):
             class_numbers(model, names)
 
@@ -230,20 +230,20 @@ def test_classes_of_other_models(vit):
     assert class_numbers(model, ("daisy", "Tulip")).tolist() == [1, 0]
     with pytest.raises(ValueError, match="'cat' is not"):
         class_numbers(model, ("cat", "daisy", "rose"))
-    with pytest.raises(ValueError, match="Accuracy needs a model with a classifier"):
+    with pytest.raises(ValueError, match="Accuracy needs a classifier head"):
         class_numbers(vit(num_classes=0, depth=1), ("a",))
     digits = tuple("0123456789")  # as numbers they would be tench, goldfish, great white shark …
-    with pytest.raises(ValueError, match=r"called 0 to 9, which is no name of any of the model's 1,000; .*\(tench"):
+    with pytest.raises(ValueError, match=r"classes 0 to 9 would match the first of the model's 1,000 .*\(tench"):
         class_numbers(vit(num_classes=1000, depth=1), digits)
     named = vit(num_classes=12, depth=1)
     named.label_names = list("abcdefghijkl")
-    with pytest.raises(ValueError, match="called 0 to 9"):
+    with pytest.raises(ValueError, match="classes 0 to 9"):
         class_numbers(named, digits)
     assert class_numbers(vit(num_classes=12, depth=1), digits).tolist() == list(range(10))
-    assert matched(named, ("a", "b")) == "" and "each number is taken to be" in matched(named, ("3", "7"))
+    assert matched(named, ("a", "b")) == "" and "numbers are taken as" in matched(named, ("3", "7"))
     unnamed = vit(num_classes=14, depth=1)
     assert matched(unnamed, tuple("abcdefghijklmn")) == (
-        "The classes are matched by position: the model names no classes."
+        "The classes are matched by position, because the model has no class names."
     )
     numbered = [f"class {i}" for i in range(14)]  # where the order departs from the natural one is shown
     assert matched(unnamed, tuple(sorted(numbered))).endswith(
@@ -281,7 +281,7 @@ def test_another_order_of_the_classes_is_found():
     some = torch.tensor([0, 5, 9]).repeat_interleave(20)  # fewer classes than the model has
     assert rematched((some + 1) % 10, some, 10).value == 100
     sentence = another_order((some + 1) % 10, some, 10)
-    assert "matched as fits best, 100.00 % [93.98, 100.00] are right rather than 0.00 %" in sentence  # Wilson's of 60
+    assert "the best matching gives 100.00 % [93.98, 100.00] instead of 0.00 %" in sentence  # Wilson's of 60
     assert another_order(some, some, 10) == "" and another_order(some, some, 10**5) == ""
 
 
@@ -325,5 +325,5 @@ def test_a_module_is_measured_as_its_folder_is(vit, tmp_path):
     one, other = (dataclasses.asdict(each) for each in found)
     assert model.training and one.pop("model") == "vit_tiny_patch16_224" and other.pop("model") == tmp_path.name
     assert {**one, "when": ""} == {**other, "when": ""} and one["images"] == 360 and one["value"] > 50
-    with pytest.raises(ValueError, match="finetune trains, so it starts from a timm name or a model folder"):
+    with pytest.raises(ValueError, match="finetune trains from a timm name or a model folder, got a module"):
         evaluate(model, "digits", "finetune")

@@ -64,9 +64,9 @@ WRONG = (
     ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", r"experiments/small_data\.py"),
     ("masked=0.5", "must be 0 with objective=labels"), ("positions=polar", "one of learned-1d"),
     ("positions=rotary", r"experiments/small_data\.py"), ("attention=axial", "readout"), ("model=1", "no setting"),
-    ("model.positions=none", "setting of its own"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
+    ("model.positions=none", "its own setting"), ("model.embed_dim=64", "its own"), ("outputs=percent", "one of"),
     ("positions_at=every-layer", "patch_drop=0"), ("positions=relative-1d", "patch_drop=0"),
-    ("model.drop_path_rate=0.1", "setting of its own"), ("model.num_classes=3", "setting of its own"),
+    ("model.drop_path_rate=0.1", "its own setting"), ("model.num_classes=3", "its own setting"),
     ("model.nothing=1", "nothing"), ("model_kwargs=1", "cannot be set"),
 )  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_a_recipe_from_outside_is_one_registered_row(request):
     request.addfinalizer(lambda: RECIPES.pop("mine"))
     mine = register(replace(recipe("digits"), name="mine"))
     assert recipe("mine") is mine
-    with pytest.raises(ValueError, match="'mine' already"):
+    with pytest.raises(ValueError, match="'mine' is taken"):
         register(mine)
 
 
@@ -278,8 +278,8 @@ def test_models_and_settings_that_do_not_go_together_are_refused(published, trai
         (trained[0], ["image_size=4"], "image_size 4 must be a multiple of patch_size 8"),
         (trained[0], ["model.pos_embed=none"], "model.pos_embed comes with the model"),
         (beit, ["image_size=64"], "another shape at this resolution"), (gray, [], "takes 1 channels"),
-        (resnet, ["dropout=0.1"], f"dropout is for .*{resnet} has none"),
-        (resnet, ["optimizer=muon"], f"optimizer=muon is for .*{resnet} has none"),
+        (resnet, ["dropout=0.1"], f"dropout needs .*{resnet} is another model"),
+        (resnet, ["optimizer=muon"], f"optimizer=muon needs .*{resnet} is another model"),
     ):
         with pytest.raises(ValueError, match=named):
             starting_from(tuned("finetune-small", *settings), folder).build()

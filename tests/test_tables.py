@@ -112,7 +112,7 @@ def test_other_files_are_refused(tmp_path):
     texts = ["{", "3", json.dumps({k: v for k, v in RESULT.items() if k != "low"})]
     for text in texts + [json.dumps(RESULT | change) for change in wrong]:
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"r\.json is not a file of results"):
+        with pytest.raises(ValueError, match=r"r\.json must be a file of"):
             records.read(path)
 
 

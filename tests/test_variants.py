@@ -157,7 +157,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     for change, message in (
         ({"positions": "spiral"}, "positions must be one of learned-1d, none.*'spiral'"), ({"whiskers": 3}, "whiskers"),
         ({"positions": "relative-1d"}, "cannot be opened .*offset_pos_embed"), ({"pos_embed": "learn"}, "pos_embed"),
-        ({"dynamic_img_size": True}, "no dynamic_img_size"), ({"tokenizer": "conv-stem"}, "experiments/small_data"),
+        ({"dynamic_img_size": True}, "Leave dynamic_img_size"), ({"tokenizer": "conv-stem"}, "experiments/small_data"),
         ({"positions": "rotary"}, "experiments/small_data"), ({"tokenizer": "patches", "equivariance": "none"}, ""),
     ):
         changed = {**config, "model_args": config["model_args"] | change}

@@ -1,7 +1,7 @@
-"""The variants that the paper compares, as `vitlens_vit`, an architecture of timm's with what timm has no keywords for.
+"""Variants that the paper compares and timm lacks, as the timm architecture `vitlens_vit`.
 
 Positions (D.4 and Table 8), the mean of patches as read-out (D.3 and Fig. 9) and axial attention (D.6 and Fig. 13).
-Importing this module registers `vitlens_vit`; `vitlens.load_model` does so for a folder that names it.
+Importing this module registers `vitlens_vit`. `vitlens.load_model` imports it for directories that name it.
 
 Shapes: B batch, H heads, T tokens = R prefix + P patches, D width, K head width.
 """
@@ -28,44 +28,44 @@ SETTINGS = {
     "readout": ("class-token", "mean"),
     "attention": ("plain", "axial"),
 }
-"""Values of each setting; the first is that of the plain model."""
+"""Values of each setting, the plain model's first."""
 KEYWORDS = {
     "none": {"pos_embed": "none"}, "learned-2d": {"pos_embed": "none"}, "relative-1d": {"pos_embed": "none"},
     "mean": {"global_pool": "avg", "fc_norm": False, "class_token": False},
 }  # fmt: skip
 """timm's keywords for a value."""
 BY_TIMM = ("none", "mean")
-"""Values that timm's keywords suffice for; all others need `vitlens_vit`."""
+"""Values that timm's keywords cover. All others need `vitlens_vit`."""
 MOVED = {
     "positions": ("sinusoidal", "relative-2d", "rotary"), "attention": ("locality",), "readout": ("attention-pool",),
     "tokenizer": ("conv-stem", "shifted-patches"), "equivariance": ("flips", "rotations"), "registers": (4,),
     "objective": ("autoencoder",),
 }  # fmt: skip
-"""Values that earlier versions had, and a script of experiments/ builds."""
+"""Values of earlier versions that scripts of experiments/ build."""
 
 
 def chosen(settings: Mapping) -> dict[str, str]:
-    """The settings whose value is not that of the plain model."""
+    """Settings that differ from the plain model."""
     return {name: settings[name] for name, values in SETTINGS.items() if settings.get(name, values[0]) != values[0]}
 
 
 def keywords(settings: Mapping) -> dict:
-    """Keywords of timm's, and of `vitlens_vit` where timm has none, for the variants in a recipe's settings."""
+    """Keywords of timm or `vitlens_vit` for the variants in a recipe's settings."""
     variants = chosen(settings)
     own = {name: value for name, value in variants.items() if value not in BY_TIMM}
     return {key: word for value in variants.values() for key, word in KEYWORDS.get(value, {}).items()} | own
 
 
 def check_moved(settings: Mapping) -> None:
-    """Raise ValueError for a value that a script of experiments/ builds."""
+    """Raise ValueError for a value that moved to a script of experiments/."""
     for name, values in MOVED.items():
         if settings.get(name) in values:
             script = f"experiments/{'autoencoder' if name == 'objective' else 'small_data'}.py"
-            raise ValueError(f"{name}={settings[name]} moved to {script}: train or open it there.")
+            raise ValueError(f"{name}={settings[name]} moved to {script}. Train or open it there.")
 
 
 def check(settings: Mapping) -> None:
-    """Raise ValueError for keywords of `vitlens_vit` that would compute something else than their names say."""
+    """Raise ValueError for invalid combinations of keywords of `vitlens_vit`."""
     check_moved(settings)
     variants, table = chosen(settings), settings.get("pos_embed", "learn")
     positions = variants.get("positions", "learned-1d")
@@ -79,13 +79,14 @@ def check(settings: Mapping) -> None:
         ("positions_at" in variants and (positions not in ("learned-1d", "learned-2d") or
          positions == "learned-1d" and table == "none"), "positions_at is for learned tables: learned-1d, learned-2d"),
         (positions != "learned-1d" and settings.get("pos_embed", "none") != "none",
-         f"pos_embed={table} adds a second table beside positions={positions}; leave pos_embed out"),
+         f"pos_embed={table} would add a second table to positions={positions}. Leave pos_embed out"),
         (positions == "learned-2d" and settings.get("embed_dim", 768) % 2, "positions=learned-2d needs an even width"),
         ("attention" in variants and prefix,
-         "attention=axial has no place for prefix tokens; set readout=mean and no registers"),
-        (partial, f"{NAME} needs all patches in every layer; set patch_drop=0 and patch_drop_until=0"),
+         "attention=axial excludes prefix tokens. Set readout=mean and reg_tokens=0"),
+        (partial, f"{NAME} needs all patches in every layer. Set patch_drop=0 and patch_drop_until=0"),
         (any(settings.get(name) for name in ("dynamic_img_size", "dynamic_img_pad", "no_embed_class")),
-         f"{NAME} takes images of one size, with positions for all tokens: no dynamic_img_size, no no_embed_class"),
+         f"{NAME} takes images of one size, with positions for all tokens. Leave dynamic_img_size and no_embed_class "
+         "out"),
     ):  # fmt: skip
         if wrong:
             raise ValueError(f"{sentence}.")
@@ -94,7 +95,8 @@ def check(settings: Mapping) -> None:
 class Table(nn.Module):
     """Learned positions. () → (1, T, D).
 
-    A vector for each token; `factored`, half a vector for each column, half for each row, and zeros for prefix tokens.
+    Holds a vector for each token. If `factored`, half a vector for each column and half for each row, and zeros for
+    prefix tokens.
     """
 
     def __init__(self, grid: tuple[int, int], prefix: int, width: int, factored: bool = False):
@@ -116,13 +118,13 @@ class Table(nn.Module):
 
 
 class PlacedAttention(Attention):
-    """timm's attention that knows where patches lie; nothing is added to the logits of prefix tokens.
+    """timm's attention with relative positions, without a bias for prefix tokens, or with axial attention.
 
-    Axial attention is attention over all patches with the others masked: its maps are exact, and its cost is not lower.
+    Axial attention computes attention over all patches with a mask. Its maps are exact, at the same cost.
     """
 
     def prepare(self, positions: str, attention: str, grid: tuple[int, int], layer: int) -> None:
-        """Add the parts of a variant. layer: from 0; axial attention is along rows in even ones, else along columns."""
+        """Add the parts of a variant. layer: from 0. Axial attention is along rows in even layers, else columns."""
         self.attention, self.grid, self.layer = attention, grid, layer
         self.offset_pos_embed = None
         if positions == "relative-1d":
@@ -131,7 +133,7 @@ class PlacedAttention(Attention):
 
     def forward(self, x: Tensor, attn_mask: Tensor = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
-            raise ValueError(f"{NAME} takes no mask.")
+            raise ValueError(f"{NAME} does not support attention masks.")
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k, scale = self.placed(self.q_norm(q), self.k_norm(k))
         visible, bias = self.visible(q), self.bias(q, scale)
@@ -141,11 +143,11 @@ class PlacedAttention(Attention):
         return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
     def placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Queries, keys and the scale of their products."""
+        """Queries, keys and the scale of their dot products."""
         return q, k, self.scale
 
     def visible(self, q: Tensor) -> Tensor | None:
-        """(T, T) True where a query sees a key, or None where every query sees all keys."""
+        """Mask (T, T), True for visible keys of a query, or None if all keys are visible."""
         if self.attention != "axial":
             return None
         place = torch.arange(q.shape[2], device=q.device)
@@ -153,7 +155,7 @@ class PlacedAttention(Attention):
         return line[:, None] == line
 
     def bias(self, q: Tensor, scale: float) -> Tensor | None:
-        """(B, H, T, T) added to the logits for the relative positions of two patches, or None."""
+        """Bias (B, H, T, T) on the attention logits for the relative positions of two patches, or None."""
         if self.offset_pos_embed is None:
             return None
         patches = (len(self.offset_pos_embed) + 1) // 2
@@ -166,18 +168,18 @@ class PlacedAttention(Attention):
 
 
 class PlacedBlock(Block):
-    """timm's block that adds positions to its input; the first has them from the stem."""
+    """timm's block that adds positions to its input, except the first block, whose input has them from the stem."""
 
     def forward(self, x: Tensor, **masks) -> Tensor:
         return super().forward(x if self.positions is None else x + self.positions(), **masks)
 
 
 class PaperTransformer(VisionTransformer):
-    """timm's Vision Transformer with a variant of the paper's. Raises ValueError for ones that do not go together."""
+    """timm's Vision Transformer with variants of the paper. Raises ValueError for invalid combinations."""
 
     def __init__(self, positions: str = "learned-1d", positions_at: str = "stem", attention: str = "plain", **kwargs):
         check({**kwargs, "positions": positions, "positions_at": positions_at, "attention": attention})
-        for setting in MOVED:  # folders of earlier versions name them, at values that change nothing
+        for setting in MOVED:  # directories of earlier versions have them at values without effect
             kwargs.pop(setting, None)
         placed = positions == "relative-1d" or attention == "axial"
         if positions != "learned-1d":
@@ -207,16 +209,16 @@ class PaperTransformer(VisionTransformer):
 
 
 class FactoredTransformer(PaperTransformer):
-    """A Vision Transformer whose table of positions is made of one for columns and one for rows."""
+    """A Vision Transformer with a position table factored into columns and rows."""
 
     @property
     def pos_embed(self) -> Tensor | None:
-        """(1, T, D) the table, put together anew each time."""
+        """The table (1, T, D), computed from its factors."""
         return self.positions() if "positions" in self._modules else None
 
     @pos_embed.setter
     def pos_embed(self, nothing: None) -> None:
-        """timm sets this to None where a model has no table of positions, which is what it does here."""
+        """Ignored: timm sets None for pos_embed="none"."""
 
 
 default_cfgs = generate_default_cfgs({NAME: {
@@ -227,6 +229,13 @@ default_cfgs = generate_default_cfgs({NAME: {
 
 @register_model
 def vitlens_vit(pretrained: bool = False, **kwargs) -> PaperTransformer:
-    """timm's plain Vision Transformer as a variant: `timm.create_model("vitlens_vit", positions="learned-2d")`."""
+    """timm's plain Vision Transformer with a variant of the paper.
+
+    positions, positions_at, attention: see `SETTINGS`. Further keywords are timm's. Raises ValueError for invalid
+    combinations.
+
+    >>> vitlens.variants.vitlens_vit(positions="learned-2d", depth=1).pos_embed.shape
+    torch.Size([1, 197, 768])
+    """
     kind = FactoredTransformer if kwargs.get("positions") == "learned-2d" else PaperTransformer
     return build_model_with_cfg(kind, NAME, pretrained, **kwargs)

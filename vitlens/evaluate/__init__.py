@@ -2,9 +2,9 @@
 
 `evaluate` measures a model by a protocol of `PROTOCOLS` and yields `Record`s, as `vitlens evaluate` does. Its parts are
 public too: outputs of a model for every image (`features`, `read`), classifiers on features (`few_shot`, `nearest`,
-`linear_probe`), counts (`top_k`, `real`) and their confidence intervals.
+`linear_probe`), accuracies (`top_k`, `real`) and their confidence intervals.
 
-Names are imported when they are first used, so that `vitlens evaluate --help` does not wait for PyTorch.
+Names are imported on first use, so that `vitlens evaluate --help` does not load PyTorch.
 """
 
 from vitlens import lazily
@@ -17,7 +17,7 @@ PROTOCOLS = {
     "finetune": ("data", "recipe", "settings", "seeds"),
     "vtab": ("tasks", "recipe", "settings", "seeds"),
 }
-"""By the name of each protocol, a function of `evaluate.protocols`, the fields of `Evaluation` that it reads."""
+"""Fields of `Evaluation` that each protocol reads, by its name, which is a function in `evaluate.protocols`."""
 
 MODULES = {
     "classes": ("class_numbers", "matched"),

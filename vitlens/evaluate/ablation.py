@@ -44,12 +44,12 @@ def effects(
     progress: bool = True,
     **settings,
 ) -> DataFrame:
-    """Effect of each head alone: a row for each head of each layer (and of an attention pool) and each way.
+    """Effect of each head on accuracy: one row for each head of each layer (and of an attention pool) and each way.
 
-    model: a timm name, a folder or a timm model. data: a data set of `data.load`, or loaded images. ways: some of
-    "zero" and "mean", over these images and by position. images: number of images, drawn by `seed`; by default all.
-    out: a CSV, written anew after each batch, so that a stopped ablation keeps the images it has seen. settings: root,
-    workers, device, checkpoint, command and say of `Evaluation`.
+    model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
+    replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
+    all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. settings: root, workers,
+    device, checkpoint, command and say of `Evaluation`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,
@@ -57,14 +57,14 @@ def effects(
     of the label's logit minus the largest other. The intervals of the last two are Student's, for other images. lost
     and gained count the images that are right only with, and only without the head.
 
-    Raises UnsupportedModelError for models that `intervene` refuses, ValueError for unknown ways and for logits that
-    are not finite.
+    Raises UnsupportedModelError as `intervene` does, and ValueError for unknown ways and for logits that are not
+    finite.
     """
     ways = [ways] if isinstance(ways, str) else list(ways)
     if not ways or {*ways} - {*WORDS}:
         raise ValueError(f"ways must be some of {', '.join(WORDS)}, got {', '.join(map(str, ways))!r}.")
     if out is not None and Path(out).exists():
-        raise ValueError(f"{out} exists already. Give another file, or delete it.")
+        raise ValueError(f"{out} already exists. Choose another file, or delete it.")
     named = isinstance(data, str | Path)
     evaluation = Evaluation(model, str(data) if named else "images", **settings)
     network = evaluation.network
@@ -116,7 +116,7 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def mean_outputs(model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None = None) -> dict[Place, Tensor]:
-    """(T, K) mean output of each head, before the output projection, over batches of images."""
+    """Mean output (T, K) of each head over batches of images, before the output projection."""
     modules = attention_modules(model)
     heads = head_places(model, modules)
     sums, count = dict.fromkeys(heads, 0), 0
@@ -130,19 +130,19 @@ def mean_outputs(model: nn.Module, batches: Iterable[Tensor], bar: tqdm | None =
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """(B,) the logit of each label (B,) minus the largest other one of (B, classes)."""
+    """Logit of each label (B,) minus the largest other logit of (B, classes), as (B,)."""
     own = labels[:, None]
     return (logits.gather(1, own) - logits.scatter(1, own, -torch.inf).amax(1, keepdim=True)).squeeze(1)
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """(B,) KL divergence in nats of the probabilities of (B, classes) logits from those before: Σ p·log(p/q)."""
+    """KL divergence Σ p·log(p/q) in nats, (B,), of probabilities q after from p before, for (B, classes) logits."""
     p, q = before.log_softmax(1), after.log_softmax(1)
     return (p.exp() * (p - q)).sum(1)
 
 
 def _measures(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
-    """(B, 5) right before, right after, another class, KL divergence and change of the margin of each image."""
+    """(B, 5): right before, right after, changed class, KL divergence and change of the margin of each image."""
     was, now = before.argmax(1), after.argmax(1)
     change = margin(after, labels) - margin(before, labels)
     return torch.stack([was == labels, now == labels, was != now, divergence(before, after), change], 1).double()

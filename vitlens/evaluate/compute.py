@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs of one image, exaFLOPs of pre-training as the paper counts them."""
+"""Cost of a model: parameters, FLOPs of one image, and exaFLOPs of pre-training as in the paper."""
 
 from __future__ import annotations
 
@@ -24,17 +24,24 @@ FIGURE_12 = ("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "
 
 
 def parameters(model: nn.Module) -> int:
-    """Number of learned parameters, head included; shared ones count once."""
+    """Number of learned parameters with the head. Shared parameters count once.
+
+    >>> vitlens.evaluate.compute.parameters(model)
+    5563016
+    """
     return sum(p.numel() for p in model.parameters())
 
 
 def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, patch_drop: float = 0.0) -> int:
-    """FLOPs of one forward pass of one image; a multiply-add is two.
+    """FLOPs of a forward pass of one image. A multiply-add is two.
 
-    image_size: pixels, one number or (height, width); by default the model's own. patch_drop: share of the patches that
-    training drops after their embedding. Counted on the meta device, so nothing is computed. Convolutions and matrix
-    products count, also those in fused attention; biases, norms, activations and the softmax do not. Raises ValueError
-    for a size or a `patch_drop` that the model does not take.
+    image_size: pixels, one number or (height, width), default the model's own. patch_drop: share of the patches that
+    training drops after their embedding. Counts convolutions and matrix products, also in fused attention, without
+    biases, norms, activations and the softmax. Runs on the meta device, without computing. Raises ValueError for a size
+    or a `patch_drop` that the model does not support.
+
+    >>> vitlens.evaluate.compute.flops(model)
+    2507059200
     """
     model = unwrap(model)
     size = image_size or _own_size(model)
@@ -47,17 +54,23 @@ def flops(model: nn.Module, image_size: int | tuple[int, int] | None = None, *, 
     try:
         with evaluating(model), _dropping(model, patch_drop), torch.no_grad(), counter:
             functional_call(model, state, image)
-    except Exception as error:  # anything that a model may raise at a wrong size
+    except Exception as error:  # models raise errors of any kind at a wrong size
         raise ValueError(
             f"The FLOPs of {model_name(model)} could not be counted at {height} × {width} pixels "
-            f"({' '.join(str(error).split()).rstrip('.')}). Give a size that it takes, or build it for this one (or "
+            f"({' '.join(str(error).split()).rstrip('.')}). Give a supported size, or build the model for this one (or "
             "with patch_drop_rate)."
         ) from error
     return counter.get_total_flops()
 
 
 def cost(model: str | paper.Model) -> Cost:
-    """The cost of a model of the paper at the size of its pre-training, counted anew. Raises ValueError."""
+    """Cost of a model of the paper at its pre-training size, counted on the meta device.
+
+    Raises ValueError for an unknown name.
+
+    >>> vitlens.evaluate.compute.cost("ViT-B/16").parameters
+    86567656
+    """
     model = paper.find(model) if isinstance(model, str) else model
     with torch.device("meta"):
         built = paper.build(model)
@@ -65,8 +78,14 @@ def cost(model: str | paper.Model) -> Cost:
 
 
 def opened(name: str, size: int) -> nn.Module:
-    """A model with random weights, by its name in the paper or in `load_model`, for images of `size` pixels where its
-    size is free (a ConvNet takes any, and a model of another library has its own)."""
+    """A model with random weights, by its name in the paper or in `load_model`.
+
+    Transformers of timm are built for images of `size` pixels. ConvNets take any size, and models of other libraries
+    keep their own.
+
+    >>> vitlens.evaluate.compute.opened("ViT-B/16", 384).patch_embed.grid_size
+    (24, 24)
+    """
     if name in paper.MODELS:
         return paper.build(name, **({} if paper.MODELS[name].kind == "ResNet" else {"img_size": size}))
     try:
@@ -76,10 +95,13 @@ def opened(name: str, size: int) -> nn.Module:
 
 
 def table(models: Sequence[str] | None, sizes: Sequence[int]) -> pd.DataFrame:
-    """Columns model, image_size, parameters and flops: a row for each model (by default those of Fig. 12) and size.
+    """Parameters and FLOPs of models, default those of Fig. 12, at several image sizes.
 
-    models: as in `opened`. Nothing is allocated or computed. Raises ValueError for an unknown name, and for a size that
-    a model does not take.
+    models: names as in `opened`. Returns columns model, image_size, parameters and flops. Runs on the meta device.
+    Raises ValueError for an unknown name, and for a size that a model does not support.
+
+    >>> vitlens.evaluate.compute.table(["ViT-B/32"], [224]).shape
+    (1, 4)
     """
     rows = []
     for name in models or FIGURE_12:
@@ -92,7 +114,7 @@ def table(models: Sequence[str] | None, sizes: Sequence[int]) -> pd.DataFrame:
 
 @contextmanager
 def _dropping(model: nn.Module, share: float) -> Iterator[None]:
-    """Turn on timm's patch dropout in this block, in a model that is otherwise in eval mode."""
+    """Enable timm's patch dropout within this context, in a model in eval mode."""
     layer = getattr(model, "patch_drop", None)
     if not share:
         yield

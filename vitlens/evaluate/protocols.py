@@ -1,4 +1,4 @@
-"""Evaluation of a model by the protocols of the paper: each yields `Record`s with intervals, as soon as they are known.
+"""Evaluation of a model by the protocols of the paper. Each protocol yields `Record`s with intervals one by one.
 
     for record in evaluate(model, "flowers", "fewshot", shots=(1, 5)):
         print(record.manner, record.cell)
@@ -49,39 +49,42 @@ ONE_SEED = "One seed: the interval covers other test images, not other training 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings of an evaluation, with the model, images and records that its protocol needs.
+    """Settings of an evaluation, with its model, images and records.
 
     Raises ValueError for settings that the protocol does not read.
+
+    >>> vitlens.evaluate.Evaluation(model, "digits", "knn", neighbors=5).name
+    'vit_tiny_patch16_224'
     """
 
     model: str | Path | nn.Module
-    """A timm name, a folder, or a timm model, which stays on its device unless `device` is given."""
+    """A timm name, a directory, or a timm model, which stays on its device unless `device` is given."""
     data: str = ""
-    """A data set of `data.load`; empty for the protocol vtab."""
+    """A data set of `data.load`, or "" for the protocol vtab."""
     protocol: str = "top1"
     """A name of `PROTOCOLS`."""
     shots: tuple[int, ...] = ()
-    """For fewshot, images of each class: 1, 5, 10 and 25 by default."""
+    """Images of each class for fewshot, default 1, 5, 10 and 25."""
     seeds: int | None = None
-    """Number of seeds, from 0 up: three by default for fewshot, one for fine-tuning."""
+    """Number of seeds, default three for fewshot and one for fine-tuning."""
     neighbors: int | None = None
-    """For knn: 20 by default."""
+    """Number of neighbors for knn, default 20."""
     tasks: tuple[str, ...] = ()
-    """For vtab: all 19 by default."""
+    """Tasks for vtab, default all 19."""
     recipe: str = ""
-    """For fine-tuning: the data's own by default."""
+    """Recipe for fine-tuning, default `recipe_of` the data."""
     settings: tuple[str, ...] = ()
     """Changes to the recipe, "key=value"."""
     runs: Path = Path("runs")
-    """Folder for the runs of fine-tuning, each in a folder of its model, data, recipe and seed."""
+    """Directory for fine-tuning runs, with a subdirectory for each model, data set, recipe and seed."""
     root: Path | None = None
     workers: int | None = None
     device: str | None = None
     command: str = ""
     say: Callable[[str], None] = print
-    """Called with notes about the data and with the damaged images."""
+    """Function that receives notes about the data and the names of damaged images."""
     failures: list[str] = field(default_factory=list)
-    """Problems for which the command ends with exit code 1 despite its results, such as a damaged class."""
+    """Problems that give the command exit code 1 despite its results, such as a damaged class."""
     checkpoint: str | Path | None = None
     """A file with the model's weights, as in `load_model`."""
 
@@ -96,13 +99,16 @@ class Evaluation:
                 flag = {"settings": "set"}.get(option, option)
                 raise ValueError(f"The protocol {self.protocol} does not read --{flag}, which is for {others}.")
         if "data" in reads and not self.data:
-            raise ValueError("The images to measure on are missing: name a data set or a folder with --data.")
+            raise ValueError(f"The protocol {self.protocol} needs images. Name a data set or a folder with --data.")
         if (isinstance(self.model, nn.Module) or self.checkpoint) and "recipe" in reads:
-            raise ValueError(f"The protocol {self.protocol} trains, so it starts from a timm name or a model folder.")
+            raise ValueError(
+                f"The protocol {self.protocol} trains from a timm name or a model folder, got "
+                f"{'--checkpoint' if self.checkpoint else 'a module'}. Name one."
+            )
 
     @cached_property
     def world(self) -> World:
-        """The processes that share the images."""
+        """Processes that share the images."""
         device = self.device
         if device is None and isinstance(self.model, nn.Module):
             device = next(self.model.parameters()).device
@@ -110,23 +116,23 @@ class Evaluation:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The model, opened, on its device."""
+        """The opened model on its device."""
         named = not isinstance(self.model, nn.Module)
         model = load_model(self.model, checkpoint=self.checkpoint) if named else unwrap(self.model)
         if not states_preprocessing(model):
-            raise ValueError(f"{type(model).__name__} has no pretrained_cfg, which gives the normalization of images.")
+            raise ValueError(f"{type(model).__name__} lacks a pretrained_cfg with the image normalization. Set one.")
         return model.to(self.world.device)
 
     @property
     def name(self) -> str:
-        """The model's name in records: its timm name, its folder's name, or its architecture."""
+        """The model's name in records: its timm name, its directory's name, or its architecture."""
         if isinstance(self.model, nn.Module) or self.checkpoint:
             return short_name(self.network)
         return short(str(self.model))
 
     @cached_property
     def weights(self) -> str:
-        """The first digits of the SHA-256 of all weights and buffers, as `Record.weights`."""
+        """First digits of the SHA-256 of all weights and buffers, for `Record.weights`."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -134,19 +140,19 @@ class Evaluation:
 
     @property
     def manner(self) -> str | None:
-        """The recipe and the changes to it; None for the data's own, unchanged."""
+        """The recipe and its changes, or None for the data's unchanged recipe."""
         recipe = short(self.recipe)
         if Path(self.recipe).is_file():
             recipe += f" ({_digest(Path(self.recipe).read_bytes())})"
         return ", ".join((*filter(None, [recipe]), *map(_short_value, self.settings))) or None
 
     def note(self, *texts: str) -> None:
-        """Pass notes to `say`, once for all processes."""
+        """Pass notes to `say` in the first process."""
         for text in filter(None, texts if self.world.rank == 0 else ()):
             self.say(text)
 
     def images(self, split: str) -> ImageStream:
-        """A split of the data, preprocessed as the model takes it."""
+        """A split of the data, preprocessed for the model."""
         images = opened(self.network, self.data, split, root=self.root, workers=self.workers, world=self.world)
         self.note(images.note)
         return images
@@ -158,7 +164,7 @@ class Evaluation:
         return reading
 
     def check_classes(self, images: ImageStream, reading: Reading) -> str:
-        """Add the sentence about classes without a readable image to `failures` and return it; "" if there are none."""
+        """Warning about classes without a readable image, or "". Also added to `failures`."""
         sentence = lost_classes(images, reading)
         self.note(sentence)
         self.failures.extend(filter(None, [sentence]))
@@ -172,19 +178,19 @@ class Evaluation:
         return reading
 
     def place(self, data: str) -> str:
-        """The first digits of the SHA-256 of the folders of the data, as `Record.place`; "" for named data."""
+        """First digits of the SHA-256 of the data's directories, for `Record.place`, or "" for named data."""
         folders = [str(Path(path).resolve()) for path in (data, self.root) if path and Path(path).exists()]
         return _digest(" ".join(folders).encode()) if folders else ""
 
     def folder(self, data: str) -> Path:
-        """The folder of the runs of fine-tuning on `data`."""
+        """Directory of the fine-tuning runs on `data`."""
         name = "-".join(filter(None, (short(data), self.place(data))))
         return self.runs / _file(f"{self.name}-{self.weights}") / _file(", ".join(filter(None, (name, self.manner))))
 
     def record(
         self, metric: str, score: Score, images: int, damaged: Sequence[str], notes=(), data: str = "", **more
     ) -> Record:
-        """The record of a score on so many images of `data`."""
+        """Record of a score on `images` images of `data`."""
         data = data or self.data
         return Record(
             self.name, short(data), self.protocol, metric, *(round(x, 4) for x in score), images,
@@ -194,26 +200,28 @@ class Evaluation:
 
 
 def evaluate(model: Evaluation | str | Path | nn.Module, data: str = "", protocol: str = "top1", **settings):
-    """Iterator of the `Record`s of a model on data by a protocol, each as soon as it is known.
+    """Iterator over the `Record`s of a model on data by a protocol.
 
-    settings: the other fields of `Evaluation`, which may also take the place of the model. Raises ValueError for
-    settings that do not go together, and the errors of the protocol.
+    model: also an `Evaluation`. settings: other fields of `Evaluation`. Raises ValueError for settings that the
+    protocol does not read, and the errors of the protocol.
+
+    >>> records = vitlens.evaluate.evaluate(model, "digits", "knn", neighbors=5)
     """
     evaluation = model if isinstance(model, Evaluation) else Evaluation(model, data, protocol, **settings)
     return globals()[evaluation.protocol](evaluation)
 
 
 def top1(e: Evaluation) -> Iterator[Record]:
-    """Top-1 and top-5 of the model as it is, of a folder without splits over all of its images.
+    """Top-1 and top-5 of the unchanged model, over all images of a directory without splits.
 
-    ReaL too where the files are ImageNet's validation images and the model's classes ImageNet's, in whatever order.
+    Also ReaL accuracy if the files are ImageNet's validation images and the model's classes are ImageNet's.
     """
     images, known = e.images("whole"), imagenet_numbers(e.network)
     real_alone = e.data == "imagenet-real" or images.class_names == UNLABELED
     if real_alone and known is None:
         raise ValueError(
-            "ReaL labels are of ImageNet's 1,000 classes, but this model does not name them all. Name its classes by "
-            "their WordNet ids, or measure top1 on other data."
+            "ReaL labels need names of ImageNet's 1,000 classes, which this model lacks. Name its classes by their "
+            "WordNet ids, or measure top1 on other data."
         )
     if not real_alone:
         numbers = class_numbers(e.network, images.class_names)
@@ -234,14 +242,14 @@ def top1(e: Evaluation) -> Iterator[Record]:
 
 
 def fewshot(e: Evaluation) -> Iterator[Record]:
-    """Least squares on the features of a few training images of each class, by number of shots."""
+    """Top-1 of least squares on the features of a few training images of each class, by number of shots."""
     images, seeds = e.images("train"), e.seeds or 3
     whole, damaged = torch.ones(len(images), dtype=torch.bool), set()
-    while True:  # take damaged images out, and draw anew from the rest
+    while True:  # remove damaged images and draw again
         sound = whole.nonzero()[:, 0]
         drawn = supports(images.labels[sound], e.shots or (1, 5, 10, 25), range(seeds), images.class_names)
         rows = sound[torch.cat([support for several in drawn.values() for support in several]).unique()]
-        train = e.read(images.chosen(rows), before_the_head(e.network), "to learn from")
+        train = e.read(images.chosen(rows), before_the_head(e.network), "train")
         damaged |= {*train.damaged}
         if len(train.rows) == len(rows):
             break
@@ -256,18 +264,18 @@ def fewshot(e: Evaluation) -> Iterator[Record]:
 
 
 def knn(e: Evaluation) -> Iterator[Record]:
-    """Weighted k-nearest-neighbor classification of the features of the test images."""
+    """Top-1 of weighted k-nearest-neighbor classification of the test features."""
     k = e.neighbors or 20
     yield _on_features(e, lambda train, test: (nearest(train, test[0], k) == test[1]).sum(), neighbors=k)
 
 
 def probe(e: Evaluation) -> Iterator[Record]:
-    """Logistic regression on the features of the training images."""
+    """Top-1 of logistic regression on the training features."""
     yield _on_features(e, lambda train, test: round(linear_probe(train, test) * len(test[1]) / 100))
 
 
 def _on_features(e: Evaluation, right: Callable, **more) -> Record:
-    """The record of a classifier. right: from train and test, each features and labels, the number of right ones."""
+    """Record of a classifier on features. right: (train, test) → number of right images."""
     train, test = e.features("train"), e.features("test")
     images = len(test.labels)
     score = proportion(right(train[:2], test[:2]), images)
@@ -280,18 +288,18 @@ class Tuned(NamedTuple):
     score: Score
     images: int
     damaged: tuple[str, ...]
-    """Test images that could not be decoded; each run's `training.json` counts those of training and validation."""
+    """Damaged test images. Each run's `training.json` counts damaged training and validation images."""
     lost: str = ""
-    """The sentence about classes without a readable test image, or ""."""
+    """Warning about classes without a readable test image, or ""."""
 
 
 def finetune(e: Evaluation) -> Iterator[Record]:
-    """Top-1 after fine-tuning by the data's recipe, of the averaged weights where it keeps them."""
+    """Top-1 after fine-tuning, of the averaged weights if the recipe keeps them."""
     yield _of_tuned(e, e.data, "top1", fine_tuned(e, e.data))
 
 
 def vtab(e: Evaluation) -> Iterator[Record]:
-    """Fine-tuning on the tasks of VTAB-1k, and the means of those groups that are complete."""
+    """Top-1 after fine-tuning on the tasks of VTAB-1k, and the means of complete groups."""
     tuned = {}
     for task in vtab_tasks(e.tasks):
         tuned[task.name] = fine_tuned(e, task.name)
@@ -306,9 +314,12 @@ def _of_tuned(e: Evaluation, data: str, metric: str, tuned: Tuned) -> Record:
 
 
 def recipe_of(data: str) -> tuple[str, list[str]]:
-    """The recipe for a data set, and the changes that its task needs; for a folder the recipe for small data.
+    """Recipe name for a data set and the changes for its task. Directories get the recipe for small data.
 
-    Images are not flipped, or not cropped, where that would change their label.
+    The changes switch off flips and crops that would change the label.
+
+    >>> vitlens.evaluate.recipe_of("digits")
+    ('finetune-small', [])
     """
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
     if task is None:
@@ -317,13 +328,16 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
 
 
 def fine_tuned(e: Evaluation, data: str) -> Tuned:
-    """Fine-tune the model on the training images of `data` once for each seed, and measure on its test images.
+    """Test accuracy after fine-tuning the model on the training images of `data`, once for each seed.
 
-    The runs are those of `vitlens train`, each in a folder of its own in `e.folder(data)`; a stopped one is resumed. Of
-    a finished one only the model is kept; it is not run again unless the images changed. With one seed the interval is
-    that of the test images; with several, that of both (`over_seeds`).
+    The runs are those of `vitlens train`, in subdirectories of `e.folder(data)`. A stopped run is resumed. Finished
+    runs keep only their model, and are repeated only if the images changed. The interval covers the test images, and
+    with several seeds also the seeds (`over_seeds`).
 
-    Raises KeyboardInterrupt if a run was stopped, and what `runs.run`, `load_model` and `read` raise.
+    Raises KeyboardInterrupt if a run was stopped, and the errors of `runs.run`, `load_model` and `read`.
+
+    >>> e = vitlens.evaluate.Evaluation("vit_tiny_patch16_224", "digits", "finetune")
+    >>> tuned = vitlens.evaluate.fine_tuned(e, "digits")  # doctest: +SKIP
     """
     recipe, required = recipe_of(data)
     values = []
@@ -332,11 +346,11 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
         account = runs.run(
             e.recipe or recipe, data, folder, model=e.model, resume=folder.is_dir(), seed=seed, watch=0,
             overrides=[*required, *e.settings], device=str(e.world.device), root=e.root, workers=e.workers,
-            on_damaged="skip", goes_on="the same command goes on",
+            on_damaged="skip", goes_on="repeat the command to continue",
         )  # fmt: skip
         if not account["finished"]:
             raise KeyboardInterrupt
-        e.world.total(0)  # the first process writes the model, the others wait
+        e.world.total(0)  # wait until the first process has written the model
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         model = load_model(folder / "model").to(e.world.device)
         images = opened(model, data, "test", root=e.root, workers=e.workers, world=e.world)
@@ -348,7 +362,7 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
 
 
 def vtab_tasks(names: Sequence[str]) -> list[Task]:
-    """The tasks of VTAB-1k with these names, with or without "vtab/"; all 19 by default. Raises ValueError."""
+    """Tasks of VTAB-1k by name, with or without "vtab/", default all 19. Raises ValueError for unknown names."""
     known = {task.name.removeprefix("vtab/"): task for task in VTAB}
     names = [name.removeprefix("vtab/") for name in names] or list(known)
     if unknown := [name for name in names if name not in known]:
@@ -357,7 +371,11 @@ def vtab_tasks(names: Sequence[str]) -> list[Task]:
 
 
 def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
-    """Means over the groups of VTAB-1k, and over all 19 tasks, of those that are complete in `tuned` (by task name)."""
+    """Means over the complete groups of VTAB-1k, and over all 19 tasks. tuned: results by task name.
+
+    >>> vitlens.evaluate.group_means({})
+    {}
+    """
     means = {}
     for name in ("vtab natural", "vtab specialized", "vtab structured", "vtab"):
         parts = [tuned.get(task.name) for task in VTAB if f"vtab {task.group}".startswith(name)]
@@ -368,12 +386,16 @@ def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """The vitlens command with these arguments, local paths shortened."""
+    """The vitlens command with these arguments and shortened local paths.
+
+    >>> vitlens.evaluate.command_of(["evaluate", "model", "--data", "/photos/pets"])
+    'vitlens evaluate model --data pets'
+    """
     return shlex.join(["vitlens", *map(_short_value, arguments)])
 
 
 def _short_value(argument: str) -> str:
-    """`--option=value` or `key=value` with a short value."""
+    """`--option=value` or `key=value` with a shortened path."""
     key, equals, value = argument.rpartition("=")
     return key + equals + short(value) if re.fullmatch(r"[-\w.=]+", key) else short(argument)
 
@@ -383,6 +405,6 @@ def _digest(content: bytes) -> str:
 
 
 def _file(name: str) -> str:
-    """A name for a folder, the same for the same text."""
+    """A directory name as a function of a text."""
     plain = re.sub(r"[^\w.,=+-]+", "-", name)
     return plain if len(plain) < 100 else f"{plain[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

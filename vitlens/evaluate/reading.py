@@ -1,6 +1,6 @@
-"""Outputs of a model for every image of a split, batch by batch: features, or the likeliest classes.
+"""Outputs of a model for all images of a split, batch by batch: features, or the most probable classes.
 
-Shapes: N images, M of them read, D width of the model.
+Shapes: N images, M of them readable, D width of the model.
 """
 
 from __future__ import annotations
@@ -22,94 +22,107 @@ from vitlens.train import World
 
 
 class Reading(NamedTuple):
-    """The outputs for the M images that could be decoded, on the CPU, in the order of the split."""
+    """Outputs for the M readable images, on the CPU, in the order of the split.
+
+    >>> vitlens.evaluate.Reading(logits, labels=torch.tensor([281, 657]), rows=torch.arange(2), damaged=()).damaged
+    ()
+    """
 
     values: Tensor
     """(M, …)"""
     labels: Tensor
     """(M,) int64"""
     rows: Tensor
-    """(M,) int64, the place of each image in the split."""
+    """(M,) int64, the index of each image in the split."""
     damaged: tuple[str, ...]
-    """The other images, each with the reason."""
+    """Names of the damaged images, each with the reason."""
 
 
 def opened(
     model: nn.Module, source: str, split: str, *, root=None, workers: int | None = None, world: World | None = None
 ) -> ImageStream:
-    """A split of what `data.load` reads, streamed, each image as `models.preprocess` shows it to `model`.
+    """A streamed split of a data set of `data.load`, preprocessed for `model`.
 
-    Raises ValueError for what `load` refuses, and for models whose images are not square or have no three channels.
+    Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
+
+    >>> len(vitlens.evaluate.opened(model, "digits", "valid"))
+    360
     """
     channels, height, width = data_config(model)["input_size"]
     if height != width or channels != 3:
         raise ValueError(
-            "Evaluation needs a model of square images in color (3 × S × S), but this model takes "
-            f"{channels} × {height} × {width}."
+            "Evaluation needs a model with square color input (3 × S × S), got "
+            f"{channels} × {height} × {width}. Use another model."
         )
     options = dict(size=height, fit=pixels(model), on_damaged="skip", stream=True, root=root, workers=workers)
     world = world or World()
-    found = load(source, split, **options) if world.rank == 0 else None  # the first fetches what is missing
-    world.total(0)  # the others wait for it
-    return found or load(source, split, **options)
+    images = load(source, split, **options) if world.rank == 0 else None  # the first process downloads
+    world.total(0)  # the other processes wait
+    return images or load(source, split, **options)
 
 
-def lost_classes(images: ImageStream, found: Reading) -> str:
-    """A warning about the classes of which every image is damaged, or ""."""
+def lost_classes(images: ImageStream, reading: Reading) -> str:
+    """Warning about classes of which all images are damaged, or ""."""
     count = len(images.class_names)
-    had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, found.labels))
+    had, left = (torch.bincount(labels, minlength=count) for labels in (images.labels, reading.labels))
     gone = ((had > 0) & (left == 0)).nonzero()[:, 0].tolist()
     if not gone:
         return ""
     named = ", ".join(f"{images.class_names[i]} ({had[i]})" for i in gone[:5]) + ", …" * (len(gone) > 5)
     return (
-        f"All images of {len(gone)} of {int((had > 0).sum())} classes are damaged, {named}, so this is not the "
-        "accuracy on all of them; repair the images, or leave these classes out."
+        f"All images of {len(gone)} of {int((had > 0).sum())} classes are damaged, {named}, so the accuracy excludes "
+        "these classes. Repair the images, or remove these classes."
     )
 
 
 def features(model: nn.Module, data: ImageSet | ImageStream, *, world: World | None = None) -> tuple[Tensor, Tensor]:
-    """Features (N, D), the input of a model's head, and labels (N,) of all images; both on the CPU. Features are
-    float32, or float64 where the model is.
+    """Features (N, D), the input of a model's head, and labels (N,) of all images, on the CPU.
 
-    The images must have the size that the model takes, and are normalized by its settings. Each module stays in its
-    mode (training or eval). Damaged images of a stream are left out. The processes of `world` share the images, and
-    each returns all features.
+    Features are float32, or float64 for float64 models. The images must have the model's input size. They are
+    normalized for the model. The training flag of each module is unchanged. Damaged images of a stream are left out.
+    The processes of `world` share the images, and each returns all features.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
+    >>> vitlens.evaluate.features(model, digits)[0].shape
+    torch.Size([4, 192])
     """
     return read(model, data, before_the_head(model), world=world)[:2]
 
 
 def normalized_for(model: nn.Module, images: Tensor) -> Tensor:
-    """Images (b, 3, H, W), uint8 or of [0, 1], normalized as a model wants them, in the precision of its weights."""
+    """Images (b, 3, H, W), uint8 or in 0…1, normalized for a model in the precision of its weights."""
     config = data_config(model)
     return cast(model, normalized(images, config["mean"], config["std"]))
 
 
 def before_the_head(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function from images (b, 3, H, W) to the input of the model's head, (b, D), ValueError if it does not pool."""
+    """Function from images (b, 3, H, W) to the input (b, D) of the model's head. Raises ValueError without pooling."""
 
     def features(x: Tensor) -> Tensor:
-        found = pooled(model, x)
-        if found.dim() != 2:
+        values = pooled(model, x)
+        if values.dim() != 2:
             raise ValueError(
-                f"Expected features of shape (B, D), but {model_name(model)} gives shape {tuple(found.shape)}. Give a "
-                'model that pools its tokens (in timm: `global_pool="token"` or "avg").'
+                f"Expected features of shape (B, D), but {model_name(model)} returns shape {tuple(values.shape)}. Use "
+                'a model that pools its tokens (in timm: `global_pool="token"` or "avg").'
             )
-        return found
+        return values
 
     return features
 
 
 def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
-    """A function from a batch (b, 3, H, W) to the numbers of the `k` likeliest classes, int64 (b, k), likeliest first.
+    """Function from a batch (b, 3, H, W) to the numbers of the `k` most probable classes, int64 (b, k), in order.
 
-    They are −1 for an image whose logits are not all finite: NaN would rank as the likeliest.
+    Images with logits that are not finite get −1, because NaN would rank first.
+
+    >>> vitlens.evaluate.named_classes(model, k=1)(images[:1]).shape
+    torch.Size([1, 1])
     """
 
     def named(x: Tensor) -> Tensor:
         logits = run(model, x)
-        found = logits.topk(min(k, logits.shape[1])).indices
-        return found.where(logits.isfinite().all(1, keepdim=True), -1)
+        classes = logits.topk(min(k, logits.shape[1])).indices
+        return classes.where(logits.isfinite().all(1, keepdim=True), -1)
 
     return named
 
@@ -124,9 +137,13 @@ def read(
     batch: int = 100,
     progress: str = "",
 ) -> Reading:
-    """`output` of every normalized batch of `data`; see `features`. progress: title of a progress bar, "" for none.
+    """`output` of every normalized batch of `data`, as in `features`. progress: title of a progress bar, or "".
 
-    Raises ValueError for outputs that are not finite (of classes: −1), and what `batches` of the data raises.
+    Raises ValueError for outputs that are not finite or −1, and the errors of the data's `batches`.
+
+    >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
+    >>> vitlens.evaluate.read(model, digits, vitlens.evaluate.named_classes(model)).values.shape
+    torch.Size([4, 5])
     """
     device = next(model.parameters()).device
     world = world or World(device=device)
@@ -138,20 +155,20 @@ def read(
         mininterval=0.1 if sys.stderr.isatty() else 10,
     )  # fmt: skip
     with evaluating(model), bar:
-        for row, (images, found) in zip(mine, data.batches(mine), strict=True):
+        for row, (images, truth) in zip(mine, data.batches(mine), strict=True):
             outputs = output(normalized_for(model, images.to(device)))
             outputs = outputs.float() if outputs.is_floating_point() and outputs.element_size() < 4 else outputs
             if values is None:
                 values = outputs.new_zeros(len(data), *outputs.shape[1:])
-            values[row], labels[row] = outputs, found.to(device)
+            values[row], labels[row] = outputs, truth.to(device)
             bar.update(min(len(row) * world.size, len(data) - bar.n))
     lost = data.stand_ins().float().to(device)
     for shared in (values, labels, lost):
         world.sum([shared])
     kept = (lost == 0).nonzero()[:, 0].cpu()
     damaged = tuple(sorted(set(world.joined(data.damaged))))
-    found = Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)
-    sound = found.values.isfinite() if found.values.is_floating_point() else found.values >= 0
+    reading = Reading(values.cpu()[kept], labels.cpu()[kept], kept, damaged)
+    sound = reading.values.isfinite() if reading.values.is_floating_point() else reading.values >= 0
     if len(wrong := kept[~sound.flatten(1).all(1)]):
         first = int(wrong[0])
         name = data.samples.name(first) if isinstance(data, ImageStream) else f"number {first}"
@@ -159,4 +176,4 @@ def read(
             f"The model's outputs for {len(wrong)} of {len(kept)} images are not finite, the first being {name}. "
             "Check its weights and its precision."
         )
-    return found
+    return reading

@@ -1,4 +1,4 @@
-"""Accuracies with their 95 % confidence intervals: by labels, and by the labels that people gave anew (ReaL)."""
+"""Accuracies with their 95 % confidence intervals, for the original labels and for ReaL labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
 class Score(NamedTuple):
-    """A number and its 95 % confidence interval, all in per cent."""
+    """A value and its 95 % confidence interval, in percent.
+
+    >>> vitlens.evaluate.proportion(90, images=100).value
+    90.0
+    """
 
     value: float
     low: float
@@ -24,12 +28,16 @@ class Score(NamedTuple):
 
 
 def around(mean: float, below: float, above: float) -> Score:
-    """A score from the half widths of its interval, cut off at 0 and 100."""
+    """Score from the half widths of its interval, clipped to 0…100."""
     return Score(float(mean), max(0.0, float(mean - below)), min(100.0, float(mean + above)))
 
 
 def proportion(right: int, images: int) -> Score:
-    """The share of `images` that are `right`, with Wilson's interval (1927), which is about other images."""
+    """Share of `right` among `images`, with Wilson's interval (1927) for other images.
+
+    >>> vitlens.evaluate.proportion(50, images=100).low.__round__(1)
+    40.4
+    """
     from scipy.stats import binomtest
 
     interval = binomtest(int(right), int(images)).proportion_ci(LEVEL, method="wilson")
@@ -37,14 +45,18 @@ def proportion(right: int, images: int) -> Score:
 
 
 def student(values: Sequence[float]) -> float:
-    """Half the width of Student's 95 % interval of a mean, in the unit of the values; infinite for a single value."""
+    """Half width of Student's 95 % interval of a mean, in the unit of the values. Infinite for a single value.
+
+    >>> round(vitlens.evaluate.student([1.0, 2.0, 3.0]), 2)
+    2.48
+    """
     from scipy.stats import sem, t
 
     return float(sem(values) * t.ppf((1 + LEVEL) / 2, len(values) - 1)) if len(values) > 1 else float("inf")
 
 
 def paired(lost: int, gained: int, images: int) -> Score:
-    """The change of an accuracy, in points, if of the same `images` so many are lost and gained.
+    """Change of an accuracy, in points, from the numbers of `images` that became wrong (lost) and right (gained).
 
     The interval is Agresti and Min's (2005): Wald's, with half an image added to each of the four counts."""
     from scipy.stats import norm
@@ -52,21 +64,28 @@ def paired(lost: int, gained: int, images: int) -> Score:
     n = images + 2
     middle = (gained - lost) / n
     half = norm.ppf((1 + LEVEL) / 2) * np.sqrt(((gained + lost + 1) / n - middle**2) / n)
-    found = ((gained - lost) / images, max(-1.0, middle - half), min(1.0, middle + half))
-    return Score(*(100 * float(x) for x in found))
+    score = ((gained - lost) / images, max(-1.0, middle - half), min(1.0, middle + half))
+    return Score(*(100 * float(x) for x in score))
 
 
 def of_seeds(values: Sequence[float]) -> Score:
-    """The mean of accuracies with Student's interval, for other seeds on the same images; 0 to 100 for one seed."""
+    """Mean of accuracies with Student's interval for other seeds on the same images. One seed gives 0 to 100.
+
+    >>> vitlens.evaluate.of_seeds([90.0, 91.0, 92.0]).value
+    91.0
+    """
     half = student(values)
     return around(np.mean(values), half, half)
 
 
 def over_seeds(values: Sequence[float], images: int) -> Score:
-    """The mean of accuracies of several seeds on the same `images`, with an interval for other seeds and other images.
+    """Mean of accuracies of several seeds on the same `images`, with an interval for other seeds and other images.
 
-    The two are independent, so the half widths of `of_seeds` and `proportion` add up as squares. With one seed the
-    interval is that of the images alone.
+    Both are independent, so the squares of the half widths of `of_seeds` and `proportion` add up. One seed gives the
+    interval for other images.
+
+    >>> vitlens.evaluate.over_seeds([90.0, 91.0, 92.0], images=1000).value
+    91.0
     """
     mean = np.mean(values)
     half = student(values) if len(values) > 1 else 0.0
@@ -75,13 +94,21 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
 
 
 def mean_of(scores: Sequence[Score]) -> Score:
-    """The mean of scores on different images: the squares of their half widths add up."""
+    """Mean of scores on different images. The squares of their half widths add up.
+
+    >>> vitlens.evaluate.mean_of([vitlens.evaluate.proportion(80, 100), vitlens.evaluate.proportion(90, 100)]).value
+    85.0
+    """
     value, low, high = np.array(scores).T
     return around(value.mean(), *(np.linalg.norm(side) / len(value) for side in (value - low, high - value)))
 
 
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
-    """The share of images whose label, (N,), is among the first `k` of their `classes`, (N, 5), likeliest first."""
+    """Share of images whose label (N,) is among the first `k` of `classes` (N, 5), the most probable first.
+
+    >>> vitlens.evaluate.top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
+    50.0
+    """
     return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
 
 
@@ -89,14 +116,17 @@ def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
     """Top-1 under the best one-to-one matching of the data's classes with the model's `count` classes.
 
     named, labels: (N,) predicted and true classes. The matching (`scipy.optimize.linear_sum_assignment` on the
-    confusion matrix) is found on half of each class and measured on the other half, and vice versa, so that random
-    predictions gain nothing.
+    confusion matrix) is fitted on half of each class and measured on the other half, and vice versa, so that random
+    predictions do not profit.
+
+    >>> vitlens.evaluate.rematched(torch.tensor([1, 1, 0, 0]), labels=torch.tensor([0, 0, 1, 1]), count=2).value
+    100.0
     """
     from scipy.optimize import linear_sum_assignment
 
     present, rows = labels.unique(return_inverse=True)
     odd = torch.empty_like(rows)
-    odd[rows.argsort(stable=True)] = torch.arange(len(rows)) % 2  # in turn within each class, in whatever order
+    odd[rows.argsort(stable=True)] = torch.arange(len(rows)) % 2  # alternating within each class
     right = 0
     for part in (0, 1):
         learn, measure = odd != part, odd == part
@@ -107,27 +137,33 @@ def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
 
 
 def another_order(named: Tensor, labels: Tensor, count: int) -> str:
-    """A warning if the data's classes seem to be in another order than the model's, or "".
+    """Warning if the data's classes seem to be in another order than the model's, or "".
 
-    They do if more than twice as many images are right once the classes are `rematched`, intervals apart. The search
-    takes time with the cube of the classes: it is not tried for more than 4,096.
+    The criterion is that more than twice as many images are right after `rematched`, with separate intervals. The time
+    grows with the cube of the number of classes, so more than 4,096 are not tested.
+
+    >>> vitlens.evaluate.another_order(torch.tensor([0, 1]), labels=torch.tensor([0, 1]), count=2)
+    ''
     """
     right = proportion(int((named == labels).sum()), len(labels))
     other = rematched(named, labels, count) if count <= 4096 else right
     if other.low <= 2 * right.high:
         return ""
     return (
-        f"The data's classes are likely in another order than the model's: matched as fits best, {other.value:.2f} % "
-        f"[{other.low:.2f}, {other.high:.2f}] are right rather than {right.value:.2f} %. "
+        f"The data's classes are likely in another order than the model's: the best matching gives {other.value:.2f} % "
+        f"[{other.low:.2f}, {other.high:.2f}] instead of {right.value:.2f} %. "
         "Give the model the names of its classes (label_names in config.json)."
     )
 
 
 @functools.cache
 def real_labels() -> list[list[int]]:
-    """The labels of *Are we done with ImageNet?* (Beyer et al. 2020) of the 50,000 validation images, from timm.
+    """Labels of *Are we done with ImageNet?* (Beyer et al. 2020) for the 50,000 validation images, from timm.
 
-    Number i belongs to the file ILSVRC2012_val_(i + 1). 3,163 lists are empty: people saw none of the 1,000 classes.
+    Item i belongs to the file ILSVRC2012_val_(i + 1). 3,163 images have no label.
+
+    >>> vitlens.evaluate.real_labels()[1]
+    [970, 795]
     """
     from timm.data import RealLabelsImagenet
 
@@ -135,24 +171,31 @@ def real_labels() -> list[list[int]]:
 
 
 def validation_numbers(names: Sequence[str]) -> Tensor:
-    """(N,) int64: the number from 0 of the ImageNet validation file that each name contains, or −1."""
-    found = [NUMBER.search(name) for name in names]
-    return torch.tensor([int(match[1]) - 1 if match else -1 for match in found], dtype=torch.int64)
+    """Number from 0 of the ImageNet validation file in each name, or −1, as (N,) int64.
+
+    >>> vitlens.evaluate.validation_numbers(["val/ILSVRC2012_val_00000002.JPEG"])
+    tensor([1])
+    """
+    matches = [NUMBER.search(name) for name in names]
+    return torch.tensor([int(match[1]) - 1 if match else -1 for match in matches], dtype=torch.int64)
 
 
 def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
-    """ReaL accuracy, and the number of images it is of: those that have a label.
+    """ReaL accuracy and the number of images with a label.
 
-    classes: (N, k) of ImageNet's 1,000, the likeliest first, which is right if it is among the labels. numbers: (N,),
-    as `validation_numbers` returns them. Raises ValueError for a number outside of the 50,000, or without any label.
+    classes: (N, k) of ImageNet's 1,000, the most probable first. numbers: (N,), as `validation_numbers` returns them.
+    Raises ValueError for a number outside of the 50,000, and if all images lack labels.
+
+    >>> vitlens.evaluate.real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
+    100.0
     """
     labels = real_labels()
     if int(numbers.min()) < 0 or int(numbers.max()) >= len(labels):
         raise ValueError(
             "ReaL labels need ImageNet's validation files with their own names, ILSVRC2012_val_00000001 to "
-            f"ILSVRC2012_val_{len(labels):08d}, but some of these images are named otherwise. Keep the original names."
+            f"ILSVRC2012_val_{len(labels):08d}, got other names. Keep the original names."
         )
     right = [int(c) in labels[n] for c, n in zip(classes[:, 0].tolist(), numbers.tolist(), strict=True) if labels[n]]
     if not right:
-        raise ValueError("None of these images has a ReaL label. Use more of ImageNet's validation images.")
+        raise ValueError("ReaL labels are missing for all of these images. Use more of ImageNet's validation images.")
     return proportion(sum(right), len(right)), len(right)

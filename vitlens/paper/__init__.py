@@ -1,7 +1,7 @@
 """The paper as data: "An Image is Worth 16x16 Words", Dosovitskiy et al., ICLR 2021, arXiv 2010.11929v2.
 
-`MODELS` are its models, which `build` makes through timm; `TABLE_1`, `TABLE_3` and `TABLE_4` say how they are made and
-trained, `COSTS` what they take, `TABLE_2`, `TABLE_5`, `TABLE_6`, `TABLE_7`, `TABLE_8` and `TABLE_9` what came out.
+`MODELS` are its models, which `build` builds through timm. `TABLE_1`, `TABLE_3` and `TABLE_4` hold architectures and
+training settings, `COSTS` parameters and FLOPs, and the other tables results.
 """
 
 from vitlens.paper.models import COSTS, MODELS, Cost, Model, Weights, build, exaflops, find, matching, origin

@@ -1,4 +1,4 @@
-"""Every model of the paper: how timm builds it, what it costs, and the public weights that are nearest to it."""
+"""Models of the paper with their timm architectures, costs and public weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """Public weights. timm: model and tag, for `vitlens.load_model`. data: what they were pre-trained on.
+    """Public weights. timm: model and tag, for `vitlens.load_model`. data: pre-training data.
 
-    source: "paper" where the authors published them with it; else who trained the same architecture otherwise: "AugReg"
-    (Steiner et al. 2021), "BiT-M" (Kolesnikov et al. 2020) or "Noisy Student" (Xie et al. 2020).
+    source: "paper" for weights published with it, else the work that trained the same architecture: "AugReg" (Steiner
+    et al. 2021), "BiT-M" (Kolesnikov et al. 2020) or "Noisy Student" (Xie et al. 2020).
+
+    >>> vitlens.paper.find("ViT-B/16").weights[0].source
+    'paper'
     """
 
     timm: str
@@ -28,7 +31,7 @@ class Weights:
 
     @property
     def classifies(self) -> bool:
-        """Whether they know ImageNet's 1,000 classes; otherwise they are as pre-training left them."""
+        """True for weights with a head for ImageNet's 1,000 classes, False for pre-trained ones."""
         return self.timm.endswith(("_in1k", "_475"))
 
 
@@ -37,8 +40,11 @@ class Model:
     """One model of the paper.
 
     kind: ViT, hybrid, ResNet (BiT's: pre-activation, group norm, weight standardization) or EfficientNet. timm: the
-    name that builds it with `arguments`; of a ResNet without `weights` that of its nearest relative. image_size: pixels
-    at pre-training.
+    architecture for `arguments`, or the most similar one for a ResNet without `weights`. image_size: pixels at
+    pre-training.
+
+    >>> vitlens.paper.find("ViT-L/16").kind
+    'ViT'
     """
 
     name: str
@@ -52,7 +58,10 @@ class Model:
 class Cost(NamedTuple):
     """Cost of a model of the paper, with a head of 1,000 classes.
 
-    flops: of one image of `image_size` pixels; a multiply-add is two. features: input features of the head.
+    flops: for one image of `image_size` pixels. A multiply-add is two. features: input features of the head.
+
+    >>> round(vitlens.paper.COSTS["ViT-B/16"].pretraining(epochs=7))
+    224
     """
 
     parameters: int
@@ -61,16 +70,19 @@ class Cost(NamedTuple):
     features: int
 
     def pretraining(self, epochs: float, data: str = "JFT-300M") -> float:
-        """ExaFLOPs of so many epochs of pre-training, with a head of that data's classes; data: of `paper.IMAGES`."""
+        """ExaFLOPs of `epochs` epochs of pre-training on a data set of `paper.IMAGES`, with a head of its classes."""
         head = 2 * self.features * (CLASSES[data] - 1000)
         return exaflops(self.flops + head, IMAGES[data], epochs)
 
 
 def exaflops(per_image: float, images: float, epochs: float) -> float:
-    """Exa (10¹⁸) FLOPs of a training: forward and backward are three forwards, each of `per_image` FLOPs.
+    """ExaFLOPs (10¹⁸) of a training. A forward and backward pass counts as three forwards of `per_image` FLOPs.
 
-    The rule behind Table 6: it gives the printed numbers of ViTs and hybrids within 3 %, of ResNets within 5 %, with
-    `vitlens.evaluate.compute.flops` at 224 pixels and a head of JFT's classes (the paper does not spell it out).
+    With `vitlens.evaluate.compute.flops` at 224 pixels and a head of JFT's classes, this gives the numbers of Table 6
+    within 3 % for ViTs and hybrids and within 5 % for ResNets.
+
+    >>> vitlens.paper.exaflops(per_image=1e9, images=1e9, epochs=1)
+    3.0
     """
     return 3 * per_image * images * epochs / 1e18
 
@@ -80,19 +92,19 @@ DATA = {"in21k": "ImageNet-21k", "in1k": "ImageNet", "jft": "JFT-300M"}
 
 
 def _weights(name: str) -> Weights:
-    """From a name in timm's way, <model>.<source>_<pre-training data>[_ft_in1k]."""
+    """Weights from a timm name, <model>.<source>_<pre-training data>[_ft_in1k]."""
     source, data = name.partition(".")[2].split("_")[:2]
     return Weights(name, DATA[data], SOURCES[source])
 
 
 def _argument(text: str) -> tuple[str, int | tuple[int, ...]]:
-    """From "depth=12" or "layers=3-4-6-3" to the name and the value."""
+    """Name and value of "depth=12" or "layers=3-4-6-3"."""
     name, value = text.split("=")
     return name, tuple(map(int, value.split("-"))) if "-" in value else int(value)
 
 
 MODELS: dict[str, Model] = {}
-"""By the paper's names: its ViTs, hybrids and ResNets, and the Noisy Student that Table 2 compares with."""
+"""ViTs, hybrids and ResNets by the paper's names, and the Noisy Student of Table 2."""
 COSTS: dict[str, Cost] = {}
 """Costs by model name, counted once by `evaluate.compute.cost` so that `vitlens paper models` needs no PyTorch."""
 for _row in cells("models"):
@@ -110,7 +122,11 @@ CALLED = {
 
 
 def origin(name: str) -> tuple[Model | None, Weights | None]:
-    """The model, and the weights, that a name means: the paper's or timm's, with or without a tag; None for unknown."""
+    """Model and weights of a name of the paper or timm, with or without a tag. None for unknown ones.
+
+    >>> vitlens.paper.origin("vit_base_patch16_224.augreg_in21k")[0].name
+    'ViT-B/16'
+    """
     architecture = name.removeprefix("timm/").partition(".")[0]
     for model in MODELS.values():
         for weights in model.weights:
@@ -124,34 +140,45 @@ def origin(name: str) -> tuple[Model | None, Weights | None]:
 
 
 def matching(text: str) -> list[Model]:
-    """The models with `text` in one of their names: the paper's, timm's, the kind or the source of the weights."""
+    """Models with `text` in their name in the paper or timm, their kind or the source of their weights.
+
+    >>> [m.name for m in vitlens.paper.matching("vit-h")]
+    ['ViT-H/14']
+    """
 
     def plain(name: str) -> str:
         return re.sub("[^a-z0-9]", "", name.lower())
 
-    found = []
+    matches = []
     for model in MODELS.values():
         names = [model.name, model.timm, model.kind, *CALLED.get(model.name, ())]
         names += [name for weights in model.weights for name in (weights.timm, weights.source)]
         if any(plain(text) in plain(name) for name in names):
-            found.append(model)
-    return found
+            matches.append(model)
+    return matches
 
 
 def find(name: str) -> Model:
-    """A model by the paper's name, as in "ViT-L/16"; also "R50x1+ViT-B/32" as Table 6 has it. Raises ValueError."""
+    """Model by the paper's name, such as "ViT-L/16" or Table 6's "R50x1+ViT-B/32". Raises ValueError if unknown.
+
+    >>> vitlens.paper.find("ViT-L/16").timm
+    'vit_large_patch16_224'
+    """
     name = name.replace("R50x1+", "R50+")
     if name not in MODELS:
-        raise ValueError(f"The paper has no model called {name!r}; it has {', '.join(MODELS)}.")
+        raise ValueError(f"The paper has no model {name!r}. Its models are {', '.join(MODELS)}.")
     return MODELS[name]
 
 
 def build(model: str | Model, **overrides) -> nn.Module:
     """A model of the paper with random weights, built by timm, in training mode.
 
-    model: a name of `MODELS`, or a `Model`. overrides: further arguments of timm's class, which win over the paper's:
-    `num_classes` (1,000 unless given), `img_size` (transformers), `depth`, `embed_dim`, `channels` (ResNets), …. Under
-    `torch.device("meta")` nothing is allocated. Raises ValueError for an unknown name, or arguments that do not fit.
+    model: a name of `MODELS`, or a `Model`. overrides: arguments of timm's class that replace the paper's:
+    `num_classes` (default 1,000), `img_size` (transformers), `depth`, `embed_dim`, `channels` (ResNets), …. Allocates
+    no weights under `torch.device("meta")`. Raises ValueError for an unknown name, and for arguments that timm rejects.
+
+    >>> vitlens.paper.build("ViT-B/32", num_classes=10, depth=1).head.out_features
+    10
     """
     import timm
     from timm.layers import StdConv2d
@@ -162,7 +189,7 @@ def build(model: str | Model, **overrides) -> nn.Module:
     try:
         if model.kind != "ResNet":
             return timm.create_model(model.timm, **arguments)
-        # The form of BiT's weights; by class, since timm names only those ResNets that have weights.
+        # The architecture of BiT's weights, by class, because timm names only ResNets with weights.
         form = {"stem_type": "fixed", "conv_layer": partial(StdConv2d, eps=1e-8)}
         built = build_model_with_cfg(ResNetV2, model.timm, pretrained=False, **{**form, **arguments})
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:

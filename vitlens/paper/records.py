@@ -1,5 +1,4 @@
-"""Results of evaluations, kept in JSON files, and Tables 2, 5 and 9 of the paper as text with these results beside the
-published ones."""
+"""Records of evaluations in JSON files, and Tables 2, 5 and 9 as text with published and measured results."""
 
 from __future__ import annotations
 
@@ -36,22 +35,25 @@ ROWS = {
 }  # fmt: skip
 VTAB_ROWS = {"vtab": "VTAB"} | {name: f"VTAB {row}" for name, row in VTAB_NAMES.items()}
 TEST_IMAGES = {IMAGENET: 50_000, REAL: 46_837, CIFAR10: 10_000, CIFAR100: 10_000, PETS: 3_669, FLOWERS: 6_149}
-"""Number of test images of each data set. A result on under 99 % of them is of other data."""
+"""Number of test images of each data set. A result on under 99 % of them counts as other data."""
 TRANSFER = ("top1", "finetune", "vtab")
-"""Protocols that measure the same as the paper's tables; few-shot, neighbors and a probe do not."""
+"""Protocols of the paper's tables, without few-shot, neighbors and probe."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One number, with its 95 % confidence interval, in per cent.
+    """One measured value with its 95 % confidence interval, in percent.
 
-    model: a timm name, a name of the paper, or the name of a folder. protocol: top1, fewshot, knn, probe, finetune or
-    vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: images that
-    were scored. when: date and time, UTC. damaged: images left out because they could not be decoded; for fine-tuning
-    only those of the test split. weights: first digits of the SHA-256 of the model's weights. place: for data in a
-    folder, those of its path, because it may share its name with others. seeds: number of seeds (0, 1, 2 …) that the
-    value is a mean over. recipe: of fine-tuning, with the changes to it, unless it is the data's own, unchanged. note:
-    how classes were matched, which classes are missing, what the interval covers.
+    model: a timm name, a name of the paper, or the name of a directory. protocol: top1, fewshot, knn, probe, finetune
+    or vtab. metric: top1, top5, real (top-1 by ReaL labels) or mean (of the top-1 of several tasks). images: number of
+    scored images. when: date and time, UTC. damaged: number of unreadable images, for fine-tuning of the test split.
+    weights: first digits of the SHA-256 of the model's weights. place: first digits of the SHA-256 of the data's path.
+    seeds: number of seeds (0, 1, 2 …) in the mean. recipe: fine-tuning recipe with its changes, or None for the data's
+    unchanged recipe. note: match of the classes, missing classes, meaning of the interval.
+
+    >>> r = vitlens.evaluate.Record("vit", "pets", "knn", "top1", 90.0, 88.2, 91.6, 1000, "2025", {}, neighbors=5)
+    >>> r.cell
+    '90.00 [88.20, 91.60]'
     """
 
     model: str
@@ -76,7 +78,7 @@ class Record:
 
     @property
     def key(self) -> tuple:
-        """Fields that are equal in two measurements of the same thing."""
+        """Fields that identify a measurement."""
         return (self.model, self.weights, self.data, self.place, self.protocol, self.metric, self.shots, self.seeds,
                 self.neighbors, self.recipe)  # fmt: skip
 
@@ -90,18 +92,26 @@ class Record:
 
     @property
     def cell(self) -> str:
-        """The value with its interval, as in a table."""
+        """The value with its interval for a table."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def read(path: str | Path) -> list[Record]:
-    """The results in a JSON file: an object with the fields of `Record`, or a list of such; more fields are ignored."""
+    """Records of a JSON file: an object with the fields of `Record`, or a list of objects. Other fields are ignored.
+
+    >>> vitlens.evaluate.write("results.json", [])
+    >>> vitlens.evaluate.read_results("results.json")
+    []
+    """
     return [record for record, _ in _entries(path)]
 
 
-def write(path: Path, records: Iterable[Record]) -> None:
-    """Add records to a JSON file, a list of objects; those in it that measure the same are replaced."""
-    records = list(records)
+def write(path: str | Path, records: Iterable[Record]) -> None:
+    """Add records to a JSON file, a list of objects, in place of records with the same key.
+
+    >>> vitlens.evaluate.write("results.json", [])
+    """
+    path, records = Path(path), list(records)
     new = {record.key for record in records}
     kept = [entry for record, entry in _entries(path) if record.key not in new] if path.exists() else []
     written = [{name: value for name, value in asdict(record).items() if value is not None} for record in records]
@@ -110,7 +120,11 @@ def write(path: Path, records: Iterable[Record]) -> None:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records as a text table (data, protocol, metric, value with interval, images), followed by their notes."""
+    """Text table of records (data, protocol, metric, value with interval, images), followed by their notes.
+
+    >>> print(vitlens.evaluate.table([]).splitlines()[1])
+    Columns: [data, protocol, metric, value [95 %], images]
+    """
     from pandas import DataFrame
 
     rows = [
@@ -123,7 +137,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _entries(path: str | Path) -> list[tuple[Record, dict]]:
-    """The records of a file, each with the object that it was read from. Raises ValueError for any other file."""
+    """Records of a file, each with its JSON object. Raises ValueError for other files."""
     required = [field.name for field in fields(Record) if field.default is MISSING]
     known = [field.name for field in fields(Record)]
     try:
@@ -136,14 +150,19 @@ def _entries(path: str | Path) -> list[tuple[Record, dict]]:
                 raise ValueError(f"{record} is not a percentage within its interval")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is not a file of results as `vitlens evaluate --out` writes it, a list of objects with "
-            f"{', '.join(required)} ({type(error).__name__}: {error})."
+            f"{path} must be a file of `vitlens evaluate --out`, a list of objects with {', '.join(required)} "
+            f"({type(error).__name__}: {error}). Give another file."
         ) from error
     return list(zip(records, entries, strict=True))
 
 
 def row_of(record: Record) -> str | None:
-    """Row of Table 2, 5 or 9 that a record measures: a data set, or "VTAB" with a group or task; None for others."""
+    """Row of Table 2, 5 or 9 for a record: a data set, "VTAB" with a group or task, or None for other measurements.
+
+    >>> record = vitlens.evaluate.Record("vit", "torch/cifar10", "top1", "top1", 90, 89, 91, 10_000, "", {})
+    >>> vitlens.paper.row_of(record)
+    'CIFAR-10'
+    """
     if record.protocol not in TRANSFER:
         return None
     if row := VTAB_ROWS.get(record.data.lower()):
@@ -158,7 +177,11 @@ def row_of(record: Record) -> str | None:
 
 
 def table_2(records: Iterable[Record]) -> str:
-    """Table 2 as text: the published columns, then a column for each model that was measured, then notes."""
+    """Table 2 as text: published columns, a column for each measured model, and notes.
+
+    >>> print(vitlens.paper.table_2([])[:13])
+    Table 2: top-
+    """
     records, rows = list(records), list(TABLE_2[0].accuracy)
     published = {
         (CALLED.get(p.model, (p.model,))[0], p.data): _printed(p, rows) | {"TPUv3-core-days": f"{p.core_days:,}"}
@@ -180,7 +203,10 @@ def table_2(records: Iterable[Record]) -> str:
 def table_5(records: Iterable[Record]) -> str:
     """Table 5 as text: rows by pre-training data and data set, published columns, then measured ones.
 
-    A measured model stands in the rows of the data it was pre-trained on, or of "unknown data".
+    A measured model is in the rows of its pre-training data, or of "unknown data".
+
+    >>> print(vitlens.paper.table_5([])[:7])
+    Table 5
     """
     rows = list(TABLE_5[0].accuracy)
     published: dict[tuple[str, str], dict] = {}
@@ -199,7 +225,11 @@ def table_5(records: Iterable[Record]) -> str:
 
 
 def table_9(records: Iterable[Record]) -> str:
-    """Table 9 as text: the tasks of VTAB-1k and the means of its groups, published columns, then measured ones."""
+    """Table 9 as text: tasks of VTAB-1k and means of its groups, published columns, then measured ones.
+
+    >>> print(vitlens.paper.table_9([])[:7])
+    Table 9
+    """
     rows = [row for group in VTAB for row in (*(f"VTAB {task}" for task in VTAB[group]), f"VTAB {group}")] + ["VTAB"]
     published = {}
     for p in TABLE_9:
@@ -210,7 +240,7 @@ def table_9(records: Iterable[Record]) -> str:
 
 
 def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
-    """Published accuracies as "value ± spread" by row; by default of all rows."""
+    """Published accuracies as "value ± spread" by row, default all rows."""
     return {
         row: f"{published.accuracy[row]:.2f}" + (f" ± {published.spread[row]:.2f}" if row in published.spread else "")
         for row in rows or published.accuracy
@@ -219,7 +249,7 @@ def _printed(published: Published, rows: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _columns(records: Iterable[Record], rows: Iterable[str]) -> list[dict[str, Record]]:
-    """The latest record of each row, a column for each model, weights and recipe; results without training apart."""
+    """Latest record of each row, in a column for each model, weights, recipe, and with or without training."""
     columns: dict[tuple, dict[str, Record]] = {}
     for record in sorted(records, key=lambda r: r.when):
         if (row := row_of(record)) in rows:
@@ -250,7 +280,7 @@ def _text(
 
 
 def _described(record: Record) -> str:
-    """The model of the paper and the weights that a record's model name stands for, with the weights' digest."""
+    """Description of a record's model and weights, with the weights' digest."""
     model, weights = origin(record.model)
     digest = f", SHA-256 {record.weights}" if record.weights else ""
     if model is None:

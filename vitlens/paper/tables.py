@@ -11,17 +11,17 @@ from pathlib import Path
 IMAGENET, REAL, CIFAR10, CIFAR100 = "ImageNet", "ImageNet ReaL", "CIFAR-10", "CIFAR-100"
 PETS, FLOWERS = "Oxford-IIIT Pets", "Oxford Flowers-102"
 FIVE = (IMAGENET, CIFAR10, CIFAR100, PETS, FLOWERS)
-"""What "Average-5" of Fig. 5 and the averages of Table 7 are the mean of."""
+"""Data sets of "Average-5" in Fig. 5 and of the averages in Table 7."""
 
 IMAGES = {"JFT-300M": 303_000_000, "ImageNet-21k": 14_000_000, "ImageNet": 1_300_000}
 """Number of images of the data sets for pre-training, rounded as in the paper."""
 CLASSES = {"JFT-300M": 18_291, "ImageNet-21k": 21_843, "ImageNet": 1_000}
-"""Number of classes of these: JFT's from BiT's paper, ImageNet-21k's from the official code."""
+"""Number of classes of these data sets, JFT's from BiT's paper and ImageNet-21k's from the official code."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of Table 1, and the timm model built like it for images of 224 pixels.
+    """One row of Table 1, and its timm model for images of 224 pixels.
 
     mlp: width of the hidden layer. parameters: in millions, as printed.
     """
@@ -35,15 +35,18 @@ class Variant:
     timm: str
 
     def tokens(self, patch: int, image: int = 224) -> int:
-        """Number of tokens of a square image, class token included; a rest smaller than a patch is cut."""
+        """Number of tokens of a square image, class token included. Pixels beyond whole patches are cut off."""
         return (image // patch) ** 2 + 1
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """One row of Table 3. Everywhere: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels.
+    """One row of Table 3. All rows: batch 4,096, Adam with β = (0.9, 0.999), 10,000 steps of warm-up, 224 pixels.
 
-    epochs: one number, or the two that the row gives. lr: the peak. schedule: after warm-up.
+    epochs: one number, or two as in the row. lr: peak learning rate. schedule: decay after warm-up.
+
+    >>> vitlens.paper.TABLE_3[0].models
+    ('ViT-B/16', 'ViT-B/32')
     """
 
     models: tuple[str, ...]
@@ -57,9 +60,12 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """One row of Table 4. Everywhere: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels.
+    """One row of Table 4. All rows: SGD with momentum 0.9, batch 512, cosine decay, no weight decay, 384 pixels.
 
-    lr: the peaks that were tried; the best one on `held_out`, a share of the training images or their number, was kept.
+    lr: grid of peak learning rates. held_out: share or number of the training images that select the best.
+
+    >>> vitlens.paper.TABLE_4[0].steps
+    20000
     """
 
     data: tuple[str, ...]
@@ -72,8 +78,8 @@ class FineTuning:
 class Published:
     """Published results of a model of `MODELS`.
 
-    accuracy: top-1 in per cent, by data set. spread: standard deviation over three runs of fine-tuning. data, epochs,
-    exaflops, core_days (of TPUv3) and optimizer: of pre-training, where they are printed.
+    accuracy: top-1 in percent, by data set. spread: standard deviation over three runs of fine-tuning. data, epochs,
+    exaflops, core_days (of TPUv3) and optimizer: of pre-training, if printed.
     """
 
     model: str
@@ -87,25 +93,25 @@ class Published:
 
     @property
     def average(self) -> float:
-        """The mean over the five data sets of `FIVE`. Raises KeyError where one of them was not printed."""
+        """Mean over the five data sets of `FIVE`. Raises KeyError if one of them was not printed."""
         return sum(self.accuracy[name] for name in FIVE) / len(FIVE)
 
 
 def cells(table: str) -> list[dict[str, str]]:
-    """The rows of a table as texts by column; lines that begin with # are comments."""
+    """Rows of a table as texts by column, without comment lines that begin with #."""
     lines = (Path(__file__).parent / f"{table}.csv").read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def _values(kind: type, row: Mapping[str, str]) -> dict[str, object]:
-    """The cells of a row that are fields of a dataclass, as its annotations say; several values are divided by "; "."""
-    found = {}
-    for each in fields(kind):
-        name = re.search("str|int|float", each.type)
-        if name and (text := row.get(each.name)):
+    """Fields of a dataclass from the cells of a row, converted to their annotated types. Tuples are split at "; "."""
+    values = {}
+    for column in fields(kind):
+        name = re.search("str|int|float", column.type)
+        if name and (text := row.get(column.name)):
             parts = [{"str": str, "int": int, "float": float}[name[0]](part) for part in text.split("; ")]
-            found[each.name] = tuple(parts) if each.type.startswith("tuple") else parts[0]
-    return found
+            values[column.name] = tuple(parts) if column.type.startswith("tuple") else parts[0]
+    return values
 
 
 def _settings(kind: type, table: str) -> tuple:
@@ -113,15 +119,15 @@ def _settings(kind: type, table: str) -> tuple:
 
 
 def _results(table: str) -> tuple[Published, ...]:
-    """Rows of results. Columns that are no fields of `Published` are data sets: "accuracy" or "accuracy ± spread"."""
-    about = {each.name for each in fields(Published)}
-    found = []
+    """Rows of results. Columns other than fields of `Published` are data sets: "accuracy" or "accuracy ± spread"."""
+    about = {column.name for column in fields(Published)}
+    published = []
     for row in cells(table):
         printed = {data: text.split(" ± ") for data, text in row.items() if data not in about and text}
         accuracy = {data: float(parts[0]) for data, parts in printed.items()}
         spread = {data: float(parts[1]) for data, parts in printed.items() if len(parts) > 1}
-        found.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
-    return tuple(found)
+        published.append(Published(**_values(Published, row), accuracy=accuracy, spread=spread))
+    return tuple(published)
 
 
 TABLE_1: tuple[Variant, ...] = _settings(Variant, "table_1")
@@ -132,18 +138,18 @@ TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9 = (_results(f"table_{number}") for n
 TABLE_8: dict[str, dict[str, float]] = {
     row.pop("positions"): {place: float(value) for place, value in row.items() if value} for row in cells("table_8")
 }
-"""5-shot accuracy in per cent, by the recipe's `positions` and `positions_at`."""
+"""5-shot accuracy in percent, by the recipe's `positions` and `positions_at`."""
 FIRST_SUBMISSION = _results("table_2_first")
-"""Table 2 of the first submission (October 2020), where it differs from the final `TABLE_2`."""
+"""Rows of Table 2 in the first submission (October 2020) that differ from the final `TABLE_2`."""
 BIT = _results("bit")
 """BiT-S and BiT-M, siblings of Table 2's BiT-L, in their own paper (Kolesnikov et al. 2020), by its fine-tuning."""
 BIT_M_VTAB = {"VTAB": 73.51, "Natural": 80.77, "Specialized": 85.67, "Structured": 61.08}
-"""The public BiT-M R152x4 by the groups of VTAB, as its authors' code has it."""
+"""Accuracy of the public BiT-M R152x4 by group of VTAB, from its authors' code."""
 
 VTAB: dict[str, tuple[str, ...]] = {}
 """The 19 tasks of VTAB-1k by group, in the order of Table 9."""
 VTAB_NAMES: dict[str, str] = {}
-"""What `vitlens evaluate` calls the tasks and groups of VTAB-1k, and their names in `VTAB`."""
+"""Names in `VTAB` of the tasks and groups of VTAB-1k, by their names in `vitlens evaluate`."""
 for _row in cells("vtab"):
     VTAB[_row["group"]] = (*VTAB.get(_row["group"], ()), _row["task"])
     VTAB_NAMES |= {f"vtab {_row['group'].lower()}": _row["group"], f"vtab/{_row['vitlens']}": _row["task"]}
@@ -153,13 +159,20 @@ def groups(accuracy: Mapping[str, float]) -> dict[str, float]:
     """Means over the tasks of VTAB's three groups and, as "VTAB", over all 19.
 
     accuracy: by task, named as in `VTAB`. Raises KeyError if one of the 19 is missing.
+
+    >>> round(vitlens.paper.groups(vitlens.paper.TABLE_9[0].accuracy)["Natural"], 1)
+    86.7
     """
     members = {"VTAB": sum(VTAB.values(), ()), **VTAB}
     return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in members.items()}
 
 
 def results(model: str) -> dict[str, tuple[Published, ...]]:
-    """What the paper printed of a model of `MODELS`, by table: {"Table 5": (…), …}."""
+    """Published results of a model of `MODELS`, by table.
+
+    >>> list(vitlens.paper.results("ViT-H/14"))
+    ['Table 2', 'Table 5', 'Table 6', 'Table 9']
+    """
     tables = {"Table 2": TABLE_2, "Table 5": TABLE_5, "Table 6": TABLE_6, "Table 7": TABLE_7, "Table 9": TABLE_9}
-    found = {name: tuple(row for row in table if row.model == model) for name, table in tables.items()}
-    return {name: rows for name, rows in found.items() if rows}
+    published = {name: tuple(row for row in table if row.model == model) for name, table in tables.items()}
+    return {name: rows for name, rows in published.items() if rows}

@@ -20,11 +20,11 @@ from vitlens.train.processes import World
 from vitlens.train.settings import Recipe
 
 UNFUSED = 256
-"""Patches up to which attention, kept for the backward pass, takes less memory than what the MLP keeps."""
+"""Number of patches up to which attention stores less for the backward pass than the MLP."""
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """True where the device multiplies bf16 in hardware. CPUs without are many times slower in bf16 than in fp32."""
+    """True if the device multiplies bf16 in hardware. Other CPUs are many times slower in bf16 than in fp32."""
     if device.type == "cpu":
         x86 = torch.backends.cpu.get_cpu_capability().startswith(("AVX", "NO AVX", "DEFAULT"))
         mkldnn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -33,12 +33,12 @@ def computes_bf16(device: torch.device) -> bool:
 
 
 def trains_in_bf16(recipe: Recipe, device: torch.device) -> bool:
-    """True if matrix products of the recipe are made in bf16 on this device."""
+    """True if the recipe computes matrix products in bf16 on this device."""
     return recipe.precision == "bf16" or (recipe.precision == "auto" and computes_bf16(device))
 
 
 def settled(recipe: Recipe, world: World) -> Recipe:
-    """The recipe with "auto" replaced: by bf16 if all processes compute that in hardware, else by fp32."""
+    """The recipe with precision "auto" replaced by bf16 if all processes have it in hardware, else by fp32."""
     if recipe.precision != "auto":
         return recipe
     everywhere = world.total(computes_bf16(world.device)) == world.size
@@ -53,7 +53,7 @@ def soft_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Te
 
 
 def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) -> Tensor:
-    """Binary cross-entropy of every class, summed over classes and averaged over the batch; the same soft labels."""
+    """Binary cross-entropy with the same soft labels, summed over classes and averaged over the batch."""
     labels = torch.zeros_like(logits).scatter_add_(1, y.a[:, None], y.lam[:, None])
     labels = labels.scatter_add_(1, y.b[:, None], 1 - y.lam[:, None])
     labels = (1 - smoothing) * labels + smoothing / logits.shape[1]
@@ -64,8 +64,8 @@ def sigmoid_cross_entropy(logits: Tensor, y: Targets, smoothing: float = 0.0) ->
 def unfused_attention() -> Iterator[None]:
     """Attention as two matrix products and a softmax, in the precision of its inputs.
 
-    On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at the
-    lengths that ViTs are trained with there; these products take less than either (`experiments/training.py`).
+    On a CPU, the backward pass of PyTorch's fused attention takes four times as long in bfloat16 as in float32, at
+    usual sequence lengths. Unfused bfloat16 products are faster than both (`experiments/training.py`).
     """
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # in spite of its name, the CPU's too
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
@@ -77,9 +77,12 @@ def unfused_attention() -> Iterator[None]:
 
 
 def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Callable[[Tensor, Targets], Tensor]:
-    """Forward pass and loss as one function of a batch, compiled if the recipe says so. The model stays as it is.
+    """Forward pass and loss as one function of a batch, compiled as the recipe sets. The model is unchanged.
 
-    Where compiling fails (no compiler, no Triton, an old GPU), it runs uncompiled with a RuntimeWarning of the reason.
+    If compiling fails (no compiler, no Triton, an old GPU), the function runs uncompiled after a RuntimeWarning.
+
+    >>> digits = vitlens.train.recipe("digits")
+    >>> criterion = vitlens.train.compiled(digits.build(), digits, "cpu")
     """
     device = torch.device(device)
     bf16 = trains_in_bf16(recipe, device)
@@ -106,7 +109,7 @@ def compiled(model: nn.Module, recipe: Recipe, device: torch.device | str) -> Ca
                 return run(x, y)
             except torch._dynamo.exc.TorchDynamoException as error:  # at the first call, which compiles
                 reason = " ".join(str(error).strip().split("\n\n")[0].split())[:300]  # without advice on verbosity
-                message = f"Training goes on uncompiled, which is slower: compiling failed on {x.device}: {reason}"
+                message = f"Compiling failed on {x.device}, so training continues uncompiled and slower: {reason}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
                 run = plain
                 return plain(x, y)
@@ -131,7 +134,11 @@ def accuracy(
 ) -> float:  # fmt: skip
     """Top-1 (%) of the model, or of the model with other `weights`, on `data`; no test-time augmentation.
 
-    Images that stand in for damaged ones do not count. The training flag of each module is left as found.
+    Substitutes for damaged images are excluded. The training flag of each module is unchanged.
+
+    >>> digits, images = vitlens.train.recipe("digits"), vitlens.data.load("digits", "valid", size=8)
+    >>> vitlens.train.accuracy(digits.build(), images, digits) < 50  # of random weights
+    True
     """
 
     def right(x: Tensor, labels: Tensor) -> Tensor:
@@ -144,9 +151,9 @@ def objective_loss(
     model: nn.Module, data: ImageSet, recipe: Recipe, weights: dict[str, Tensor] | None = None,
     world: World | None = None,
 ) -> float:  # fmt: skip
-    """The loss on `data` of the objective that the model carries, of the model or with other `weights`.
+    """Mean loss of `model.objective` on `data`, of the model or of the model with other `weights`.
 
-    Which patches are hidden depends on the recipe's batch size and parts, and moves the loss in the third digit.
+    The choice of hidden patches depends on the recipe's batch size and parts, and changes the loss in the third digit.
     """
     whole, swapped = ObjectiveLoss(model), {f"model.{name}": t for name, t in (weights or {}).items()}
 
@@ -158,10 +165,10 @@ def objective_loss(
 
 @torch.no_grad()
 def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, world: World | None) -> float:
-    """The mean over the undamaged images of a measure: (normalized images, labels) of a batch → sum over its images."""
+    """Mean over the undamaged images. measure: (normalized images, labels) of a batch → sum over its images."""
     world = world or World(device=next(model.parameters()).device)
     bf16, total = trains_in_bf16(recipe, world.device), torch.zeros((), device=world.device)
-    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # no more than training takes
+    at_once = min(500, max(recipe.batch_size // (recipe.accumulate * world.size), 64))  # at most the memory of training
     mine = torch.arange(len(data)).split(at_once)[world.rank :: world.size]
     with evaluating(model), torch.random.fork_rng(devices=[world.device] if world.device.type == "cuda" else []):
         for rows, (images, labels) in zip(mine, data.batches(mine), strict=True):
@@ -178,7 +185,7 @@ def _mean(measure: Callable, model: nn.Module, data: ImageSet, recipe: Recipe, w
 
 
 def counting(data: ImageSet, world: World) -> int:
-    """Number of undamaged images of `data`, as far as all processes together have read them."""
+    """Number of images of `data` without those that any process found damaged."""
     lost = data.stand_ins().sum().to(world.device)
     world.sum([lost])
     return len(data) - int(lost)
@@ -187,9 +194,9 @@ def counting(data: ImageSet, world: World) -> int:
 def validate(
     model: nn.Module, average: dict[str, Tensor], valid: ImageSet, recipe: Recipe, world: World | None = None
 ) -> dict[str, float]:
-    """`top1` (%) of the model, and `top1_average` of its averaged weights where there are any.
+    """`top1` (%) of the model, and `top1_average` of its averaged weights if it has them.
 
-    Without labels they are `valid_loss` and `valid_loss_average`, the loss of the model's objective.
+    Without labels: `valid_loss` and `valid_loss_average`, the loss of the model's objective.
     """
     name, measure = ("valid_loss", objective_loss) if hasattr(model, "objective") else ("top1", accuracy)
     metrics = {name: measure(model, valid, recipe, world=world)}

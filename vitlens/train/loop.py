@@ -1,8 +1,8 @@
 """The training loop.
 
-`fit` returns an iterator that yields a `Step` after each optimizer step and leaves printing, plotting and stopping to
-whoever consumes it. The order of the samples is a function of (seed, epoch); augmentation, dropout and stochastic depth
-of (seed, epoch, step). Nothing random is carried over, so a resumed run continues as if it had never stopped.
+`fit` returns an iterator that yields a `Step` after each optimizer step. Its consumer prints, plots and stops. The
+order of the samples is a function of (seed, epoch), and augmentation, dropout and stochastic depth are functions of
+(seed, epoch, step). No random state is carried over, so a resumed run repeats the steps of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ FIRST = (1, 2, 5, 10, 20)
 class Step:
     """State of a run after an optimizer step.
 
-    step, epoch: the number of steps taken, from 1, of `steps`; and the epoch of this one, from 0. lr: learning rate of
-    AdamW or SGD (Muon's is the recipe's `muon_lr` / `lr` times as large). rate: the same as a share of its peak.
-    loss: of this step's batch. images_per_second: training speed since the last reading, without validation and saving.
-    Both are None between readings, each of which makes the host wait for the device. metrics: after steps that were
-    validated, `top1` and `top1_average` (%) on the validation images, or without labels `valid_loss` and
-    `valid_loss_average`.
+    step: number of steps taken, from 1 to `steps`. epoch: the current epoch, from 0. lr: learning rate of AdamW or SGD
+    (Muon's is `muon_lr` / `lr` times as large). rate: learning rate as a share of its peak. loss: loss of this batch.
+    images_per_second: training speed since the last reading, without validation and saving. Both are None between
+    readings, because each reading makes the host wait for the device. metrics: `top1` and `top1_average` (%) on the
+    validation images, or `valid_loss` and `valid_loss_average` without labels. Empty between validations.
+
+    >>> vitlens.train.Step(step=1, steps=10, epoch=0, lr=1e-3, rate=1.0).metrics
+    {}
     """
 
     step: int
@@ -62,20 +64,25 @@ def fit(
 ) -> Iterator[Step]:  # fmt: skip
     """Train the model in place on `data` = (training set, validation set), yielding a `Step` after each step.
 
-    out: folder for `log.jsonl` and `checkpoints/`; without it nothing is written. resume: continue from the newest good
-    checkpoint there, bit for bit on a CPU. average: a dict that receives the moving average of the parameters and of
-    batch normalization's statistics. objective: (model, normalized images) → loss, learned in place of the labels; the
-    model keeps it as `model.objective`, and the parameters of a module are trained and saved with the model's.
-    criterion: what `compiled` returned, to compile once for several calls. device: by default CUDA where there is one.
-    world: what `join` returned, where several processes share the run.
+    out: directory for `log.jsonl` and `checkpoints/`; None writes no files. resume: continue from the newest intact
+    checkpoint in `out`, bit for bit on a CPU. average: a dict that receives the moving average of the parameters and of
+    batch normalization's statistics. objective: (model, normalized images) → loss, in place of the labels. It becomes
+    `model.objective`, and the parameters of a module are trained and saved with the model's. criterion: the function
+    from `compiled`, to compile once for several calls. device: default CUDA if available. world: the result of `join`
+    if several processes share the run.
 
-    Closing the iterator saves once more, so a loop may `break`; within `contextlib.closing` a failed save raises.
+    Closing the iterator saves a checkpoint, so a loop may `break`. Within `contextlib.closing` a failed save raises.
 
-    Raises ValueError at once for arguments that do not fit together; while training FloatingPointError when the loss is
-    not finite, MemoryError when memory runs out and ConnectionError when another process of the run is gone.
+    Raises ValueError immediately if model, data and recipe do not match. During training it raises FloatingPointError
+    if the loss is not finite, MemoryError if memory runs out and ConnectionError if another process of the run ended.
+
+    >>> digits = vitlens.train.recipe("digits").tiny()
+    >>> images = [vitlens.data.load("digits", split, size=8) for split in ("train", "valid")]
+    >>> next(vitlens.train.fit(digits.build(), images, digits, device="cpu")).step
+    1
     """
     if resume and out is None:
-        raise ValueError("Resuming needs the folder of the run: pass out=….")
+        raise ValueError("resume=True needs the directory of the run, got out=None. Pass out=….")
     world = world or (World() if device is None else World(device=torch.device(device)))
     recipe = settled(recipe, world)
     if objective is not None:
@@ -88,7 +95,7 @@ def fit(
 
 
 def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, world: World) -> None:
-    """Raise ValueError for data and recipes that do not fit together."""
+    """Raise ValueError if the recipe does not match the data or the model."""
     train, valid = data
     images, classes, steps = len(train), len(train.class_names), recipe.length(len(train))
     parts, side = world.size * recipe.accumulate, recipe.image_size
@@ -108,17 +115,17 @@ def check(model: nn.Module, data: tuple[ImageSet, ImageSet], recipe: Recipe, wor
          f"A run of {steps} steps on {images} images would end within its {recipe.warmup_steps} steps of warm-up. "
          "Train longer, or lower warmup_steps."),
         (recipe.patch_drop and not hasattr(getattr(model, "patch_drop", None), "prob"),
-         "The recipe drops patches, and the model has no layer for it. Build it with patch_drop_rate."),
+         "The recipe sets patch_drop, but the model has no patch dropout layer. Build it with patch_drop_rate."),
         (classes < 2 and not hasattr(model, "objective"),
-         f"Training needs at least two classes, and the images have only {train.class_names[0]!r}."),
+         f"Training needs at least two classes, got only {train.class_names[0]!r}. Add images of another class."),
     ):  # fmt: skip
         if wrong:
             raise ValueError(sentence)
-    train.remaining(recipe.augment)  # a stream refuses what it cannot do
+    train.remaining(recipe.augment)  # a stream raises for augmentations that it does not support
 
 
 def _steps(model, data, recipe, out, resume, average, criterion, world) -> Iterator[Step]:
-    """The loop itself, of arguments that fit together and are on the device."""
+    """The training loop, for checked arguments on the device."""
     train, valid = data
     per_epoch, steps = len(train) // recipe.batch_size, recipe.length(len(train))
 
@@ -171,7 +178,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
                         record = replace(record, metrics=validate(model, average, valid, recipe, world))
                 folder.log(asdict(record))
             try:
-                yield record  # before it is saved: what its reader makes of this step is not lost if both are killed
+                yield record  # before saving, so that a consumer's snapshot is never older than the checkpoint
             except GeneratorExit:
                 finite(loss, norm, step)
                 folder.save(step + 1)
@@ -187,11 +194,11 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
 def numerics(recipe: Recipe, world: World):
     """Set precision and determinism for a run, and restore them and the global random state after it.
 
-    Errors of memory and of reading images become MemoryError and ChildProcessError with a sentence.
+    Out-of-memory errors become MemoryError, and ended worker processes ChildProcessError.
     """
     device, parts = world.device, world.size * recipe.accumulate
     matmul, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    convolutions = torch.backends.cudnn.allow_tf32  # true by default, also where products are exact
+    convolutions = torch.backends.cudnn.allow_tf32  # true by default, even if matrix products are exact
     torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     if recipe.deterministic:
@@ -201,14 +208,14 @@ def numerics(recipe: Recipe, world: World):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     except RuntimeError as error:
-        if workers_ended(error):  # PyTorch raises it at any moment, not only where images are waited for
+        if workers_ended(error):  # PyTorch may raise it at any moment, not only while loading images
             raise ended(error) from error
         if not out_of_memory(error):
             raise
         raise MemoryError(
             f"The memory of {device} does not hold {recipe.batch_size // parts} images of {recipe.image_size} pixels. "
-            "The last checkpoint is intact; resume with each batch in more parts "
-            f"(accumulate={2 * recipe.accumulate}), or train anew with a lower batch_size."
+            f"The last checkpoint is intact. Resume with accumulate={2 * recipe.accumulate}, or start a new run with "
+            "a lower batch_size."
         ) from error
     finally:
         torch.set_float32_matmul_precision(matmul)
@@ -217,7 +224,7 @@ def numerics(recipe: Recipe, world: World):
 
 
 def finite(loss: Tensor, norm: Tensor, step: int) -> float:
-    """The loss as a number. Raises FloatingPointError if it, or the norm of its gradient, is not finite."""
+    """The loss as a float. Raises FloatingPointError if the loss or the norm of its gradient is not finite."""
     if math.isfinite(loss.item()) and math.isfinite(norm.item()):
         return loss.item()
     raise FloatingPointError(
@@ -228,17 +235,17 @@ def finite(loss: Tensor, norm: Tensor, step: int) -> float:
 def batches(
     model: nn.Module, train: ImageSet, recipe: Recipe, world: World, done: int, steps: int
 ) -> Iterator[tuple[int, Iterator[tuple[Tensor, Targets]]]]:
-    """(step, this process's parts of its batch, augmented) from step `done` to `steps`.
+    """(step, this process's augmented parts of the batch) from step `done` to `steps`.
 
-    Order and augmentation do not depend on the number of parts. Dropout, stochastic depth and patch dropout do: they
-    draw from the global generator, which is seeded anew before each part.
+    Order and augmentation are independent of the number of parts. Dropout, stochastic depth and patch dropout depend on
+    it: they draw from the global generator, which is seeded before each part.
     """
     per_epoch, parts = len(train) // recipe.batch_size, world.size * recipe.accumulate
     mine = range(world.rank * recipe.accumulate, (world.rank + 1) * recipe.accumulate)
     size, remaining = recipe.batch_size // parts, train.remaining(recipe.augment)
     drops = getattr(model, "patch_drop", None)  # timm's layer
     for epoch in range(done // per_epoch, -(-steps // per_epoch)):
-        # Beside the labels: an index on another device than the images would make the host wait at every batch.
+        # On the device of the labels: an index on another device would make the host wait at every batch.
         order = torch.randperm(len(train), generator=generator("cpu", recipe.seed, epoch))
         order = order.to(train.labels.device).split(size)
         within = range(max(done - epoch * per_epoch, 0), min(steps - epoch * per_epoch, per_epoch))

@@ -1,8 +1,8 @@
 """Masked patch prediction (paper, B.1.2): some patch embeddings are corrupted, and their content is predicted.
 
-The model predicts from the output token of each corrupted patch: the mean color in 3 bits per channel, that of 4 × 4
-parts of it, or its pixels. Open in the paper, and settled here: the head is a linear layer on the last norm, and
-"another patch" is one of the same image, each equally likely.
+From the output token of each corrupted patch the model predicts its mean color in 3 bits per channel, the mean colors
+of its 4 × 4 parts, or its pixels. Two choices that the paper leaves open: the head is a linear layer on the last norm,
+and "another patch" is drawn uniformly from the same image.
 
 Shapes: B batch, P patches of p × p pixels, D width; S parts of a patch, 1 or 16.
 """
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the corrupted patches whose embedding is the learned one, or another patch's; the rest keep theirs."""
+"""Shares of the corrupted patches that get the learned embedding or another patch's. The rest keep their own."""
 OBJECTIVES = ("mean-color", "colors-4x4", "pixels")
-"""Values of a recipe's `objective` that are learned from corrupted patches."""
+"""Values of a recipe's `objective` for masked patch prediction."""
 LEVELS = 8
 """Levels of a channel in 3 bits."""
 COLORS = LEVELS**3
@@ -25,8 +25,8 @@ COLORS = LEVELS**3
 def corruption(batch: int, patches: int, share: float, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """(corrupted, source), both (B, P), drawn from the global generator, independently for each patch.
 
-    corrupted: bool, with probability `share`. source: int64, the patch whose embedding is put there, its own for most;
-    −1 for the learned embedding.
+    corrupted: bool, True with probability `share`. source: int64, index of the patch that provides the embedding, or −1
+    for the learned embedding.
     """
     u = torch.rand(batch, patches, device=device)
     own = torch.arange(patches, device=device).expand(batch, -1)
@@ -36,15 +36,15 @@ def corruption(batch: int, patches: int, share: float, device: torch.device | st
 
 
 def in_patches(images: Tensor, patch: int) -> Tensor:
-    """(B, P, p · p, C) the pixels of each patch, row by row, of images (B, C, H, W)."""
+    """Pixels of each patch, row by row: (B, P, p · p, C) from images (B, C, H, W)."""
     cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # B C rows p cols p
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
 
 
 def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
-    """(B, P, S) int64, the mean color of each of the `side` × `side` parts of each patch: 64 r + 8 g + b.
+    """Mean color 64 r + 8 g + b of each of the `side` × `side` parts of each patch, (B, P, S) int64.
 
-    pixels: (B, 3, H, W) integers from 0 to 255. Each channel is ⌊8 · mean / 256⌋, in whole numbers, so exactly.
+    pixels: (B, 3, H, W) integers from 0 to 255. Each channel is ⌊8 · mean / 256⌋, in exact integer arithmetic.
     """
     part = patch // side
     cells = in_patches(pixels.long(), patch).unflatten(2, (side, part, side, part))  # B P side part side part C
@@ -53,21 +53,21 @@ def colors(pixels: Tensor, patch: int, side: int = 1) -> Tensor:
 
 
 def color_of(ids: Tensor) -> Tensor:
-    """(…, 3) in 0…1: the middle of the colors that share each number."""
+    """Central color of each color number, (…, 3) in 0…1."""
     levels = torch.stack([ids // LEVELS**2, ids // LEVELS % LEVELS, ids % LEVELS], -1)
     return (levels + 0.5) * (256 / LEVELS) / 255
 
 
 def restored(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(B, 3, H, W) pixels from 0 to 255 of normalized images, as whole numbers: what 8 bits hold of them."""
+    """8-bit pixels of normalized images, (B, 3, H, W) int64 from 0 to 255."""
     return (x.float() * std + mean).mul(255).round().clamp(0, 255).long()
 
 
 class MaskedPatches(nn.Module):
     """The head and the learned embedding of masked patch prediction. (model, images) → loss.
 
-    target: "mean-color", "colors-4x4" or "pixels". The loss is a mean over all corrupted patches of the images: the
-    cross-entropy with the color of each part, or the squared error of each normalized pixel value.
+    target: "mean-color", "colors-4x4" or "pixels". The loss is the mean over all corrupted patches of the images of the
+    cross-entropy with the color of each part, or of the squared error of the normalized pixels.
     """
 
     def __init__(self, model: nn.Module, target: str, share: float, mean, std):
@@ -88,7 +88,7 @@ class MaskedPatches(nn.Module):
         return self.loss(self.predicted(model, x, source), x, corrupted)
 
     def predicted(self, model: nn.Module, x: Tensor, source: Tensor) -> Tensor:
-        """(B, P, outputs) the head's output for every patch, once embeddings are replaced by those of `source`."""
+        """Head outputs (B, P, outputs) for every patch, with the patch embeddings replaced by those of `source`."""
         tokens = model.patch_embed(x)
         there = tokens.gather(1, source.clamp(min=0)[..., None].expand_as(tokens))
         tokens = torch.where((source < 0)[..., None], self.mask_token.to(tokens.dtype), there)
@@ -101,12 +101,12 @@ class MaskedPatches(nn.Module):
         """The mean loss of the corrupted patches."""
         predicted = predicted.float()
         if self.regresses:
-            each = (predicted - in_patches(x.float(), self.patch).flatten(2)).square().mean(-1)
+            losses = (predicted - in_patches(x.float(), self.patch).flatten(2)).square().mean(-1)
         else:
             target = colors(restored(x, self.mean, self.std), self.patch, self.side)
             logits = predicted.unflatten(-1, (self.side**2, COLORS))
-            each = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target).mean(-1)
-        return (each * corrupted).sum() / corrupted.sum().clamp(min=1)
+            losses = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target).mean(-1)
+        return (losses * corrupted).sum() / corrupted.sum().clamp(min=1)
 
     def pictured(self, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         """`corrupted` and `source` (B, rows, cols), drawn anew, and `predicted` (B, h, w, 3), colors in 0…1."""
@@ -122,7 +122,7 @@ class MaskedPatches(nn.Module):
 
 
 def assembled(parts: Tensor, rows: int, cols: int) -> Tensor:
-    """Put patches back together: (B, P, S, 3), the S pixels of each row by row, to images (B, h, w, 3)."""
+    """Images (B, h, w, 3) assembled from patches (B, P, S, 3) of S pixels each, row by row."""
     side = round(parts.shape[2] ** 0.5)
     cut = parts.unflatten(2, (side, side)).unflatten(1, (rows, cols))
     return cut.transpose(2, 3).flatten(3, 4).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""The model of a run: built anew by timm, or with the weights of one that was trained before (paper, section 3.2)."""
+"""Models for training: built by timm with fresh weights, or with weights of a trained model (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitlens.models import load_model
 from vitlens.recorder.forward import channels
 
 SET_BY_RECIPES = ("num_classes", "drop_rate", "drop_path_rate")
-"""Endings of timm's keywords that a recipe has settings for: `pos_drop_rate` and the like, too."""
+"""Endings of timm's keywords that a recipe sets, such as `pos_drop_rate`."""
 
 
 def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None = None, source: str = "") -> nn.Module:
-    """A timm model in training mode, its fresh weights a function of the seed.
+    """A timm model in training mode, with initial weights that are a function of the seed.
 
-    mlp_bias: output bias of an `mlp_head` in place of the linear head. source: a model to copy all weights from but the
-    head's. Raises ValueError if timm cannot build it.
+    mlp_bias: output bias of an `mlp_head` in place of the linear head. source: a model whose weights are copied, except
+    the head's. Raises ValueError if timm cannot build the architecture.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def build(architecture: str, arguments: dict, seed: int, mlp_bias: float | None 
 
 
 def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
-    """The paper's head for pre-training: D → D, tanh, D → classes; the last starts at zero, its bias at `bias`."""
+    """The paper's head for pre-training: D → D, tanh, D → classes. The last layer starts at zero with bias `bias`."""
     output = nn.Linear(linear.in_features, linear.out_features)
     nn.init.zeros_(output.weight)
     nn.init.constant_(output.bias, bias)
@@ -50,10 +50,10 @@ def mlp_head(linear: nn.Linear, bias: float) -> nn.Sequential:
 
 
 def settings_of(source: str | Path, image_size: int) -> dict:
-    """The settings of a recipe that a trained model brings, to be trained on at `image_size`.
+    """Recipe settings for fine-tuning a trained model at `image_size`.
 
-    A model that is no transformer over patches has patch_size, depth and heads 1, and as width that of the features
-    that its head reads. Raises what `load_model` raises, and ValueError for models that cannot be fine-tuned.
+    Models other than transformers over patches get patch_size, depth and heads 1, and the width of the head's input
+    features. Raises ValueError for models that cannot be fine-tuned, and the errors of `load_model`.
     """
     model = load_model(source)
     kind = type(model).__name__
@@ -61,26 +61,26 @@ def settings_of(source: str | Path, image_size: int) -> dict:
     reason = reason or ("is not a model of timm" if not hasattr(model, "forward_head") else "")
     if reason or (count := channels(model)) != 3:
         reason = reason or f"takes {count} channels"
-        raise ValueError(f"Training takes timm's models of RGB images, and {source} ({kind}) {reason}. Use another.")
+        raise ValueError(f"Training takes timm's models of RGB images, but {source} ({kind}) {reason}. Use another.")
     config = model.pretrained_cfg
-    found = {
+    settings = {
         "init": str(source), "architecture": config["architecture"], "mean": tuple(config["mean"]),
         "std": tuple(config["std"]), "model_kwargs": _arguments_of(source),
     }  # fmt: skip
-    if any("img_size" in inspect.signature(each.__init__).parameters for each in type(model).__mro__[:-1]):
-        found["model_kwargs"]["img_size"] = image_size  # timm builds transformers for a size, but no ConvNets
+    if any("img_size" in inspect.signature(base.__init__).parameters for base in type(model).__mro__[:-1]):
+        settings["model_kwargs"]["img_size"] = image_size  # timm builds transformers for a size, but not ConvNets
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if patch is None or not hasattr(model, "blocks"):
-        return {**found, "patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
+        return {**settings, "patch_size": 1, "width": model.num_features, "depth": 1, "heads": 1}
     heads = [module.num_heads for module in model.blocks[0].modules() if hasattr(module, "num_heads")]
     return {
-        **found, "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
+        **settings, "patch_size": patch if isinstance(patch, int) else patch[0], "width": model.embed_dim,
         "depth": len(model.blocks), "heads": heads[0] if heads else 1,
     }  # fmt: skip
 
 
 def _arguments_of(source: str | Path) -> dict:
-    """What the model in a folder of timm's hub layout was built with; {} for a name."""
+    """Keywords that built the model in a directory in timm's hub layout, or {} for a model name."""
     folder = Path(str(source).removeprefix("local-dir:"))
     folder = folder.parent if folder.is_file() else folder
     if not folder.is_dir():
@@ -90,34 +90,34 @@ def _arguments_of(source: str | Path) -> dict:
 
 
 def head_names(model: nn.Module) -> list[str]:
-    """Names of the linear layers that `get_classifier()` returns; two for a distilled DeiT, [] for a headless model."""
+    """Names of the linear layers from `get_classifier()`: two for a distilled DeiT, [] for a model without a head."""
     heads = model.get_classifier()
     heads = heads if isinstance(heads, tuple | list) else (heads,)
     return [name for name, m in model.named_modules() if any(m is h for h in heads) and not isinstance(m, nn.Identity)]
 
 
 def transfer(source: nn.Module, model: nn.Module) -> None:
-    """Copy every weight but the head's, positions resized the paper's way; the linear head starts at zero.
+    """Copy all weights except the head's, with positions resized as in the paper. The linear head starts at zero.
 
-    Raises ValueError if another weight has another shape (relative positions of another grid, say).
+    Raises ValueError if another weight has a different shape, such as relative positions of another grid.
     """
     heads = head_names(model)
     if not heads:
-        raise ValueError(f"{type(model).__name__} has no head for classes, so it cannot be tuned; use another model.")
+        raise ValueError(f"Fine-tuning needs a classifier head, which {type(model).__name__} lacks. Use another model.")
     within = tuple(f"{head}." for head in heads)
     state = {name: t for name, t in source.state_dict().items() if not name.startswith(within)}
-    wanted = model.state_dict()
-    if "pos_embed" in state and state["pos_embed"].shape != wanted["pos_embed"].shape:
+    target = model.state_dict()
+    if "pos_embed" in state and state["pos_embed"].shape != target["pos_embed"].shape:
         grid = source.patch_embed.grid_size
         prefix = state["pos_embed"].shape[1] - grid[0] * grid[1]
         state["pos_embed"] = positions.resize(
             state["pos_embed"], model.patch_embed.grid_size, prefix=prefix, grid=grid, method="paper"
         )
-    other = [n for n in wanted if not n.startswith(within) and (n not in state or state[n].shape != wanted[n].shape)]
+    other = [n for n in target if not n.startswith(within) and (n not in state or state[n].shape != target[n].shape)]
     if other:
         raise ValueError(
-            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only a table of learned "
-            "positions at the stem is resized. Train at the resolution that the model was made for."
+            f"{other[0]} of {type(model).__name__} has another shape at this resolution, and only learned positions at "
+            "the stem are resized. Train at the model's own resolution."
         )
     model.load_state_dict(state, strict=False)
     for name in heads:

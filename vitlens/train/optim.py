@@ -20,10 +20,10 @@ UNDECAYED = (
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimizers. Each group carries `peak_lr`, which the schedule multiplies. Frozen parameters stay out.
+    """The recipe's optimizers, without frozen parameters. The schedule multiplies each group's `peak_lr`.
 
-    Muon takes the matrices inside the blocks. Embeddings, the stem, the head and everything of one dimension go to
-    AdamW, which decays matrices but neither norms, biases, tokens nor positions.
+    Muon updates the matrices inside the blocks. AdamW updates embeddings, the stem, the head and vectors, and decays
+    matrices except embeddings of tokens and positions.
     """
     if recipe.optimizer != "muon":
         return [_plain(model, recipe)]
@@ -66,20 +66,20 @@ def set_rates(optimizer: list[torch.optim.Optimizer], factor: float) -> None:
 
 @torch.no_grad()
 def update_average(average: Sequence[Tensor], now: Sequence[Tensor], decay: float, step: int) -> None:
-    """Exponential moving average, in place; its memory grows with the run at first, to forget the random start."""
+    """Update an exponential moving average in place. Its decay grows at first, to forget the random start."""
     torch._foreach_lerp_(average, now, 1 - min(decay, (1 + step) / (10 + step)))
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized by Newton-Schulz iteration (Jordan et al. 2024), with Nesterov's look-ahead.
 
-    The update of an m×n matrix is scaled by 0.2·√max(m, n), which gives it the root mean square of AdamW's
-    (Liu et al. 2025, arXiv 2502.16982). Equal to `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but matrices of
-    one shape are orthogonalized together. Not timm's Muon, which iterates in bf16 only, matrix by matrix, and takes a
-    fused qkv for one matrix: the committed models and tables were made with this one.
+    The update of an m×n matrix is scaled by 0.2·√max(m, n), to the root mean square of AdamW's updates (Liu et al.
+    2025, arXiv 2502.16982). Equal to `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but orthogonalizes matrices of
+    one shape together. timm's Muon iterates in bf16 only, matrix by matrix, and treats a fused qkv as one matrix. The
+    committed models and tables were made with this one.
 
-    A kernel of a convolution is the matrix of its output channels by all else. A group with `parts` = 3 holds matrices
-    that are three stacked along their rows (q, k and v). `products` is the precision of the iteration.
+    Convolution kernels become matrices of output channels × all other dimensions. Groups with `parts` = 3 hold
+    matrices that stack q, k and v along their rows. `products` is the precision of the iteration.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Muon(torch.optim.Optimizer):
             stacks = defaultdict(list)
             for parameter, update in zip(parameters, ahead, strict=True):
                 for target, part in zip(parameter.chunk(group["parts"]), update.chunk(group["parts"]), strict=True):
-                    matrix = part.flatten(1)  # of a kernel, its inputs and places
+                    matrix = part.flatten(1)  # kernels: input channels and positions together
                     stacks[matrix.shape].append((target, matrix))
             for shape, pairs in stacks.items():
                 targets, updates = zip(*pairs, strict=True)
@@ -118,7 +118,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Approximately U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns): singular values in about 0.7…1.2."""
+    """Approximate U·Vᵀ of each matrix U·S·Vᵀ in (n, rows, columns), with singular values in about 0.7…1.2."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

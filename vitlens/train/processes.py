@@ -1,7 +1,7 @@
-"""Processes of one run, which `torchrun` or `accelerate launch` started, and the machine that they run on.
+"""Processes of one run, started by `torchrun` or `accelerate launch`, and the machine that they run on.
 
-Every process holds the whole model and the same weights, and trains on its share of each batch; gradients are summed
-before each step. Only the first process writes.
+Every process holds the whole model and trains on its share of each batch. Gradients are summed before each step. Only
+the first process writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
-    """Process `rank` of `size`, and its device. A world of one, the default, does nothing."""
+    """Process `rank` of `size`, and its device. In a world of one, the default, sums are identities.
+
+    >>> vitlens.train.World().total(3.0)
+    3.0
+    """
 
     rank: int = 0
     size: int = 1
@@ -31,7 +35,7 @@ class World:
     def sum(self, tensors: list[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, in place.
 
-        Raises ConnectionError if one of them is gone; NCCL waits for it, until the launcher ends the others.
+        Raises ConnectionError if a process has ended. NCCL waits instead, until the launcher ends all processes.
         """
         if self.size == 1:
             return
@@ -41,13 +45,13 @@ class World:
         except RuntimeError as error:
             raise ConnectionError(
                 f"One of the {self.size} processes of this run has ended or cannot be reached. The last checkpoint is "
-                "intact; start all of them again with --resume, or by the same command where it has no such option."
+                "intact. Start all of them again with --resume, or with the same command if it has no such option."
             ) from error
         for t, whole in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(whole.view_as(t))
 
     def total(self, value: float) -> float:
-        """The sum of `value` over all processes; a single process does not wait for its device."""
+        """Sum of `value` over all processes. A single process does not wait for its device."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -55,7 +59,7 @@ class World:
         return shared.item()
 
     def joined(self, values: Sequence) -> list:
-        """The values of all processes in the order of their ranks, known to each of them."""
+        """Values of all processes in the order of their ranks, returned in every process."""
         if self.size == 1:
             return list(values)
         from accelerate.utils import gather_object
@@ -63,14 +67,17 @@ class World:
         return gather_object(list(values))
 
     def first(self, value: float) -> float:
-        """The first process's `value`, known to all of them."""
+        """The first process's `value`, returned in every process."""
         return self.total(value if self.rank == 0 else 0.0)
 
 
 def join(device: torch.device | str | None = None) -> World:
-    """The processes that a launcher started together with this one, or this one alone.
+    """The world of all processes that the launcher started, or of this one alone.
 
-    device: by default CUDA if there is one. Raises ValueError if several were started and `accelerate` is missing.
+    device: default CUDA if available. Raises ValueError if several were started and `accelerate` is missing.
+
+    >>> vitlens.train.join("cpu").size
+    1
     """
     alone = World() if device is None else World(device=torch.device(device))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
@@ -79,18 +86,22 @@ def join(device: torch.device | str | None = None) -> World:
         from accelerate import PartialState
     except ImportError:
         raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
-    # While the first process fetches or decodes images, the others wait for it: longer than PyTorch's ten minutes.
+    # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
     state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
-    if state.num_processes != int(os.environ["WORLD_SIZE"]):  # each would take itself for the only one, and write
+    if state.num_processes != int(os.environ["WORLD_SIZE"]):  # else each would act as the only one, and write
         raise ValueError(
-            f"{os.environ['WORLD_SIZE']} processes were started, but this one sees {state.num_processes} on "
+            f"{os.environ['WORLD_SIZE']} processes were started, but accelerate connected {state.num_processes} on "
             f"{alone.device}. Train with --device cpu, or on devices that accelerate can connect."
         )
     return World(state.process_index, state.num_processes, state.device)
 
 
 def hardware(device: torch.device | str, processes: int = 1) -> str:
-    """The devices of all processes together: "1 × NVIDIA H200" or "2 CPU threads, AMD EPYC"."""
+    """Devices of all processes together: "1 × NVIDIA H200" or "2 CPU threads, AMD EPYC".
+
+    >>> "CPU threads" in vitlens.train.hardware("cpu")
+    True
+    """
     if torch.device(device).type == "cuda":
         return f"{processes} × {torch.cuda.get_device_name(device)}"
     processor = platform.processor()
@@ -101,5 +112,9 @@ def hardware(device: torch.device | str, processes: int = 1) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, PyTorch and timm, by name."""
+    """Versions of Python, PyTorch and timm, by name.
+
+    >>> list(vitlens.train.versions())
+    ['python', 'torch', 'timm']
+    """
     return {"python": sys.version.split()[0], "torch": str(torch.__version__), "timm": timm.__version__}

@@ -1,6 +1,6 @@
-"""Named recipes, with a reason beside each number: small ones, and the paper's from its Tables 3 and 4.
+"""Named recipes with a reason for each number: small ones, and the paper's from its Tables 3 and 4.
 
-A recipe is one row of `RECIPES`: add it to `SMALL`, or from elsewhere with `register`.
+Add a recipe to `SMALL`, or with `register` from other packages.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["FROM_MODEL", "RECIPES", "Recipe", "read_recipe", "recipe", "register
 
 GRAY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # pixels in [−1, 1], as in the official code
 # fmt: off
-# For one GPU, on a grid fine enough to look at.
+# For one GPU.
 TINY_IMAGENET = Recipe(
     name="tiny-imagenet",
-    image_size=64, patch_size=4,  # a 16×16 grid: maps worth looking at, for 4× the cost of patch 8
+    image_size=64, patch_size=4,  # a 16×16 grid, for 4× the cost of patch 8
     width=192, depth=12, heads=3,  # ViT-Ti of Touvron et al. 2021: 5.4 M parameters, 11 MB in fp16
-    epochs=150,  # fitted to the time at hand with --fit-minutes
+    epochs=150,  # --fit-minutes sets another number
     batch_size=1024,  # 97 steps an epoch; the batch of DeiT and of big_vision's small ViTs
     optimizer="muon",  # for the matrices of the blocks, AdamW for the rest
     lr=1e-3,  # AdamW's part: embeddings, head, norms, biases. DeiT's 5e-4 · batch / 512
-    muon_lr=3e-3,  # three times AdamW's
+    muon_lr=3e-3,  # three times AdamW's rate
     weight_decay=0.1,  # big_vision's 1e-4 at its learning rate of 1e-3
     betas=(0.9, 0.99),  # a shorter memory of squares for a shorter run
     warmup=0.05,  # some 7 epochs; 5 in DeiT
@@ -51,19 +51,19 @@ DIGITS = Recipe(
     width=96, depth=6, heads=3, num_classes=10,  # 0.7 M parameters: less than 1,437 images could still fill
     epochs=40, batch_size=64,  # 22 steps an epoch; data/results/digits.csv has the accuracies
     optimizer="muon", lr=2e-3, muon_lr=4e-3,  # twice those of large runs: the run is short, the model narrow
-    warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # as a large run would have them
-    # A mirrored digit is none; wider, narrower and slanted ones are what writers differ in.
+    warmup=0.1, drop_path=0.1, label_smoothing=0.1,  # as in large runs
+    # Mirrored digits are invalid. Writers vary the width and the slant.
     augment=Augment(scale=(0.65, 1.4), ratio=(3 / 4, 4 / 3), rotate=15),
     average=0.99, evaluate_every=5, log_every=22,  # an average over some 5 epochs
-    precision="fp32",  # nearly as fast as bf16 in a model this narrow, and the same on every processor
+    precision="fp32",  # about as fast as bf16 at this width, and equal on every processor
     **GRAY,
 )
 # Fine-tuning on some hundred photographs with a CPU: the paper's protocol (Table 4) scaled down.
 FINETUNE_SMALL = Recipe(
     name="finetune-small", continues=True,
     image_size=224, resize=256,  # 7/8; 384 of 448 in the paper, 6/7
-    epochs=10, batch_size=32,  # the paper's batch of 512 would be more than there is
-    optimizer="sgd", momentum=0.9, lr=0.01, weight_decay=0.0,  # Table 4; of its grid, what served best
+    epochs=10, batch_size=32,  # the paper's batch of 512 exceeds the data set
+    optimizer="sgd", momentum=0.9, lr=0.01, weight_decay=0.0,  # Table 4, with the best rate of its grid
     warmup=0.1,  # 9 steps for 300 photographs; 500 of 10,000 in the official code
     schedule="cosine", clip=1.0, augment=Augment(flip=0.5),  # the paper's
     evaluate_every=4,
@@ -77,21 +77,21 @@ SMALL = (
         patch_size=8,  # 65 tokens, a quarter of the price of patch 4
         width=384, heads=6,  # ViT-S: matrix products wide enough to keep a large GPU busy
         epochs=30, muon_lr=5e-3, weight_decay=0.05,  # the fewer steps, the larger the rate
-        schedule="linear",  # spends more of a short run at middling rates than cosine
-        augment=Augment(  # lighter: every image is seen some 30 times
+        schedule="linear",  # more steps at medium rates than cosine
+        augment=Augment(  # lighter, because each image is used about 30 times
             flip=0.5, scale=(0.4, 1.0), ratio=(3 / 4, 4 / 3), jitter=0.2, policy=0.1, cutmix=0.4
         ),
         mix_until=0.75, average=0.995, evaluate_every=3,  # an average over some 2 epochs
-        save_every=1e9,  # nothing is written in a race
+        save_every=1e9,  # no checkpoints while time is measured
     ),
     # CIFAR-10 and -100 on a GPU, at half the side and with half the images of tiny-imagenet. Not tuned on them.
     replace(
         TINY_IMAGENET, name="cifar", num_classes=10, **WHOLE,
-        image_size=32,  # 65 tokens: with patch 8 a ViT would see 16 pieces of 8 × 8 pixels
+        image_size=32,  # 65 tokens; patch 8 would give 16 patches
         depth=9, heads=6,  # 4.0 M parameters; the width and depth of SPT_LSA's ViT
         epochs=100, batch_size=512,  # as SPT_LSA; 97 steps an epoch, as tiny-imagenet
         augment=Augment(
-            flip=0.5, pad=4,  # the field's custom on these images: moved by up to 4 pixels, not zoomed
+            flip=0.5, pad=4,  # the usual shift by up to 4 pixels, without zoom
             jitter=0.3, policy=0.3, cutmix=0.5, mixup=0.2,  # of tiny-imagenet; AutoAugment in SPT_LSA
             erase=0.25,  # SPT_LSA
         ),
@@ -107,13 +107,13 @@ SMALL = (
     replace(
         TINY_IMAGENET, name="tiny-imagenet-cpu",
         patch_size=8,  # 65 tokens: about 310 images/s with half of the patches, 170 with all
-        depth=6, heads=6,  # 2.7 M parameters; heads of 32 give more dots to look at than heads of 64
+        depth=6, heads=6,  # 2.7 M parameters; head width 32 gives twice the heads of width 64
         epochs=30, batch_size=256,  # 390 steps an epoch; --fit-minutes 60 for a first look
         weight_decay=0.05, drop_path=0.0, schedule="linear",  # DeiT's decay
         augment=replace(TINY_IMAGENET.augment, rotate=0.0, policy=0.0, erase=0.0),
         mix_until=0.9,
         patch_drop=0.5, patch_drop_until=0.88,  # twice the images a second; all patches for the last 4 epochs
-        average=0.998, evaluate_every=3, save_every=120,  # an average over some epoch
+        average=0.998, evaluate_every=3, save_every=120,  # an average over about one epoch
     ),
     # Learning without labels: the paper's B.1.2 on images of 32 px, for one core of a CPU.
     Recipe(
@@ -127,14 +127,14 @@ SMALL = (
         optimizer="muon", lr=2e-3, muon_lr=4e-3,
         weight_decay=0.05, betas=(0.9, 0.95),  # of He et al.; B.1.2 has no weight decay in print
         warmup=0.05, schedule="cosine",  # B.1.2 rises for 1 %, of a million steps
-        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # B.1.2; these images are crops already
+        augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # B.1.2; the images are already crops
         evaluate_every=5,
     ),
-    # What such a model learns from few labels.
+    # Fine-tuning of such a model with few labels.
     Recipe(
         name="masked-tuning", continues=True,
         image_size=32, epochs=40, batch_size=64,
-        optimizer="muon", lr=2e-3, muon_lr=4e-3,  # of masked-patches; random weights learn best with them, too
+        optimizer="muon", lr=2e-3, muon_lr=4e-3,  # of masked-patches; best for random weights, too
         weight_decay=0.05, betas=(0.9, 0.99), warmup=0.1, schedule="cosine",
         label_smoothing=0.1,  # He et al.
         augment=Augment(flip=0.5, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)),  # of masked-patches
@@ -146,36 +146,36 @@ SMALL = (
         FINETUNE_SMALL, name="tiny-imagenet-transfer",
         epochs=2, batch_size=128,  # 1,562 steps; the paper takes 500 to 20,000 of 512 images
         lr=0.04,  # in proportion to the batch
-        layer_decay=0.75,  # the patch embedding moves at 2 % of the head's rate: it stays what much data made it
+        layer_decay=0.75,  # the patch embedding learns at 2 % of the head's rate and stays close to its pre-training
         warmup=0.05, evaluate_every=1, save_every=300,
     ),
     DIGITS,
 )
 # fmt: on
-VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letters B, L, H
+VARIANTS = {variant.name[4]: variant for variant in TABLE_1}  # by the letter B, L or H
 SHORT = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
-# How often the steps of a row of Table 4 go through its first data set, for about ten validations a run.
+# Epochs of a row of Table 4 on its first data set, for about ten validations a run.
 EPOCHS = {"ImageNet": 8, "CIFAR-100": 100, "Oxford-IIIT Pets": 71, "VTAB": 2500}
 
 
 def pretraining(row: Pretraining, model: str) -> Recipe:
-    """The recipe of a row of Table 3 for one of its models, such as ViT-B/16; of two numbers of epochs the smaller."""
+    """The recipe of a row of Table 3 for a model such as ViT-B/16, with the smaller of two numbers of epochs."""
     variant, patch = VARIANTS[model[4]], int(model.partition("/")[2])
     return Recipe(
         name=f"{model.lower().replace('/', '')}-{SHORT[row.data]}",
         architecture=variant.timm, image_size=224, patch_size=patch,
         width=variant.width, depth=variant.layers, heads=variant.heads,
         num_classes=CLASSES[row.data],
-        head="mlp", head_bias=-10.0,  # told by the authors for ImageNet-21k
+        head="mlp", head_bias=-10.0,  # published by the authors for ImageNet-21k
         epochs=row.epochs[0], batch_size=4096,
-        optimizer="adamw",  # decay decoupled and scheduled with the rate, told by Steiner et al. 2021
-        lr=row.lr, end_lr=1e-5,  # the end: told by the authors
+        optimizer="adamw",  # decoupled decay that follows the schedule (Steiner et al. 2021)
+        lr=row.lr, end_lr=1e-5,  # end: published by the authors
         weight_decay=row.weight_decay, betas=(0.9, 0.999),
         warmup=0.0, warmup_steps=10_000, schedule=row.schedule,
         clip=1.0 if row.data == "ImageNet" else 0.0,
-        loss="sigmoid",  # told for ImageNet-21k and JFT, not told for ImageNet, where Scenic's re-run takes it too
+        loss="sigmoid",  # published for ImageNet-21k and JFT; for ImageNet as in Scenic's re-run
         dropout=row.dropout,
-        augment=Augment(flip=0.5, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),  # told by the authors
+        augment=Augment(flip=0.5, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),  # published by the authors
         **GRAY,
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def fine_tuning(row: FineTuning, lr: float) -> Recipe:
 
 
 def paper_recipes() -> Iterator[Recipe]:
-    """Every ViT of Table 3, and each row of Table 4 with learning rate 0.01, which every grid holds."""
+    """Recipes for every ViT of Table 3, and for each row of Table 4 with learning rate 0.01, which all grids share."""
     every = [f"ViT-{size}" for size in ("B/16", "B/32", "L/16", "L/32", "H/14")]
     for row in TABLE_3:
         for model in every if row.models == ("ViT-*",) else row.models:
@@ -213,19 +213,28 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def register(recipe: Recipe) -> Recipe:
-    """Add a recipe to `RECIPES`, and return it. Raises ValueError if its name is taken."""
+    """Add a recipe to `RECIPES` and return it. Raises ValueError if its name is taken.
+
+    >>> vitlens.train.register(vitlens.train.Recipe(name="mine", epochs=10)).epochs
+    10
+    >>> del vitlens.train.RECIPES["mine"]
+    """
     if recipe.name in RECIPES:
-        raise ValueError(f"There is a recipe {recipe.name!r} already; give this one another name.")
+        raise ValueError(f"The recipe name {recipe.name!r} is taken. Give this recipe another name.")
     RECIPES[recipe.name] = recipe
     return recipe
 
 
-for each in (*SMALL, *paper_recipes()):
-    register(each)
+for _recipe in (*SMALL, *paper_recipes()):
+    register(_recipe)
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """The recipe of that name. Raises ValueError with all names for an unknown one.
+
+    >>> vitlens.train.recipe("digits").epochs
+    40
+    """
     if name in RECIPES:
         return RECIPES[name]
     moved = " masked-autoencoder moved to experiments/autoencoder.py." if name == "masked-autoencoder" else ""
@@ -234,7 +243,11 @@ def recipe(name: str) -> Recipe:
 
 
 def read_recipe(name: str | Path) -> Recipe:
-    """The recipe of that name, or in that JSON file. Raises ValueError if there is none."""
+    """The recipe of that name, or from that JSON file. Raises ValueError for unknown names and unreadable files.
+
+    >>> vitlens.train.read_recipe("mnist").image_size
+    28
+    """
     path = Path(name)
     if path.suffix != ".json":
         return recipe(str(name))
@@ -245,20 +258,23 @@ def read_recipe(name: str | Path) -> Recipe:
 
 
 def starting_from(recipe: Recipe, source: str | Path) -> Recipe:
-    """The recipe, to be continued from a trained model: a timm name or a folder in timm's hub layout.
+    """The recipe for fine-tuning a trained model: a timm name or a directory in timm's hub layout.
 
-    Any classifier of timm whose head can be replaced: the paper tunes BiT's ResNets like its transformers (Table 4).
-    Architecture, sizes, mean and standard deviation of the pixels become the model's; image_size stays the recipe's.
-    Pixels beyond whole patches are not seen, as in the paper: of 384 pixels H/14 sees 27 × 14.
-    Raises what `load_model` raises, and ValueError for models without a head, for settings that are of transformers
-    alone, and for keywords of another architecture.
+    The model is any classifier of timm whose head can be replaced, ResNets included (Table 4). The model sets
+    architecture, sizes, mean and standard deviation of the pixels. The recipe keeps its image_size. Pixels beyond whole
+    patches are cut off, as in the paper: H/14 uses 27 × 14 of 384 pixels.
+    Raises ValueError for models without a classifier head, for transformer settings of other models and for keywords of
+    another architecture, and the errors of `load_model`.
+
+    >>> vitlens.train.starting_from(vitlens.train.recipe("finetune-small"), vitlens.models.SPECIMEN).width
+    192
     """
     if recipe.model_kwargs and not recipe.init:
         keyword = next(iter(recipe.model_kwargs))
         raise ValueError(f"model.{keyword} comes with the model that the run starts from, and cannot be set.")
-    found = settings_of(source, recipe.image_size)
-    has_layers_over_patches = (found["patch_size"], found["depth"], found["heads"]) != (1, 1, 1)
-    if not has_layers_over_patches and (recipe.dropout or recipe.optimizer == "muon"):
+    settings = settings_of(source, recipe.image_size)
+    convolutional = (settings["patch_size"], settings["depth"], settings["heads"]) == (1, 1, 1)
+    if convolutional and (recipe.dropout or recipe.optimizer == "muon"):
         setting = "dropout" if recipe.dropout else "optimizer=muon"
-        raise ValueError(f"{setting} is for transformers over patches, and {source} has none. Leave it out.")
-    return replace(recipe, **found)
+        raise ValueError(f"{setting} needs a transformer over patches, and {source} is another model. Leave it out.")
+    return replace(recipe, **settings)

@@ -1,14 +1,14 @@
-"""The folder of a run: what a run writes, and what it resumes from.
+"""The directory of a run: its files, checkpoints and resumption.
 
-    recipe.json            the settings
+    recipe.json            settings
     data.json              the images: their place, and whether they are streamed
-    log.jsonl              a line for each reading of the loss
+    log.jsonl              one line for each reading of the loss
     checkpoints/step-N.*   the two newest states: safetensors for tensors, JSON for the rest
     training.json          at the end: how the model was trained
-    model/                 the model in timm's hub layout, which `vitlens.load_model` opens, and timm, too, unless its
-                           architecture is `vitlens_vit`
+    model/                 the model in timm's hub layout for `vitlens.load_model`, and for timm unless its architecture
+                           is `vitlens_vit`
 
-Every file is renamed into place when it is whole, a checkpoint's JSON last: a checkpoint exists once its JSON does.
+Every complete file is renamed into place. A checkpoint's JSON comes last, so it marks a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from vitlens.train.criteria import counting, validate
 from vitlens.train.processes import World, hardware, versions
 from vitlens.train.settings import Recipe
 
-DIVERGED = "Saved checkpoints are intact; train anew into another folder with a lower lr, a longer warm-up or in fp32."
+DIVERGED = "Checkpoints are intact. Train into another folder with a lower lr, a longer warm-up or precision=fp32."
 KEPT = 2  # checkpoints
 FREE = ("log_every", "save_every", "accumulate")
-"""Settings that may change when a run is resumed: they change nothing that is computed."""
+"""Settings that may change on resume without any effect on results."""
 MACHINE = ("parts", "device", "threads", "torch", "pixel_reading")
-"""Facts that may change when a run is resumed, at the cost of equality to the bit."""
+"""Facts that may change on resume, at the cost of bit-exactness."""
 BUILT_BY = "its recipe"
 STATISTICS = ("running_mean", "running_var")
 """Name endings of batch normalization's running statistics."""
@@ -54,7 +54,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict) -> None:
-    """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), those stay intact."""
+    """Write one checkpoint and delete all but the newest `KEPT`. If writing fails (disk full), these stay intact."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:08d}"
     copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}  # tied weights too
@@ -62,9 +62,9 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
     content = {"step": step, "sha256": hashlib.sha256(payload).hexdigest(), **scalars}
     write(stem.with_suffix(".safetensors"), payload)
     write(stem.with_suffix(".json"), json.dumps(content, indent=1).encode())
-    # Not those of later steps: they were damaged, or this one would not have been reached again.
+    # Checkpoints of later steps are damaged, else the run would have resumed from them.
     kept = [marker for marker in newest_first(folder) if marker.stem <= stem.name][:KEPT]
-    for torn in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+    for torn in folder.glob(".step-*.tmp"):  # from a process that was killed while writing
         torn.unlink(missing_ok=True)
     for old in folder.glob("step-*"):  # an orphan without JSON goes too
         if old.with_suffix(".json") not in kept:
@@ -72,9 +72,9 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors (on the CPU) and scalars of the newest good checkpoint. Prints which are damaged.
+    """Tensors (on the CPU) and scalars of the newest intact checkpoint. Prints the names of damaged ones.
 
-    Raises ValueError if all are.
+    Raises ValueError if all are damaged.
     """
     for marker in newest_first(folder):
         try:
@@ -85,7 +85,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
             return safetensors.torch.load(payload), content
         except (OSError, ValueError, KeyError, TypeError) as error:
             tqdm.write(f"The checkpoint {marker.stem} is damaged and skipped: {error}.")
-    raise ValueError(f"Every checkpoint in {folder} is damaged. Delete them to start again, or use another folder.")
+    raise ValueError(f"All checkpoints in {folder} are damaged. Delete them to start again, or use another folder.")
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -94,7 +94,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """Every tensor of a run, by one flat name: `model.…`, `average.…`, `optimizer.0.<parameter>.<moment>`."""
+    """All tensors of a run by flat names: `model.…`, `average.…`, `optimizer.0.<parameter>.<moment>`."""
     names = {p: name for name, p in model.named_parameters()}
     tensors = {f"model.{name}": t for name, t in model.state_dict().items()}
     tensors |= {f"average.{name}": t for name, t in average.items()}
@@ -105,7 +105,7 @@ def flat(model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimize
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Tensor], optimizers: list[Optimizer]):
-    """Undo `flat` in place."""
+    """Copy the tensors of `flat` back into model, average and optimizers."""
     model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")})
     for name, t in average.items():
         t.copy_(tensors[f"average.{name}"])
@@ -114,7 +114,7 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, average: dict[str, Ten
         if full.startswith("optimizer."):
             i, name = full.removeprefix("optimizer.").split(".", 1)
             name, _, key = name.rpartition(".")
-            # Step counters of the fused optimizers live beside their parameters, in fp32 like the moments.
+            # Fused optimizers keep step counters in fp32 on the device of the parameters.
             optimizers[int(i)].state[parameters[name]][key] = value.to(parameters[name].device, copy=True)
 
 
@@ -138,7 +138,7 @@ def name_of(made: object) -> str:
 
 
 def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) -> dict:
-    """What a run depends on besides its recipe: its images, its model, how batches are split, and the machine."""
+    """Facts that determine a run besides its recipe: images, model, split of batches, and machine."""
     return {
         "images": len(train), "labels": checksum(train), "pictures": train.fingerprint, "held": type(train).__name__,
         "pixel_reading": PIXEL_READING, "built_by": getattr(model, "built_by", BUILT_BY),
@@ -149,9 +149,9 @@ def facts_of(model: nn.Module, train: ImageSet, recipe: Recipe, world: World) ->
 
 
 class RunFolder:
-    """Writes the log and the checkpoints of one run; with `out=None` nothing.
+    """Writer of the log and the checkpoints of one run. `out=None` writes no files.
 
-    state: the model, its averaged weights and its optimizers, whose tensors are read when a checkpoint is saved.
+    state: (model, averaged weights, optimizers), whose tensors are read when a checkpoint is saved.
     """
 
     def __init__(self, out: Path | str | None, recipe: Recipe, state: tuple, facts: dict, world: World):
@@ -162,9 +162,9 @@ class RunFolder:
         self.began = self.saved_at = time.monotonic()
 
     def begin(self, resume: bool) -> int:
-        """Start the log, or restore the newest good checkpoint; returns the steps done.
+        """Start the log, or restore the newest intact checkpoint. Returns the number of steps done.
 
-        Raises ValueError if the folder holds checkpoints that are not to be resumed, or of another run.
+        Raises ValueError if the directory holds checkpoints without `resume`, or checkpoints of another run.
         """
         markers = newest_first(self.path / "checkpoints") if self.path else []
         if markers and not resume:
@@ -178,7 +178,7 @@ class RunFolder:
             self.seconds_before = scalars.get("seconds", 0.0)
             log = self.path / "log.jsonl"
             lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
-            # Lines later than the checkpoint are about to be written again; so is one that a crash cut short.
+            # Later and incomplete lines will be written again.
             kept = "".join(line for line in lines if _step(line) <= done)
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -186,8 +186,8 @@ class RunFolder:
         return done
 
     def compare(self, before: dict) -> None:
-        """Raise ValueError if a checkpoint's scalars are of another run. Print what will make later steps differ."""
-        facts = {**self.facts, "pixel_reading": 1, **before}  # older versions kept fewer
+        """Raise ValueError if a checkpoint belongs to another run. Print changes that end bit-exactness."""
+        facts = {**self.facts, "pixel_reading": 1, **before}  # older versions stored fewer facts
         changes = []
         for then, now in ((Recipe.from_dict(before["recipe"]).to_dict(), self.recipe.to_dict()), (facts, self.facts)):
             for key, value in now.items():
@@ -195,29 +195,29 @@ class RunFolder:
                     continue
                 if key not in MACHINE:
                     raise ValueError(
-                        f"The run in {self.path} was started with {key} = {then[key]!r} and is to be resumed with "
-                        f"{value!r}. Resume it as it was, or train into another folder."
+                        f"The run in {self.path} was started with {key} = {then[key]!r}, got {value!r}. "
+                        "Resume it with the same value, or train into another folder."
                     )
                 if None not in (then[key], value):
                     changes.append(f"{key} = {value} instead of {then[key]}")
         if self.writes and changes:
-            tqdm.write(f"Resumed with {', '.join(changes)}: from here on not bit for bit as if never stopped.")
+            tqdm.write(f"Resumed with {', '.join(changes)}. Results will not be bit-identical to an unbroken run.")
 
     def log(self, record: dict) -> None:
         if self.writes:
             with open(self.path / "log.jsonl", "a") as file:
                 file.write(json.dumps({**record, "time": round(time.time(), 2)}) + "\n")
                 file.flush()
-                os.fsync(file.fileno())  # a checkpoint that survives a power cut has the readings before it
+                os.fsync(file.fileno())  # so that a checkpoint after a power cut has the readings before it
 
     def due(self) -> bool:
         return self.writes and time.monotonic() - self.saved_at >= self.recipe.save_every
 
     @contextmanager
     def kept(self, step: int, record: dict | None = None) -> Iterator[None]:
-        """Save the state after `step` steps, and log `record`, if another process or a reader ends in this block.
+        """Save the state after `step` steps and log `record` if another process or a worker ends in this block.
 
-        Buffers (batch normalization's statistics) are first restored to what they were before the block.
+        Buffers (batch normalization's statistics) are first restored to their values before the block.
         """
         buffers = list(self.state[0].buffers()) if self.writes else []
         before = [buffer.clone() for buffer in buffers]
@@ -237,7 +237,7 @@ class RunFolder:
         if not self.writes or step == self.saved_step:
             return
         if not all(t.isfinite().all() for t in self.state[0].state_dict().values()):
-            raise FloatingPointError(f"After step {step} some weights are not finite; nothing was saved. {DIVERGED}")
+            raise FloatingPointError(f"Weights are not finite after step {step}, so they were not saved. {DIVERGED}")
         seconds = self.seconds_before + time.monotonic() - self.began
         scalars = {"recipe": self.recipe.to_dict(), **self.facts, "seconds": round(seconds, 1)}
         save_checkpoint(self.path / "checkpoints", step, flat(*self.state), scalars)
@@ -260,11 +260,11 @@ def finish(
 ) -> dict:  # fmt: skip
     """Write `training.json` of a run whose last step was `last`, and return its content.
 
-    The model of a finished run is exported, or of any if `exports`: the raw or the averaged weights, whichever validate
-    better; after fine-tuning always the averaged ones, since its validation images may be the test images, too.
+    Finished runs export their model, and stopped runs if `exports`: the raw or the averaged weights, whichever validate
+    better. Fine-tuning always exports the averaged weights, because its validation images may be the test images.
     """
     world = world or World(device=next(model.parameters()).device)
-    finished = last is None or last.step == steps  # a finished run, resumed, yields nothing
+    finished = last is None or last.step == steps  # a finished run yields no steps when resumed
     exports, metrics = exports or finished, {} if last is None else last.metrics
     if exports and not metrics:
         metrics = validate(model, average, data[1], plan, world)
@@ -293,11 +293,11 @@ def finish(
 
 
 def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, built_by: str = BUILT_BY) -> dict | None:
-    """`training.json` of a run in `out` that is finished, by this plan and on these images, and has its model."""
+    """`training.json` of a finished run in `out` with this plan, these images and an exported model, or None."""
     facts = {"finished": True, "labels": checksum(train), "built_by": built_by, "pictures": train.fingerprint}
     with suppress(OSError, ValueError, KeyError, TypeError):
         account = json.loads((out / "training.json").read_text())
-        kept = {"built_by": BUILT_BY, "pictures": train.fingerprint, **account}  # older versions kept fewer
+        kept = {"built_by": BUILT_BY, "pictures": train.fingerprint, **account}  # older versions stored fewer facts
         same = Recipe.from_dict(account["recipe"]) == replace(plan, init=Path(plan.init).name)
         same = same and all(kept[name] == value for name, value in facts.items())
         if same and (out / "model" / "model.safetensors").is_file():
@@ -306,7 +306,7 @@ def finished_before(out: Path, plan: Recipe, train: ImageSet | ImageStream, buil
 
 
 def seconds_before(out: Path) -> float:
-    """Seconds that the run took before it was stopped or killed, by its account or its newest checkpoint."""
+    """Seconds of training before the run was stopped or killed, from `training.json` or the newest checkpoint."""
     seconds = [0.0]
     for path in (out / "training.json", *newest_first(out / "checkpoints")):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -321,24 +321,28 @@ def export(
     model: nn.Module, folder: Path | str, recipe: Recipe, class_names: Sequence[str], *,
     weights: dict[str, Tensor] | None = None, training: dict | None = None, dtype: torch.dtype = torch.float16,
 ) -> Path:  # fmt: skip
-    """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub; returns the folder.
+    """Write `config.json` and `model.safetensors` in timm's hub layout, ready for a model hub. Returns the directory.
 
-    weights: replace the model's by name, as the moving average does. training: how the model was made, written to
-    `training.json`. dtype: on disk, for what it can hold; fp16 halves the file and changes logits by about 1e-3.
+    weights: replacements by name, such as the moving average. training: content of `training.json`. dtype: type on
+    disk, unless a tensor would overflow. fp16 halves the file and changes logits by about 1e-3.
 
-    Parts that are for pre-training alone go into `pretraining_head/head.safetensors`: an "mlp" head, and those of an
-    objective without labels. Such a model is written without a head (`num_classes` 0).
+    An "mlp" head and the parts of an objective without labels go into `pretraining_head/head.safetensors`. Such a model
+    is written without a classifier head (`num_classes` 0).
 
     Raises ValueError if the number of names is not the number of classes. Layout: timm/models/_hub.py.
+
+    >>> digits = vitlens.train.recipe("digits")
+    >>> vitlens.train.export(digits.build(), "digits", digits, class_names="0123456789").name
+    'digits'
     """
     if len(class_names) != recipe.num_classes:
-        raise ValueError(f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}.")
+        raise ValueError(f"Expected {recipe.num_classes} class names, got {len(class_names)}. Name every class.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
     head = {name: state.pop(name) for name in list(state) if name.startswith(aside_of(model, recipe))}
     if head:
-        aside = folder / "pretraining_head"  # timm up to 1.0.28 opens no folder with two files of weights
+        aside = folder / "pretraining_head"  # timm up to 1.0.28 rejects directories with two files of weights
         aside.mkdir(exist_ok=True)
         write(aside / "head.safetensors", safetensors.torch.save(head))
     write(folder / "model.safetensors", safetensors.torch.save(state, metadata={"format": "pt"}))
@@ -349,16 +353,16 @@ def export(
 
 
 def aside_of(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """Prefixes of the names of weights that only pre-training needs; none if the model keeps its head."""
+    """Name prefixes of weights that only pre-training needs, or () if the model keeps its head."""
     if hasattr(model, "objective"):
         return ("objective.", "head.")
     return ("head.",) if recipe.head == "mlp" else ()
 
 
 def stored(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """The tensors on the CPU, floating-point ones in `dtype` unless that would overflow.
+    """The tensors on the CPU, with floating-point ones in `dtype` unless they would overflow.
 
-    The statistics of batch normalization keep their type: they are few, and a variance of 1e-8 would become 0.
+    Batch normalization's statistics keep their type, because a variance of 1e-8 would become 0.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     for name, tensor in tensors.items():
@@ -373,7 +377,7 @@ def hub_config(model: nn.Module, recipe: Recipe, class_names: Sequence[str]) -> 
     more = {"outputs": recipe.outputs} if recipe.outputs else {}
     if isinstance(getattr(model, "global_pool", None), str):
         more["global_pool"] = model.global_pool
-    if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class of whoever passed build=…
+    if not type(model).__module__.startswith(("timm.", "vitlens.")):  # a class from build=…
         more["architecture"] = type(model).__name__
         more["built_by"] = getattr(model, "built_by", type(model).__module__)
     if aside_of(model, recipe):

@@ -1,4 +1,4 @@
-"""One training run from beginning to end, as `vitlens train` does it: images, plan, training, snapshots, export."""
+"""One training run from images to export, as in `vitlens train`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of,
 from vitlens.train.settings import FROM_MODEL, Recipe
 
 __all__ = ["fitted", "hardware", "read_recipe", "run", "versions"]
-AGREE = 10  # steps after which several processes ask each other whether to stop: each time the host waits
-MARGIN = 0.97  # share of the minutes that is planned for; the rest is for saving, snapshots and noise
+AGREE = 10  # steps between agreements of several processes whether to stop, for which the host waits
+MARGIN = 0.97  # planned share of the minutes; saving, snapshots and noise take the rest
 
 
 def run(
@@ -48,22 +48,25 @@ def run(
 ) -> dict:  # fmt: skip
     """Train by a recipe and return the content of `training.json`.
 
-    recipe_name: a name, or a JSON file that `Recipe.to_json` wrote. model: a timm name or a folder to start from.
-    build: recipe → a model in training mode, in place of `Recipe.build`; if it has an `objective`, as in `fit`, it
-    learns that. Only the same callable resumes such a run, by its name and the arguments of a partial.
-    out: receives `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub
-    layout. One process at a time trains into it. resume: continue the run in `out`. An empty recipe_name and data are
-    then those of the run. max_minutes: stop and save after
-    that time. fit_minutes: measure the speed and set the number of epochs so that the run, counted from when the images
-    are read, takes that long; the number is kept in `recipe.json`. overrides: settings as `"key=value"`. tiny: take the
-    same path in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped.
-    root, stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: how to continue a run that was stopped.
+    recipe_name: a name, or a JSON file from `Recipe.to_json`. model: a timm name or a directory to start from. build:
+    recipe → a model in training mode, in place of `Recipe.build`. Its `objective`, if any, replaces the labels as in
+    `fit`. Only the same callable (same name and arguments of a partial) resumes such a run. out: directory for
+    `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub layout. One
+    process at a time trains into it. resume: continue the run in `out`, with its recipe and data if these are empty.
+    max_minutes: stop and save after that time. fit_minutes: measure the speed and set the number of epochs in
+    `recipe.json` so that the run takes that time, counted after loading the images. overrides: settings as
+    `"key=value"`. tiny: the same run on a tiny scale, in seconds. watch: number of snapshots, 0 for none. export: write
+    `model/` also if the run is stopped. root, stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: hint how
+    to continue a stopped run.
 
-    Ctrl-C and SIGTERM end the run with a checkpoint after the step it is in, with several processes within ten
-    steps. Started by `torchrun` or `accelerate launch` the processes share each batch, and the first one writes.
+    Ctrl-C and SIGTERM end the run with a checkpoint after the current step, or within ten steps with several processes.
+    Processes from `torchrun` or `accelerate launch` share each batch, and the first one writes.
 
-    Raises ValueError for options that are wrong or do not fit together, and for a folder that another process trains
-    into; and what `fit` raises.
+    Raises ValueError for wrong options and for a directory that another process trains into, and the errors of `fit`.
+
+    >>> account = vitlens.train.run("digits", "digits", "runs/tiny", tiny=True, quiet=True, device="cpu")
+    >>> account["finished"]
+    True
     """
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
     before = images_before(out) if resume else {}
@@ -93,7 +96,7 @@ def run(
     if plan.num_classes != classes and any(o.startswith("num_classes=") for o in overrides):
         raise ValueError(f"{data} has {classes} classes, got num_classes={plan.num_classes}. Leave it out.")
     plan = replace(plan, num_classes=classes)
-    if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # its checkpoints are not needed
+    if resume and fresh and (done := finished_before(out, plan, train, built_by)):  # also without its checkpoints
         say(f"The run in {out} is finished.")
         return done | {"stopped_by": 0}
     say(f"Found {len(train)} + {len(valid)} images in {time.monotonic() - start:.0f} s.")
@@ -101,7 +104,7 @@ def run(
     start = time.monotonic()
     if plan.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-    # What a checkpoint will overwrite need not be read: the model that a run started from may be gone by then.
+    # A checkpoint replaces the initial weights, so the model that the run started from may be missing.
     network = build(plan) if build else plan.build(weights=fresh)
     network.built_by = built_by
     criterion = compiled(network, plan, world.device)
@@ -126,7 +129,7 @@ def run(
                       for name, path in (("data", data), ("root", root))}  # fmt: skip
             about = {"stream": [isinstance(s, ImageStream) for s in splits], **places, "on_damaged": on_damaged}
             write(out / "data.json", json.dumps(about).encode())
-        if fresh:  # before the costly part: what cannot be recorded is known at once
+        if fresh:  # before training, to report unsupported arrays at once
             album.begin()
         last, stopped, spent_before, shown = None, "", 0.0 if fresh else seconds_before(out), {}
         interval = 0.5 if sys.stderr.isatty() else 60
@@ -143,10 +146,10 @@ def run(
                     signaled, spent = world.total(stop.signal), world.first(time.monotonic() - start)
                     late = max_minutes is not None and spent > max_minutes * 60
                     if (signaled or late) and last.step < steps:
-                        stopped = f"after {max_minutes:g} minutes" if late else "as it was asked to"
+                        stopped = f"after {max_minutes:g} minutes" if late else "by a signal"
                         break
         damaged = set(world.joined([*train.damaged, *valid.damaged]))
-        for name in sorted(damaged - known):  # a stream meets them on its way
+        for name in sorted(damaged - known):  # a stream finds them during training
             say(f"Replaced by the next one: {name}.")
         if stopped:
             how = goes_on or f"`vitlens train --resume --out {shlex.quote(str(out))}` continues it"
@@ -165,10 +168,10 @@ def run(
 def refuse(
     out: Path, device: torch.device, resume: bool, minutes: dict[str, float | None], watch: int, named: dict
 ) -> None:  # fmt: skip
-    """Raise ValueError for options that make no sense, before anything is read or written."""
+    """Raise ValueError for wrong options, before reading or writing files."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
     for wrong, sentence in (
-        (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Train on the cpu."),
+        (device.type == "cuda" and not torch.cuda.is_available(), "PyTorch finds no CUDA device. Use --device cpu."),
         (not resume and (held or (out / "model" / "model.safetensors").exists()),
          f"{out} already holds a run or its model. Resume the run, or train into another folder."),
         (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
@@ -180,14 +183,14 @@ def refuse(
         if wrong:
             raise ValueError(sentence)
     if watch:
-        snapshots.schedule(1, watch)  # which refuses too few
+        snapshots.schedule(1, watch)  # raises ValueError for a single snapshot
     writable(out, "--out")
 
 
 def planned(
     name: str, model: str, out: Path, resume: bool, overrides: Sequence[str], seed: int | None, tiny: bool
 ) -> Recipe:
-    """The recipe of the run: the one in its folder when it is resumed, else the named one, with what was overridden."""
+    """The recipe of the run with overrides: from its directory on resume, else the named one."""
     kept = out / "recipe.json"
     resumed = resume and kept.exists()
     plan = read_recipe(kept if resumed else name)
@@ -196,18 +199,18 @@ def planned(
         other = model not in ("", plan.init) and (not plan.init or Path(model).resolve() != Path(plan.init).resolve())
         for wrong, sentence in (
             (plan.name != named, f"follows the recipe {plan.name}, not {named}. Resume it by that name."),
-            (tiny and not plan.train_images, "is not a tiny one. Resume it without --tiny."),
+            (tiny and not plan.train_images, "was started without --tiny. Resume it without --tiny."),
             (other, f"started from {plan.init or 'random weights'}, not {model}."),
         ):
             if wrong:
                 raise ValueError(f"The run in {out} {sentence}")
     source = plan.init if resumed else model or plan.init
-    fixed = [key for key in (each.partition("=")[0] for each in overrides) if key in FROM_MODEL or key[:6] == "model."]
+    fixed = [key for key in (o.partition("=")[0] for o in overrides) if key in FROM_MODEL or key[:6] == "model."]
     if source and fixed:
         raise ValueError(f"{fixed[0]} comes with the model that the run starts from, and cannot be set.")
     plan = (plan.tiny() if tiny and not resumed else plan).override(*overrides)
     if plan.continues and not source:
-        raise ValueError(f"The recipe {plan.name} continues a trained model: name one with --model.")
+        raise ValueError(f"The recipe {plan.name} fine-tunes a trained model. Name one with --model.")
     if source and not resumed:
         plan = starting_from(plan, source)
     return plan if seed is None else replace(plan, seed=seed)
@@ -231,8 +234,8 @@ def open_images(
 ) -> list[ImageSet | ImageStream]:  # fmt: skip
     """The training and the validation split. options: as for `vitlens.data.load`.
 
-    Whether a split is held or streamed depends on free memory, and a stream cuts other crops. So the first process
-    chooses (and fetches what is missing) while the others wait, and a resumed run reads the choice from `data.json`.
+    Free memory decides whether a split is held or streamed, and a stream cuts other crops. So the first process decides
+    (and downloads) while the others wait, and a resumed run reads the decision from `data.json`.
     """
     sizes = {"train": plan.resize or plan.image_size, "valid": plan.image_size}
 
@@ -248,7 +251,7 @@ def open_images(
 
 
 def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
-    """A command that repeats the run with the `recipe.json` that lies beside its model."""
+    """Command that repeats the run with the `recipe.json` next to its model."""
     named = data.partition("/")[0] in ("torch", "hfds", "wds", "vtab", "vtab800")
     words = ["vitlens", "train", "--recipe", "recipe.json", "--data", data if named else Path(data).name]
     words += ["--stream"] if isinstance(splits[0], ImageStream) else []
@@ -257,17 +260,22 @@ def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
     return shlex.join([*words, "--out", "DIR"])
 
 
-# The length of a run that is to take some minutes
+# Run length for a number of minutes
 
 
 def fitted(
     model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
     start: float | None = None,
 ) -> Recipe:  # fmt: skip
-    """The plan with as many epochs as fit into `seconds`, by a short trial.
+    """The plan with the number of epochs that fit into `seconds`, measured by a short trial.
 
-    The trial compiles what there is to compile, trains some steps with patches dropped and some without, validates, and
-    puts the weights back. start: `time.monotonic()` from which the seconds run; they then include the trial.
+    The trial compiles, trains some steps with and without patch dropout, validates, and restores the weights. start:
+    `time.monotonic()` at the beginning of `seconds`, which then include the trial.
+
+    >>> digits, world = vitlens.train.recipe("digits").tiny(), vitlens.train.World(device=torch.device("cpu"))
+    >>> splits = [vitlens.data.load("digits", split, size=8) for split in ("train", "valid")]
+    >>> small, criterion = digits.build(), vitlens.train.compiled(digits.build(), digits, "cpu")
+    >>> longer = vitlens.train.fitted(small, splits, digits, 60, world, criterion)
     """
     trial = replace(
         plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
@@ -278,7 +286,7 @@ def fitted(
     if plan.patch_drop:
         trial = replace(trial, patch_drop=plan.patch_drop, patch_drop_until=1.0)
         dropped = _speed(model, data, trial, world, criterion)
-    validate(model, {}, data[1], plan, world)  # the first pass sets things up
+    validate(model, {}, data[1], plan, world)  # warm-up
     tick = time.perf_counter()
     validate(model, {}, data[1], plan, world)
     validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
@@ -291,14 +299,14 @@ def fitted(
     epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
     if epochs < 1:
         raise ValueError(
-            f"Not one epoch of about {epoch:.0f} s fits into {seconds:.0f} s, of which {spent:.0f} s went into "
+            f"An epoch takes about {epoch:.0f} s, which exceeds {seconds:.0f} s, {spent:.0f} s of them for "
             "compiling and measuring. Allow more minutes, or train on fewer images."
         )
     return replace(plan, epochs=epochs, steps=0)
 
 
 def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
-    """Images a second, the median of the later half of eight readings."""
+    """Images per second: median of the later half of eight readings."""
     with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
         steps = (step for step in islice(training, 8 * trial.log_every) if step.step % trial.log_every == 0)
         speeds = [step.images_per_second for step in steps]
@@ -309,8 +317,8 @@ def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> flo
 
 
 def progress(bar: tqdm, step: Step) -> dict[str, str]:
-    """Move a bar to a step; returns what is to be shown beside it where the loss was read."""
-    if bar.n == 0:  # of a resumed run the bar begins where the run does, or its speed would be nonsense
+    """Move the bar to a step. Returns the values to show next to it, or {} without a reading of the loss."""
+    if bar.n == 0:  # start at the first step of a resumed run, so that the bar's speed is right
         bar.initial = bar.n = bar.last_print_n = step.step - 1
     bar.update(step.step - bar.n)
     if step.loss is None:
@@ -322,7 +330,7 @@ def progress(bar: tqdm, step: Step) -> dict[str, str]:
 
 
 class Board:
-    """TensorBoard's event file in `folder`; with None nothing is written. Needs the package tensorboard."""
+    """TensorBoard's event file in `folder`, or no file for None. Needs the package tensorboard."""
 
     def __init__(self, folder: Path | None):
         self.writer = self.open = None
@@ -339,7 +347,7 @@ class Board:
 
     def show(self, step: Step) -> None:
         if self.open is not None and step.loss is not None:
-            # What a killed run wrote after its checkpoint is about to be written again.
+            # Purge values that a killed run wrote after its checkpoint.
             self.writer = self.writer or self.open(purge_step=step.step)
             values = {"loss": step.loss, "lr": step.lr, "images_per_second": step.images_per_second, **step.metrics}
             for name, value in values.items():
@@ -347,9 +355,9 @@ class Board:
 
 
 class Stop:
-    """Stores a signal to end (Ctrl-C, SIGTERM), so that the run can end after the current step.
+    """Handler that stores Ctrl-C and SIGTERM, so that the run ends after the current step.
 
-    A second Ctrl-C ends it at once. Does nothing outside of the main thread, which alone receives signals.
+    A second Ctrl-C ends it immediately. Only active in the main thread, which alone receives signals.
     """
 
     def __init__(self):

@@ -1,7 +1,7 @@
-"""The inspection figures as arrays, recorded while a model trains.
+"""Inspection figures as arrays, recorded while a model trains.
 
-A snapshot is what the four figures of the paper need, on a fixed probe batch, so that a slider over steps can move all
-of them without the weights of every step. Recording changes nothing: training with and without it is equal to the bit.
+A snapshot holds the data of the paper's four figures for a fixed probe batch, so that a slider over steps needs no
+weights. Training with and without recording is bit-identical.
 
 Shapes: B probe images, L layers, H heads, h × w patches of p × p pixels, C channels, S snapshots.
 """
@@ -24,22 +24,26 @@ from vitlens.train.settings import Recipe
 __all__ = ["load", "probe", "record", "save", "schedule"]
 __dir__ = __all__.copy
 
-ROLLOUTS = 8  # probe images whose rollout is kept: what a film strip shows
-PICTURES = 4  # probe images whose hidden patches are predicted
+ROLLOUTS = 8  # probe images with a stored rollout, as in a film strip
+PICTURES = 4  # probe images with predicted patches
 COMPONENTS = 28  # filters in the paper's figure 7
 
 
 def schedule(steps: int, count: int = 24) -> list[int]:
-    """At most `count` steps out of 0…`steps`, both included, evenly spaced on a logarithmic scale."""
+    """At most `count` logarithmically spaced steps of 0…`steps`, with both ends.
+
+    >>> vitlens.train.snapshots.schedule(1000, count=5)
+    [0, 1, 10, 100, 1000]
+    """
     if count < 2:
         raise ValueError(f"Expected at least two snapshots, the first and the last, got {count}.")
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
 def probe(data: ImageSet, recipe: Recipe, n: int | None = None) -> Tensor:
-    """`n` images (all, if there are fewer), always the same, normalized as the model wants them.
+    """A fixed batch of `n` images, or of all if fewer, normalized for the model.
 
-    By default 64, or a batch if that is fewer: a snapshot should cost no more than a few steps.
+    The default is 64 or a smaller batch size, so that a snapshot costs at most a few steps.
     """
     some = data.subset(min(n or min(64, recipe.batch_size), len(data)))
     images, _ = next(some.batches([torch.arange(len(some))]))
@@ -50,19 +54,22 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
     """One snapshot of `model`, evaluated on normalized `images` (B, C, H, W) in fp32:
 
     * `filters` (COMPONENTS, p, p, C) and `filters_variance` (COMPONENTS,): principal components of the patch
-      embedding; where there are fewer, the rest is zeros;
+      embedding, padded with zeros;
     * `positions` (h, w, h, w): cosine similarity of position embeddings;
     * `distances` (L, H): mean attention distance in input pixels, mean over the batch;
     * `rollout` (ROLLOUTS, h, w) of the first images;
-    * `prefix` (): number of tokens that are not patches;
+    * `prefix` (): number of class and register tokens;
     * `top1_confidence` (B,): the highest class probability;
-    * of a model that learns without labels, for the first PICTURES images: `corrupted` (N, h, w), 1 where a patch was
-      hidden or corrupted; `source` (N, h, w), the number of the patch that was put there, −1 for none; and `predicted`
-      (N, …, …, 3), what the model puts there, in 0…1, one color for each patch or part of it.
+    * for models trained without labels, of the first PICTURES images: `corrupted` (N, h, w), 1 for corrupted patches;
+      `source` (N, h, w), index of the patch that replaced it or −1 for the learned embedding; and `predicted`
+      (N, …, …, 3), predicted colors in 0…1 of each patch or part of it.
 
-    Fractions are kept in float16, whole numbers as they are. What the model does not have (a table of positions,
-    attention that can be captured) is left out; `missing` receives the reason. The training flag of each module is left
-    as found. The model must be the uncompiled one.
+    Fractions are stored in float16, integers unchanged. Arrays that the model does not support (no position embedding,
+    no attention to capture) are left out, and `missing` receives the reason. The training flag of each module is
+    unchanged. The model must be the uncompiled one.
+
+    >>> vitlens.train.snapshots.record(model, images)["distances"].shape
+    (12, 3)
     """
     from vitlens import attention, filters, positions
     from vitlens.models import class_count, scores
@@ -97,22 +104,22 @@ def record(model: nn.Module, images: Tensor, missing: list[str] | None = None) -
         if class_count(model):
             arrays["top1_confidence"] = scores(model, logits[0]).amax(-1)
         if hasattr(getattr(model, "objective", None), "pictured"):
-            torch.manual_seed(0)  # the same patches are hidden in every snapshot
+            torch.manual_seed(0)  # hide the same patches in every snapshot
             arrays |= model.objective.pictured(model, images[:PICTURES])
     return {name: (a.half() if a.is_floating_point() else a).detach().cpu().numpy() for name, a in arrays.items()}
 
 
 def save(path: Path | str, step: int, arrays: dict[str, np.ndarray]) -> None:
-    """Add the snapshot of `step` to the file `path`, a compressed `.npz`; later steps in it are dropped.
+    """Add the snapshot of `step` to the compressed `.npz` file `path`, and drop later steps from it.
 
-    The file holds `steps` (S,) and each array with S in front: some 20 to 100 kB a snapshot, rewritten whole.
+    The file holds `steps` (S,) and each array with a leading dimension S. A snapshot takes 20 to 100 kB.
     """
     path = Path(path)
     content = {name: array[None] for name, array in {"steps": np.int64(step), **arrays}.items()}
     if path.exists():
         before = load(path)
         kept = before["steps"] < step
-        # An older version may have begun the file with fewer of them.
+        # An older version may have started the file with fewer arrays.
         content = {name: np.concatenate([before[name][kept], new]) for name, new in content.items() if name in before}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **content)
@@ -127,14 +134,14 @@ def load(path: Path | str) -> dict[str, np.ndarray]:
 
 
 class Album:
-    """Takes `count` snapshots of a run; what a model does not have is left out, and reported once."""
+    """Recorder of `count` snapshots of a run. Reports once which arrays the model does not support."""
 
     def __init__(self, out: Path, model: torch.nn.Module, probe: torch.Tensor, steps: int, count: int, say):
         self.path, self.model, self.probe, self.say = out / "snapshots.npz", model, probe, say
         self.due = set(schedule(steps, count)) if count else set()
 
     def begin(self) -> None:
-        """Take the first one, of untrained weights, in place of those of an earlier run."""
+        """Record the initial weights, in a new file."""
         if self.due:
             self.path.unlink(missing_ok=True)
             self.show(0)
@@ -144,8 +151,8 @@ class Album:
         if step in self.due:
             try:
                 save(self.path, step, record(self.model, self.probe, missing))
-            except Exception as problem:  # a snapshot is no reason to lose a run
-                self.say(f"There are no snapshots from step {step} on: {problem}")
+            except Exception as problem:  # a failed snapshot must not end the run
+                self.say(f"Snapshots stop at step {step}: {problem}")
                 self.due.clear()
         for reason in missing if step == 0 else ():
             self.say(f"Not in the snapshots: {reason}")
