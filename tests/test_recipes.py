@@ -59,7 +59,7 @@ WRONG = (
     ("accumulate=3", "multiple of accumulate"), ("end_lr=1", "must not exceed lr"), ("width=0", "at least 1"),
     ("clip=-1", "0 or more"), ("clip=NaN", "finite"), ("augment.rotate=NaN", "finite"), ("std=0,0,0", "above 0"),
     ("betas=1,2", "below 1"), ("lr=0", "above 0"), ("mlp_ratio=-1", "above 0"), ("augment.pad=64", "63 pixels into"),
-    ("muon_lr=1e308", "finite numbers below"), ("drop_path=1", "below 1"), ("image_size=65", "multiple of patch"),
+    ("muon_lr=1e308", "finite and below"), ("drop_path=1", "below 1"), ("image_size=65", "multiple of patch"),
     ("width=100", "multiple of heads 3"), ("patch_drop_until=0", "work together"), ("optimizer=adam", "one of adamw"),
     ("augment.cutmix=0.9", "more than 1"), ("warmup=1", "below 1"), ("registers=4", r"experiments/small_data\.py"),
     ("masked=0.5", "must be 0 with objective=labels"), ("positions=polar", "one of learned-1d"),
