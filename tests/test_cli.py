@@ -436,3 +436,6 @@ def test_help_lists_the_registered_names():
     for command, names in lists.items():
         shown = "".join(vitlens(command, "--help").stdout.split())
         assert all(name in shown for name in names) and "{" not in shown.replace("{model}", "")
+    for command in ("inspect", "explain", "app", "train", "evaluate", "ablate", "paper"):
+        shown = vitlens(command, "--help").stdout
+        assert "<bool>" not in shown and "BOOL" not in shown, "a flag takes no value"

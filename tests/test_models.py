@@ -53,7 +53,7 @@ def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
         with pytest.raises(error, match=word):
             load_model(name, **kwargs)
 
-    refused(tmp_path / "empty", "no model folder")
+    refused(tmp_path / "empty", "no file or folder")
     for content, word in (
         (b"", "SafetensorError"), (good[: len(good) // 2], "cannot be opened"), (b"garbage" * 100, "cannot be opened"),
     ):  # fmt: skip
@@ -80,9 +80,9 @@ def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
     refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", r"Did you mean vit_tiny_patch16_224.augreg_in21k\?")
     refused(weights.rename(tmp_path / "vit_small_patch16_224.pth"), "vit_small_patch16_224 with checkpoint=")
     weights.write_bytes(good)
-    refused("", "no model folder")
-    refused("./nowhere/at/all", "no model folder")
-    refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "no model folder")
+    refused("", "no file or folder")
+    refused("./nowhere/at/all", "no file or folder")
+    refused("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "no file or folder")
     refused("vit_base_patch16_xp_224", "No pretrained weights", depth=1)
     refused("vit_tiny_patch16_224", "embed_dimension", pretrained=False, embed_dimension=3)
     refused(folder, "outputs of .* must be one of", outputs="many")

@@ -74,6 +74,7 @@ def test_commands_in_texts_have_the_options_they_are_given(tmp_path, monkeypatch
     found = re.findall(rf"(?:`|-m |bin/|^\W*)vitlens {words}", content, re.M)
     assert len(found) > 40
     monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
     for command in dict.fromkeys(found):
         name, *arguments = shlex.split(command.strip('", '))
         if arguments:  # else it is only named

@@ -142,19 +142,28 @@ Model = Annotated[str, Argument(help=_MODEL)]
 AnyModel = Annotated[str | None, Argument(help=f"{_MODEL} It may be left out: the bundled model is the default.")]
 Images = Annotated[
     list[Path] | None,
-    Argument(exists=True, help="Images, or folders of images. By default six samples, or validation images of a run."),
+    Argument(exists=True, help="Images or folders of images. By default validation images of a run, or six samples."),
 ]
 Checkpoint = Annotated[
     Path | None,
     Option(exists=True, dir_okay=False, help="File with the weights of the model (.pth, .safetensors, .npz)."),
 ]
-Data = Annotated[str, Option(help="Labeled images: a folder, or {sources}.")]
+_LABELED = "Labeled images: a folder with a subfolder for each class, or {sources}."
+Data = Annotated[str, Option(help=_LABELED)]
 Folder = Annotated[Path, Option(file_okay=False, help="Folder for the results.")]
-Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps.")]
-AnyDevice = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU if there is one.")]
-Root = Annotated[Path | None, Option(file_okay=False, help="Folder of named data sets, and of new downloads.")]
-Workers = Annotated[int | None, Option(min=0, help="Processes that read images; by default one per core.")]
-Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")]
+Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps.")]
+AnyDevice = Annotated[
+    str | None, Option(help="Device to compute on: cpu, cuda, cuda:1 or mps. By default a GPU if there is one.")
+]
+Root = Annotated[
+    Path | None,
+    Option(file_okay=False, help="Folder of named data sets and of downloads. By default ~/.cache/vitlens."),
+]
+Workers = Annotated[int | None, Option(min=0, help="Processes that read images. By default one for each core.")]
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe, such as lr=0.01. It can be repeated."),
+]
 
 
 @contextlib.contextmanager
@@ -281,8 +290,8 @@ def inspect(
         Option(exists=True, file_okay=False, help="Folder of more images, for the mean attention distance only."),
     ] = None,
     checkpoint: Checkpoint = None,
-    beside: Annotated[str, Option(help="A second model to draw next to the first, in beside.png.")] = "",
-    heads: Annotated[bool, Option("--heads", help="Write what each head adds to the logit, too.")] = False,
+    beside: Annotated[str, Option(help="Second model, drawn next to the first in beside.png.")] = "",
+    heads: Annotated[bool, Option("--heads", help="Write the contribution of each head to the logit, too.")] = False,
     device: Device = "cpu",
 ) -> None:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
@@ -420,26 +429,47 @@ def explorer(
 
 @app.command(cls=Command)
 def train(
-    recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file with one.")] = "",
-    data: Data = "",
+    recipe: Annotated[str, Option(help="Name of a recipe (see --list), or a JSON file. Required for a new run.")] = "",
+    data: Annotated[str, Option(help=f"{_LABELED} Required for a new run.")] = "",
     root: Root = None,
-    stream: Annotated[bool | None, Option("--stream/--hold", help="By default, hold in memory what fits.")] = None,
+    stream: Annotated[
+        bool | None,
+        Option(
+            "--stream/--hold", help="Read images while training, or hold them in memory. By default, hold what fits."
+        ),
+    ] = None,
     workers: Workers = None,
-    skip_damaged: Annotated[bool, Option("--skip-damaged", help="Skip and report damaged images.")] = False,
-    out: Annotated[Path | None, Option(file_okay=False, help="Folder for the log, checkpoints and model.")] = None,
-    model: Annotated[str, Option(help="Start from this model: a timm name or a folder.")] = "",
-    resume: Annotated[bool, Option("--resume", help="Continue the run in --out where it stopped.")] = False,
-    max_minutes: Annotated[float | None, Option(help="Stop and save after this time.")] = None,
-    fit_minutes: Annotated[float | None, Option(help="Choose the number of epochs that takes this long.")] = None,
+    skip_damaged: Annotated[
+        bool, Option("--skip-damaged", help="Skip and name damaged images. By default the first one ends the run.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option(file_okay=False, help="Folder for the log, the checkpoints and the model. Required.")
+    ] = None,
+    model: Annotated[
+        str, Option(help="Trained model to start from: a timm name or a folder. By default random weights.")
+    ] = "",
+    resume: Annotated[
+        bool, Option("--resume", help="Continue the run in --out. Its recipe, data and settings need not be repeated.")
+    ] = False,
+    max_minutes: Annotated[float | None, Option(help="Stop after this time with a checkpoint.")] = None,
+    fit_minutes: Annotated[
+        float | None, Option(help="Set the number of epochs so that the run takes this long. By default the recipe's.")
+    ] = None,
     settings: Settings = None,
     device: AnyDevice = None,
-    seed: Annotated[int | None, Option(help="Seed of all randomness.")] = None,
-    deterministic: Annotated[bool, Option("--deterministic", help="Bit-identical results on CUDA too.")] = False,
-    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures.")] = 24,
-    export: Annotated[bool, Option("--export", help="Write OUT/model even if the run is stopped.")] = False,
-    tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files too.")] = False,
-    tiny: Annotated[bool, Option("--tiny", help="Run every step on little data, in a few seconds.")] = False,
-    list_recipes: Annotated[bool, Option("--list", help="List the recipes, or one's settings, and stop.")] = False,
+    seed: Annotated[int | None, Option(help="Seed of all randomness. By default the recipe's.")] = None,
+    deterministic: Annotated[
+        bool, Option("--deterministic", help="Make repeated runs on CUDA bit-identical, at lower speed.")
+    ] = False,
+    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures; 0 for none.")] = 24,
+    export: Annotated[bool, Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files to OUT/tensorboard.")] = False,
+    tiny: Annotated[
+        bool, Option("--tiny", help="Try the run out in seconds: a small model, 256 images, 2 epochs.")
+    ] = False,
+    list_recipes: Annotated[
+        bool, Option("--list", help="List the recipes and stop; with --recipe, the settings of one.")
+    ] = False,
 ) -> None:
     """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
     from vitlens.train.recipes import RECIPES
@@ -486,18 +516,28 @@ def list_tasks(listed: bool) -> None:
 @app.command(cls=Command)
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help="A task (see --list), a folder, or {sources}.")] = "",
-    protocol: Annotated[str, Option(help="How to measure: {protocols}.")] = "top1",
-    out: Annotated[Path | None, Option(**_FILE, help="JSON file to add the records to.")] = None,
+    data: Annotated[str, Option(help=f"{_LABELED} --list has more names. Required except for vtab.")] = "",
+    protocol: Annotated[str, Option(help="Measurement: {protocols}.")] = "top1",
+    out: Annotated[
+        Path | None, Option(**_FILE, help="JSON file to add the results to. By default they are only printed.")
+    ] = None,
     shots: Annotated[
-        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class; default 1,5,10,25.")
+        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="For fewshot: images per class. By default 1,5,10,25.")
     ] = (),
-    seeds: Annotated[int | None, Option(min=1, help="Number of seeds; default 3 for fewshot, else 1.")] = None,
-    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors; default 20.")] = None,
-    tasks: Annotated[tuple, Option(parser=names_in, metavar="NAMES", help="Tasks of vtab; default all 19.")] = (),
-    recipe: Annotated[str, Option(help="Fine-tune by this recipe; by default the data set's own.")] = "",
+    seeds: Annotated[
+        int | None, Option(min=1, help="Number of runs with other seeds. By default 3 for fewshot, else 1.")
+    ] = None,
+    neighbors: Annotated[int | None, Option(min=1, help="For knn: number of neighbors. By default 20.")] = None,
+    tasks: Annotated[
+        tuple, Option(parser=names_in, metavar="NAMES", help="For vtab: names of tasks. By default all 19.")
+    ] = (),
+    recipe: Annotated[
+        str, Option(help="For finetune and vtab: name of a recipe. By default the one of the data set.")
+    ] = "",
     settings: Settings = None,
-    runs: Annotated[Path, Option(file_okay=False, help="Folder for the runs of fine-tuning.")] = Path("runs"),
+    runs: Annotated[Path, Option(file_okay=False, help="For finetune and vtab: folder for the training runs.")] = Path(
+        "runs"
+    ),
     root: Root = None,
     workers: Workers = None,
     device: AnyDevice = None,
@@ -534,8 +574,10 @@ def ablate(
     model: Model,
     data: Data,
     out: Annotated[Path, Option(**_FILE, help="CSV file, written again after each batch.")],
-    images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random; by default all.")] = None,
-    ways: Annotated[tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head.")] = ("zero", "mean"),
+    images: Annotated[int | None, Option(min=1, help="Number of images, drawn at random. By default all.")] = None,
+    ways: Annotated[
+        tuple, Option(parser=names_in, metavar="NAMES", help="Replacements of a head's output: zero, mean or both.")
+    ] = ("zero", "mean"),
     seed: Annotated[int, Option(help="Seed of the images drawn.")] = 0,
     batch: Annotated[int, Option(min=1, help="Images in a batch.")] = 50,
     checkpoint: Checkpoint = None,
@@ -543,7 +585,7 @@ def ablate(
     workers: Workers = None,
     device: AnyDevice = None,
 ) -> None:
-    """Switch off every head alone, and measure accuracy, KL divergence and margin."""
+    """Replace the output of each head alone, and measure the change of accuracy, KL divergence and margin."""
     from vitlens.evaluate import ablation, command_of
 
     working_device(device)
@@ -559,8 +601,8 @@ def ablate(
 
 @paper.command(cls=Command)
 def models(
-    only: Annotated[str, Argument(help="Part of a name, the paper's or timm's; without it, all.")] = "",
-    weights: Annotated[bool, Option("--weights", help="Name the nearest public weights and their data.")] = False,
+    only: Annotated[str, Argument(help="Part of a name, the paper's or timm's. By default all.")] = "",
+    weights: Annotated[bool, Option("--weights", help="List the public weights nearest to the paper's.")] = False,
 ) -> None:
     """List the models of the paper: parameters, FLOPs, exaFLOPs of pre-training, timm's weights."""
     from vitlens.paper import COSTS, MODELS, TABLE_6, matching
@@ -605,9 +647,13 @@ def table(
 
 @paper.command(cls=Command)
 def compute(
-    models: Annotated[list[str] | None, Argument(help="Of the paper or as for inspect; default Fig. 12's.")] = None,
-    sizes: Annotated[tuple, Option(parser=numbers_in, metavar="NUMBERS", help="In pixels.")] = "64,128,224,384,512",
-    out: Annotated[Path | None, Option(**_FILE, help="CSV file to write.")] = None,
+    models: Annotated[
+        list[str] | None, Argument(help="Names of the paper, or as for inspect. By default Fig. 12's.")
+    ] = None,
+    sizes: Annotated[
+        tuple, Option(parser=numbers_in, metavar="NUMBERS", help="Image sizes in pixels.")
+    ] = "64,128,224,384,512",
+    out: Annotated[Path | None, Option(**_FILE, help="CSV file. By default the table is only printed.")] = None,
 ) -> None:
     """Count the parameters and FLOPs of models at several image sizes."""
     from vitlens.evaluate.compute import table

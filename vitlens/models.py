@@ -182,7 +182,7 @@ def _timm(name: str, pretrained: bool, **kwargs) -> nn.Module:
             hint = f" Did you mean {'open_clip' if owner.startswith('ViT-') else 'hf'}:{owner}/{rest}?"
         else:
             hint = "" if os.sep in name else suggestion(name, sorted(timm.list_models(), key=len))
-        raise ValueError(f"There is no model folder {name!r}, and timm {timm.__version__} has no model of that name."
+        raise ValueError(f"There is no file or folder {name!r}, and timm {timm.__version__} has no model of that name."
                          f"{hint}")  # fmt: skip
     model = timm.create_model(name, pretrained=pretrained, **kwargs)
     if pretrained and "patch_size" in kwargs:

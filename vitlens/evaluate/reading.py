@@ -152,7 +152,7 @@ def read(
     values, labels = None, torch.zeros(len(data), dtype=torch.int64, device=device)
     bar = tqdm(
         total=len(data), unit="image", desc=progress, disable=not progress or world.rank > 0,
-        mininterval=0.1 if sys.stderr.isatty() else 10,
+        mininterval=0.1 if sys.stderr.isatty() else 60,
     )  # fmt: skip
     with evaluating(model), bar:
         for row, (images, truth) in zip(mine, data.batches(mine), strict=True):

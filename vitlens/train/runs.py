@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from vitlens.data import ImageSet, ImageStream, load
+from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
 from vitlens.train import snapshots
 from vitlens.train.criteria import compiled, settled, validate
@@ -125,9 +125,12 @@ def run(
     with locked(out) if world.rank == 0 else nullcontext():
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
-            places = {name: os.path.abspath(path) if path and Path(path).exists() else path and str(path)
-                      for name, path in (("data", data), ("root", root))}  # fmt: skip
-            about = {"stream": [isinstance(s, ImageStream) for s in splits], **places, "on_damaged": on_damaged}
+            known = {source.partition("/")[0] for source in SOURCES}
+            by_name = data.partition("/")[0] in known or not Path(data).is_dir()
+            about = {
+                "stream": [isinstance(s, ImageStream) for s in splits], "on_damaged": on_damaged,
+                "data": data if by_name else os.path.abspath(data), "root": root and os.path.abspath(root),
+            }  # fmt: skip
             write(out / "data.json", json.dumps(about).encode())
         if fresh:  # before training, to report unsupported arrays at once
             album.begin()
