@@ -1,4 +1,4 @@
-"""The bundled models: small enough, as accurate as they say, and structured where chance is not."""
+"""The bundled models are small, have the recorded accuracy, and have structure that random weights lack."""
 
 import json
 
@@ -34,7 +34,7 @@ def training(folder):
     return json.loads((folder / "training.json").read_text())
 
 
-def test_size_and_record(folder):
+def test_bundled_models_are_small_and_recorded(folder):
     assert (folder / "model.safetensors").stat().st_size <= 12 * 2**20
     record = training(folder)
     for key in ("command", "epochs", "seconds", "hardware", "validation", "versions", "date"):
@@ -42,7 +42,7 @@ def test_size_and_record(folder):
     assert record["command"].startswith("vitlens train --recipe ") and record["finished"]
 
 
-def test_timm_opens_it(folder, model):
+def test_bundled_models_open_in_timm(folder, model):
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     x = torch.randn(1, *model.pretrained_cfg["input_size"])
     assert torch.equal(model(x), theirs(x))
@@ -56,8 +56,8 @@ def spatial_frequency(components):
     return (power * torch.hypot(y[:, None], x)).sum((1, 2)) / power.sum((1, 2))
 
 
-def test_structure_that_random_weights_do_not_have(model, control):
-    """Positions know their neighbors, the first filters are smooth pictures, heads differ in reach."""
+def test_bundled_models_have_structure_that_random_weights_lack(model, control):
+    """Position similarity falls with distance, filters are smooth, and heads differ in attention distance."""
     trained, random = (positions.rank_correlation(positions.similarity(m)) for m in (model, control))
     assert trained < -0.3 and abs(random) < 0.1
     (some, variance), (noise, even) = (filters.components(m, 8) for m in (model, control))
@@ -73,8 +73,9 @@ def test_structure_that_random_weights_do_not_have(model, control):
     assert spread[0] > 0.15 and spread[1] < 0.05
 
 
-def test_the_specimen_has_what_the_paper_shows():
-    """Fig. 7: few filters hold much of the variance, positions know their distance, near heads beside far ones."""
+def test_specimen_has_the_structure_of_the_paper():
+    """The paper's Fig. 7: 28 filters hold 47 % of the variance, position similarity falls with distance, and early
+    layers have local and global heads."""
     model = load_model()
     assert positions.rank_correlation(positions.similarity(model)) <= -0.55
     assert 0.45 < filters.components(model, 28)[1].sum() < 0.5
@@ -85,10 +86,10 @@ def test_the_specimen_has_what_the_paper_shows():
 
 
 @pytest.mark.slow
-def test_it_is_as_accurate_as_it_says(folder, model, real_data):
+def test_bundled_models_have_the_recorded_accuracy(folder, model, real_data):
     from vitlens.data import load
 
-    count, side = (2000, 64) if folder == SCRATCH else (500, 224)  # at 224 pixels an image takes fifty times as long
+    count, side = (2000, 64) if folder == SCRATCH else (500, 224)  # an image of 224 pixels takes 50 times as long
     valid = load(real_data / "tiny-imagenet", "valid", size=side, stream=True, workers=0).subset(count, seed=0)
     config = model.pretrained_cfg
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))

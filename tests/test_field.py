@@ -1,4 +1,4 @@
-"""The faults that a field trial found, one function each."""
+"""Models, checkpoints and folders as they occur in practice, one function each."""
 
 import argparse
 import json
@@ -25,24 +25,24 @@ from vitlens.models import data_config, pixels, preprocess, restore, scores, top
 from vitlens.train import export, fit, recipe, starting_from
 
 
-def test_F11_subclasses_of_timms_vision_transformer():
+def test_capture_takes_subclasses_with_timms_forward():
     timms = timm.models.VisionTransformer
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=5)
 
     class Plain(timms):
-        """RETFound's, and others': another __init__ and other weights."""
+        """Another __init__ and more weights, as in RETFound."""
 
         def __init__(self, **options):
             super().__init__(**options)
             self.extra = "mine"
 
     class Masked(timms):
-        """MAE's reads the mean of the patches in a forward_features of its own."""
+        """A forward_features that returns the mean of the patches, as in MAE."""
 
         def forward_features(self, x):
             return super().forward_features(x)[:, 1:].mean(1, keepdim=True)
 
-    class Distilled(timms):  # a neighbor: another method of the forward
+    class Distilled(timms):  # another method of the forward
         def _pos_embed(self, x):
             return super()._pos_embed(x).flip(1)
 
@@ -50,18 +50,18 @@ def test_F11_subclasses_of_timms_vision_transformer():
     images, model = torch.randn(1, 3, 32, 32), Plain(**small).eval()
     same = timms(**small).eval()
     same.load_state_dict(model.state_dict())
-    found = []
-    for each in (model, same):
-        with torch.no_grad(), capture(each) as attn:
-            each(images)
-        found.append(attention.rollout(attn))
-    assert torch.equal(*found)
+    rollouts = []
+    for vit in (model, same):
+        with torch.no_grad(), capture(vit) as attn:
+            vit(images)
+        rollouts.append(attention.rollout(attn))
+    assert torch.equal(*rollouts)
     for kind, method in ((Masked, "forward_features"), (Distilled, "_pos_embed")):
         with pytest.raises(UnsupportedModelError, match=rf"overrides {method}.*register_model\({kind.__name__}"):
             capture(kind(**small)).__enter__()
 
 
-def test_F12_replaced_forwards_are_named():
+def test_capture_names_replaced_forwards():
     def unfused(self, x, **_):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return self.proj(((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -78,19 +78,19 @@ def test_F12_replaced_forwards_are_named():
     with torch.no_grad(), capture(module) as attn:
         module(images)
     assert len(attn) == 2
-    with pytest.MonkeyPatch.context() as patch:  # a neighbor: the class's forward, for all models
+    with pytest.MonkeyPatch.context() as patch:  # the class's forward, for all models
         patch.setattr(type(attention), "forward", unfused)
         match = r"the forward of blocks\.0\.attn was replaced"
         with pytest.raises(UnsupportedModelError, match=match), torch.no_grad(), capture(module):
             module(images)
     block = module.blocks[0]
-    block.forward = lambda x, **_: x  # and a block that skips its attention
+    block.forward = lambda x, **_: x  # a block that skips its attention
     with pytest.raises(UnsupportedModelError, match="the forward of block 0 was replaced"), capture(module):
         module(images)
 
 
-def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
-    """QuickGELU where the tag has it, and GELU for the same architecture with other weights."""
+def test_load_model_uses_the_activation_of_open_clip_weights(tmp_path):
+    """QuickGELU if the tag has it, and GELU for the same architecture with other weights."""
     import open_clip
     from open_clip.transformer import QuickGELU
 
@@ -116,8 +116,8 @@ def test_F2_open_clip_models_use_the_activation_of_their_weights(tmp_path):
         assert torch.equal(opened.visual.conv1.weight, model.visual.conv1.weight)
 
 
-def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_path):
-    """CLIP with "size": 224, and other settings that the package has no words for."""
+def test_preprocess_equals_processors_of_transformers(tmp_path):
+    """CLIP with "size": 224, and other settings that timm's preprocessing lacks."""
 
     import transformers
 
@@ -154,8 +154,8 @@ def test_F4_models_of_transformers_are_fed_what_their_own_processor_gives(tmp_pa
                 assert np.array_equal(stored.permute(1, 2, 0), restore(model, batch)[0])
 
 
-def test_F5_patch_filters_are_never_resampled(tmp_path):
-    """Weights of other patches are refused: in a checkpoint, a folder, Google's arrays, and by a timm name."""
+def test_load_model_refuses_other_patch_sizes(tmp_path):
+    """Weights of another patch size are refused from a checkpoint, a folder, Google's arrays and a timm name."""
     small = dict(embed_dim=48, depth=1, num_heads=2, num_classes=3)
     model = timm.create_model("vit_tiny_patch16_224", **small)
     torch.save(model.state_dict(), tmp_path / "patch16.pth")
@@ -174,8 +174,8 @@ def test_F5_patch_filters_are_never_resampled(tmp_path):
             call()
 
 
-def test_F6_outputs_that_do_not_compete_are_scored_apart():
-    """transformers' problem_type, and a timm model whose outputs are declared independent."""
+def test_scores_of_independent_outputs_are_sigmoids():
+    """transformers' problem_type, and a timm model with independent outputs."""
     from experiments.support import small
 
 
@@ -190,8 +190,8 @@ def test_F6_outputs_that_do_not_compete_are_scored_apart():
     assert torch.equal(scores(timm.create_model("test_vit", num_classes=4), logits), logits.softmax(-1))
 
 
-def test_F7_a_single_output_is_a_value():
-    """A regression of ages, in the table, the score of a map, and the title of a figure; neighbor: three values."""
+def test_scores_of_a_single_output_are_values():
+    """One output, in the table and in the score of a map, and three values."""
     model = timm.create_model("test_vit")
     model.reset_classifier(1)
     logits = torch.tensor([[62.3]])
@@ -203,8 +203,8 @@ def test_F7_a_single_output_is_a_value():
     assert scores(load_model("test_vit", pretrained=False, num_classes=1, outputs="independent"), logits).item() == 1
 
 
-def test_F8_checkpoints_as_training_programs_write_them(tmp_path, capsys):
-    """Around the weights: arguments, wrappers, Lightning, DINO; and what does not fit is named."""
+def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
+    """Weights inside of arguments, wrappers, Lightning and DINO. Errors name the weights that do not fit."""
     name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model(name, num_classes=5, **small)
     state, file = model.state_dict(), tmp_path / "weights.pth"
@@ -255,8 +255,8 @@ def test_F8_checkpoints_as_training_programs_write_them(tmp_path, capsys):
         load_model(name, checkpoint=tmp_path / "none.pth", **small)
 
 
-def test_F8_the_papers_own_arrays(tmp_path):
-    """Google's .npz opens with its head, and one of another depth, or with pickled objects, is refused."""
+def test_load_model_reads_the_papers_arrays(tmp_path):
+    """Google's .npz opens with its head. Another depth and pickled objects are refused."""
     name, small = "vit_tiny_patch16_224", dict(img_size=32, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model(name, num_classes=5, **small)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
@@ -294,7 +294,7 @@ def test_F8_the_papers_own_arrays(tmp_path):
         load_model(name, checkpoint=tmp_path / "vit.npz", **small)
 
 
-def test_F9_averaged_weights_are_preferred(tmp_path, capsys):
+def test_load_model_prefers_averaged_weights(tmp_path, capsys):
     small = dict(img_size=32, embed_dim=48, depth=1, num_heads=2, num_classes=3)
     a, b = (timm.create_model("vit_tiny_patch16_224", **small).state_dict() for _ in range(2))
     for plain, averaged in (("state_dict", "state_dict_ema"), ("model", "model_ema")):
@@ -303,14 +303,14 @@ def test_F9_averaged_weights_are_preferred(tmp_path, capsys):
         assert torch.equal(opened.pos_embed, b["pos_embed"]) and f"Took {averaged}" in capsys.readouterr().err
 
 
-def test_F12_a_folder_of_a_lora_adapter_is_named(tmp_path):
+def test_load_model_names_the_base_of_a_lora_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "google/vit-base"}))
     with pytest.raises(ValueError, match="LoRA adapter of google/vit-base.*merge_and_unload"):
         load_model(tmp_path)
 
 
-def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
-    """Without preprocessing in config.json that of the architecture is taken; neighbor: a model without any."""
+def test_load_model_reports_guessed_preprocessing(tmp_path, capsys):
+    """Without preprocessing in config.json the architecture's is used. A model without any gets a guess."""
     model = timm.create_model("test_vit")
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -325,7 +325,7 @@ def test_N_F4_guessed_preprocessing_is_reported(tmp_path, capsys):
     assert "is a guess" in notes[1]
 
 
-def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
+def test_load_reads_images_of_any_extension(tmp_path):
     kinds = {"cat": (".jpg", "JPEG"), "dog": (".pgm", "PPM"), "owl": (".jfif", "JPEG"), "pig": ("", "PNG")}
     for name, (ending, kind) in kinds.items():
         write(tmp_path, {f"{name}/{i}{ending}": encoded(i, kind) for i in range(12)})
@@ -335,8 +335,8 @@ def test_F3_no_class_is_lost_for_the_endings_of_its_files(tmp_path):
         load(tmp_path)
 
 
-def test_F7_reports_show_a_single_output_without_percent_sign():
-    """A regression in the caption, the numbers and the title of reports; neighbors: three values, one probability."""
+def test_reports_show_values_without_percent_sign():
+    """A regression, three values and one probability, in the caption, the numbers and the title of reports."""
     images = [("cat", samples()["chelsea"])]
 
     def reports(count, **attributes):
@@ -356,8 +356,10 @@ def test_F7_reports_show_a_single_output_without_percent_sign():
     assert "%" not in inspection.pictures[0].caption + explanation.title and "(6" in explanation.title
     inspection, explanation = reports(1, outputs="independent")
     assert inspection.pictures[0].caption == "0 100%" and "(100.0%)" in explanation.title
-def test_F6_training_writes_how_outputs_are_read(tmp_path):
-    """`outputs` of a recipe decides it; neighbor: a sigmoid loss alone does not."""
+
+
+def test_export_writes_the_kind_of_outputs(tmp_path):
+    """`outputs` of a recipe decides it, not a sigmoid loss."""
     plan, logits = recipe("digits").tiny(), torch.linspace(-2, 2, 10)[None]
     for outputs, expected in (("independent", logits.sigmoid()), ("", logits.softmax(-1))):
         plan = replace(plan, loss="sigmoid", outputs=outputs)
@@ -365,8 +367,8 @@ def test_F6_training_writes_how_outputs_are_read(tmp_path):
         assert torch.equal(scores(load_model(tmp_path / f"m{outputs}"), logits), expected)
 
 
-def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
-    """A folder without `pretrained_cfg` is fine-tuned; neighbor: a distilled model with two heads."""
+def test_starting_from_replaces_every_head(tmp_path):
+    """Fine-tuning replaces the head of a folder without `pretrained_cfg`, and both heads of a distilled model."""
     for name in ("deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"):
         folder = tmp_path / name
         folder.mkdir()
@@ -377,10 +379,10 @@ def test_N_F3_a_head_is_what_get_classifier_returns(tmp_path):
         assert all(h.out_features == 5 for h in (heads if isinstance(heads, tuple) else (heads,)))
 
 
-def test_F1_a_run_whose_reader_is_killed_leaves_a_checkpoint_and_resumes_bit_for_bit(tmp_path):
+def test_fit_resumes_bit_for_bit_after_a_killed_worker(tmp_path):
     @dataclass(frozen=True)
     class Fatal:
-        """Digits, one of which kills the process that reads it while a file is missing."""
+        """Digits, one of which kills the process that reads it unless a file exists."""
 
         images: torch.Tensor
         spared: Path

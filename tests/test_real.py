@@ -1,4 +1,4 @@
-"""A real ImageNet ViT: DeiT-Tiny must show what the paper's models show, and random weights must not."""
+"""DeiT-Tiny shows the structures of the paper's models, and random weights do not."""
 
 
 import pyarrow.parquet
@@ -37,13 +37,13 @@ def labeled(real_data):
     return [image["bytes"] for image in table["image"]], torch.tensor(table["label"])
 
 
-def looked_at(model, sources):
+def statistics(model, sources):
     batches = [preprocess(model, sources[i : i + 20]) for i in range(0, len(sources), 20)]
     return attention.mean_over(model, batches)
 
 
 @pytest.mark.slow
-def test_top1(deit, labeled):
+def test_deit_top1(deit, labeled):
     sources, labels = labeled
     with torch.inference_mode():
         logits = torch.cat([deit(preprocess(deit, sources[i : i + 50])) for i in range(0, len(sources), 50)])
@@ -51,21 +51,21 @@ def test_top1(deit, labeled):
     assert top_classes(deit, logits[:1], 1)[0][0][1] == pytest.approx(logits[0].softmax(-1).max().item())
 
 
-def test_attention_distance(deit, control, labeled):
-    """The first two layers hold local and global heads; distance rises with depth; a random model does neither."""
+def test_deit_attention_distance_rises_with_depth(deit, control, labeled):
+    """The first two layers have local and global heads, and distance rises with depth, unlike in a random model."""
     sources = labeled[0][:20]
     uniform = token_grid(deit, (224, 224)).uniform_distance()
-    distance = looked_at(deit, sources).mean_distance
+    distance = statistics(deit, sources).mean_distance
     early = distance[:2].flatten()
     assert early.min() < 0.35 * uniform and early.max() > 0.6 * uniform
     assert spearman(range(12), distance.mean(1)) > 0.7
     assert distance[:3].max() - distance[:3].min() > 2 * (distance[-3:].max() - distance[-3:].min())
-    random = looked_at(control, sources[:5]).mean_distance
+    random = statistics(control, sources[:5]).mean_distance
     assert (random - uniform).abs().max() < 0.1 * uniform
 
 
 def energy_in(box, model, source):
-    """Share of the rollout inside a box (top, left, bottom, right; shares of the picture) over the box's own share."""
+    """Share of the rollout inside a box (top, left, bottom, right, as shares of the image) over the box's area."""
     with torch.no_grad(), capture(model) as attn:
         model(preprocess(model, source))
     y, x = (attn.grid.centers() / 224).T

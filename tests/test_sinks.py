@@ -1,4 +1,4 @@
-"""Outliers and attention received by tokens against a forward by hand; a register that takes over planted outliers."""
+"""Outliers and received attention equal a forward by hand, and a register takes over planted outliers."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def small(name="vit_tiny_patch16_224", **more):
 
 
 def planted(**more):
-    """A model whose dark patches (in `pictures`, two of each) get a huge norm in layer 1, from one neuron."""
+    """A model in which one neuron of layer 1 gives the two dark patches of each image a huge norm."""
     model = small(**more).double()
     layer, neuron = NEURON
     with torch.no_grad():
@@ -36,30 +36,30 @@ def planted(**more):
 
 
 def pictures():
-    """Three bright, noisy pictures; patches 0 and 5 of each are dark."""
+    """(3, 3, 64, 64) bright, noisy images whose patches 0 and 5 are dark."""
     images = 1 + 0.2 * torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     images[:, :, :16, :16] *= -1
     images[:, :, 16:32, 16:32] *= -1
     return images
 
 
-def test_the_norms_and_what_is_received_are_those_of_the_blocks():
+def test_sinks_equal_norms_and_maps_of_the_blocks():
     registers = 4
     model, x = small(reg_tokens=registers), torch.randn(2, 3, 64, 64)
     found = sinks(model, x)
-    seen = []
+    streams = []
     for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: seen.append(output))
+        block.register_forward_hook(lambda _, __, output: streams.append(output))
     with torch.no_grad(), capture(model) as attn:
         model(x)
-    assert torch.equal(found.norms, torch.stack([each.norm(dim=-1) for each in seen], 1))
+    assert torch.equal(found.norms, torch.stack([stream.norm(dim=-1) for stream in streams], 1))
     maps = torch.stack([layer.weights() for layer in attn], 1)  # (B, L, H, T, T)
     torch.testing.assert_close(found.received, maps.mean((2, 3))[..., 1 + registers :])
     torch.testing.assert_close(found.prefix, maps.mean((2, 3))[..., : 1 + registers])
     assert found.grid == attn.grid and attention.received(attn).shape == (2, 4, 3, 16)
 
 
-def test_an_outlier_is_several_times_the_median():
+def test_outliers_exceed_a_multiple_of_the_median():
     lengths = torch.tensor([[1.0, 1, 1, 2.9, 3.1], [10, 10, 10, 10, 10]])
     assert outliers(lengths).tolist() == [[False] * 4 + [True], [False] * 5]
     assert outliers(lengths, 2).sum() == 2
@@ -70,13 +70,13 @@ def test_an_outlier_is_several_times_the_median():
     assert not outliers(torch.tensor([1.0, 1, 2, 4.4])).any()
 
 
-def test_a_map_is_rough_where_neighbors_differ():
+def test_roughness_of_known_maps():
     rows, cols = torch.arange(10.0)[:, None], torch.arange(10.0)
     board = (rows + cols) % 2
     spike = torch.zeros(10, 10)
     spike[4, 4] = 1
     maps = torch.stack([board, rows.expand(10, 10), spike])
-    # a step of 1 beside a variance of n/(n − 1)/4; half of the steps 1, (10² − 1)/12; 4 of 180 steps, (1 − 1/n)/n
+    # steps of 1 and variance n/(n − 1)/4, half of the steps 1 and (10² − 1)/12, 4 of 180 steps and (1 − 1/n)/n
     expected = torch.tensor([0.5 / (100 / 99 / 4), 0.25 / (99 / 12 * 100 / 99), 4 / 180 / 2 * 100])
     torch.testing.assert_close(roughness(maps), expected)
     torch.testing.assert_close(roughness(5 - 3 * maps), expected)
@@ -84,13 +84,13 @@ def test_a_map_is_rough_where_neighbors_differ():
     assert abs(roughness(noise).mean() - 1) < 0.03 and roughness(torch.ones(2, 2)).isnan()
 
 
-def test_the_planted_neuron_is_found_and_the_model_stays_as_it_was():
+def test_register_neurons_finds_the_planted_neuron():
     model, x = planted(), pictures()
-    seen = sinks(model, x)
+    measured = sinks(model, x)
     expected = torch.zeros(3, 16, dtype=torch.bool)
     expected[:, [0, 5]] = True
-    assert not seen.outliers()[:, 0].any()
-    assert torch.equal(seen.outliers()[:, 1], expected)
+    assert not measured.outliers()[:, 0].any()
+    assert torch.equal(measured.outliers()[:, 1], expected)
     for layer in (None, 1):
         assert register_neurons(model, x, 1, layer=layer) == {NEURON[0]: [NEURON[1]]}
     before, names = model(x), list(model.state_dict())
@@ -99,13 +99,13 @@ def test_the_planted_neuron_is_found_and_the_model_stays_as_it_was():
 
 
 @pytest.mark.parametrize("more", [{}, {"no_embed_class": True, "reg_tokens": 2}, {"global_pool": "avg"}])
-def test_a_register_takes_over_as_by_hand(more):
+def test_with_register_equals_a_forward_by_hand(more):
     model, x = planted(**more), pictures()
     layer, neuron = NEURON
     other = with_register(model, {layer: [neuron]})
     prefix = model.num_prefix_tokens
 
-    with torch.no_grad():  # the blocks by hand, with a token of zeros behind the prefix
+    with torch.no_grad():  # the blocks by hand, with a token of zeros after the prefix
         stream = model._pos_embed(model.patch_embed(x))
         stream = torch.cat([stream[:, :prefix], torch.zeros(3, 1, 48).double(), stream[:, prefix:]], 1)
         layers = []

@@ -1,4 +1,4 @@
-"""A stream yields what a set in memory yields; its crops depend on nothing but the key and the place."""
+"""A stream yields the batches of a set in memory, with crops that depend only on the key and the position."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def equal(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("squash", [False, True])
-def test_streamed_batches_are_those_of_the_set_in_memory(folder, squash):
+def test_batches_of_a_stream_equal_the_set_in_memory(folder, squash):
     held, stream = load(folder, size=SIZE, squash=squash, stream=False), streamed(folder, 2, squash=squash)
     assert isinstance(held, ImageSet) and isinstance(stream, ImageStream)
     assert held.size == stream.size == (SIZE, SIZE) and len(held) == len(stream) == 100
@@ -74,8 +74,8 @@ def test_streamed_batches_are_those_of_the_set_in_memory(folder, squash):
     assert equal(joined(held.subset(40, 7), rows_of(40, 9)), joined(stream.subset(40, 7), rows_of(40, 9)))
 
 
-def test_training_validates_on_the_pixels_that_evaluate_reads(tmp_path):
-    """timm's resizing and center crop, also where margins are odd: 299 × 224 differed by a column."""
+def test_validation_pixels_of_training_and_evaluation_are_equal(tmp_path):
+    """Both use timm's resizing and center crop, also with odd margins."""
     write(tmp_path, {f"a/{i}.png": smooth(i, size) for i, size in enumerate(((99, 64), (64, 75), (67, 91), (120, 65)))})
     model = load_model(SPECIMEN)
     ours, theirs = load(tmp_path, "whole", size=64), opened(model, str(tmp_path), "whole", workers=0)
@@ -83,7 +83,7 @@ def test_training_validates_on_the_pixels_that_evaluate_reads(tmp_path):
     assert model.pretrained_cfg["interpolation"] == "bilinear" and model.pretrained_cfg["crop_pct"] == 1.0
 
 
-def test_what_remains_for_the_device(folder):
+def test_remaining_omits_the_random_crop_of_a_stream(folder):
     assert load("digits", "valid").remaining(CROP) == CROP
     assert streamed(folder).remaining(CROP) == Augment(flip=0.5, cutmix=0.5)
     with pytest.raises(ValueError, match=r"augment.scale .* \(0.75, 1.2\).* stream=False"):
@@ -93,7 +93,7 @@ def test_what_remains_for_the_device(folder):
 # Crops
 
 
-def test_crops_do_not_depend_on_workers_batches_or_where_one_begins(folder):
+def test_crops_ignore_workers_batch_sizes_and_the_first_batch(folder):
     rows, before = rows_of(100, 45), torch.get_rng_state()
     expected = joined(streamed(folder), rows, CROP, (0, 4))
     assert equal(joined(streamed(folder, 1), torch.cat(rows).split(7), CROP, (0, 4)), expected)
@@ -104,7 +104,7 @@ def test_crops_do_not_depend_on_workers_batches_or_where_one_begins(folder):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_crop_is_torchvisions(folder):
+def test_crops_equal_torchvision(folder):
     stream = streamed(folder)
     images, _ = joined(stream, [torch.arange(100)], CROP, (5, 6))
     theirs = RandomResizedCrop(SIZE, CROP.scale, CROP.ratio)
@@ -124,7 +124,7 @@ def damaged(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_good_sample_stands_in_for_a_damaged_one(damaged, workers):
+def test_stream_replaces_a_damaged_sample_by_the_next(damaged, workers):
     stream = streamed(damaged, workers, on_damaged="skip")
     images, labels = joined(stream, [torch.arange(0, 8), torch.arange(8, 12)])
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 9, 10, 0]
@@ -135,22 +135,22 @@ def test_the_next_good_sample_stands_in_for_a_damaged_one(damaged, workers):
     assert found == ["03", "04", "11"]
 
 
-def test_stand_ins_do_not_count_in_the_accuracy_of_a_run(damaged):
+def test_accuracy_ignores_replaced_samples(damaged):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE**2, 3))
     with torch.no_grad():
         model[1].weight.zero_()
-        model[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))  # of whatever image: class b, as three of nine are
+        model[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))  # class b for every image, right for three of nine
     of = recipe("digits").override(f"image_size={SIZE}", "num_classes=3", "precision=fp32")
     for data in (streamed(damaged, on_damaged="skip"), load(damaged, size=SIZE, on_damaged="skip")):
         assert accuracy(model, data, of) == pytest.approx(100 * 3 / 9)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_sample_ends_the_stream_unless_it_may_be_skipped(damaged, tmp_path, workers):
+def test_stream_raises_for_damaged_samples_by_default(damaged, tmp_path, workers):
     stream = streamed(damaged, workers)
     with pytest.raises(ValueError, match=r"^train/a/03.png \(.* cannot be decoded.* on_damaged='skip'"):
         joined(stream, [torch.arange(12)])
-    assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # and goes on where it can
+    assert len(joined(stream, [torch.tensor([0, 1])])[0]) == 2  # later batches still work
     write(tmp_path / "none", {f"train/a/{i}.png": b"" for i in range(3)})
     with pytest.raises(ValueError, match="Many samples in a row .* train/a/1.png"):
         joined(streamed(tmp_path / "none", workers, on_damaged="skip"), [torch.tensor([2])])
@@ -161,7 +161,7 @@ def test_a_damaged_sample_ends_the_stream_unless_it_may_be_skipped(damaged, tmp_
 
 @dataclass(frozen=True)
 class Fatal:
-    """Images as bright as the number of threads of the reading process; one of them kills it."""
+    """Images filled with the thread count of the reading process. One of them kills it."""
 
     n: int
 
@@ -174,16 +174,16 @@ class Fatal:
         return torch.full((3, 8, 8), torch.get_num_threads(), dtype=torch.uint8)
 
 
-def test_a_worker_that_is_killed_ends_the_stream_in_a_sentence():
+def test_stream_explains_a_killed_worker():
     labels = torch.zeros(40, dtype=torch.int64)
     stream = ImageStream(Samples(Fatal(40), labels, ("a",), range(40)), 8, pixels, workers=1)
     with pytest.raises(ChildProcessError, match="processes that read images ended .* fewer workers"):
         joined(stream, [torch.arange(40)])
-    images, _ = joined(stream, [torch.arange(10, 20)])  # new ones are started, of one thread each
+    images, _ = joined(stream, [torch.arange(10, 20)])  # new workers, with one thread each
     assert len(images) == 10 and (images == 1).all()
 
 
-def test_every_dataloader_of_the_package_comes_from_one_function():
+def test_loader_makes_every_dataloader():
     found = [path for path in Path(imageset.__file__).parent.parent.rglob("*.py") if "DataLoader(" in path.read_text()]
     assert found == [Path(imageset.__file__)]
     made = imageset.loader([1, 2], [[0], [1]], 1, torch.device("cpu"))
@@ -203,7 +203,7 @@ except ChildProcessError as error:
 
 
 def in_small_shm(size: str, *command, timeout=120) -> subprocess.CompletedProcess:
-    """Run a command where /dev/shm has `size`, as in a container."""
+    """Run a command with a /dev/shm of `size`, as in a container."""
     script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
     return subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", *map(str, command)], capture_output=True, text=True, timeout=timeout
@@ -215,7 +215,7 @@ CAN_UNSHARE = bool(shutil.which("unshare")) and in_small_shm("1m", "true").retur
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CAN_UNSHARE, reason="needs the right to mount a small /dev/shm (root)")
-def test_full_shared_memory_ends_a_stream_and_a_run_in_a_sentence(folder, tmp_path):
+def test_stream_and_train_explain_full_shared_memory(folder, tmp_path):
     done = in_small_shm("1m", sys.executable, "-c", FULL, folder)
     assert "processes that read images ended" in done.stdout and "--shm-size" in done.stdout, done.stderr
     write(tmp_path / "set", {f"{s}/{c}/{i}.png": smooth(i, (30, 30)) for s in ("train", "val") for c in "ab"
@@ -230,7 +230,7 @@ def test_full_shared_memory_ends_a_stream_and_a_run_in_a_sentence(folder, tmp_pa
     assert done.returncode in (1, 2) and done.stderr.count("processes that read images ended") == 1, done.stderr
 
 
-def test_a_sequence_of_batches_may_be_left_and_another_begun(folder):
+def test_batches_may_be_restarted(folder):
     stream, rows = streamed(folder, 2), rows_of(100, 10)
     expected = joined(streamed(folder), rows)
     first = stream.batches(rows)
@@ -244,7 +244,7 @@ def test_a_sequence_of_batches_may_be_left_and_another_begun(folder):
 # Memory
 
 
-def test_images_are_held_while_they_fit_into_half_of_the_memory(folder, monkeypatch):
+def test_load_holds_images_that_fit_into_half_of_the_memory(folder, monkeypatch):
     alone = imageset.free_memory(torch.device("cpu"))
     assert 2**26 < alone < 2**50
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

@@ -1,7 +1,7 @@
 """Statistics of attention: distance, entropy, attention received, rollout.
 
-A map costs T² per head, but every statistic is a sum over its rows. So rows are computed a block at a time, and no map
-is ever held. Several statistics share one pass, from the last layer to the first, as a rollout needs them.
+A map takes T² numbers per head, and every statistic is a sum over its rows. So rows are computed a block at a time, and
+no map is stored. Several statistics share one pass, from the last layer to the first, as a rollout needs.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
 """
@@ -53,7 +53,7 @@ class Statistic:
     row: Tensor | None = None  # (B, T) weights of the queries that a rollout needs next; None for all queries
 
     def applies(self, attn: Attention) -> bool:
-        """True if the statistic is defined for the model; otherwise a summary holds None."""
+        """True if the statistic is defined for the model. Otherwise a summary holds None."""
         return True
 
     def begin(self, attn: Attention, images: slice) -> None:
@@ -61,14 +61,14 @@ class Statistic:
         self.grid, self.layers, self.sums = attn.grid, [], []
 
     def add(self, queries: slice, logits: Tensor | None, weights: Tensor) -> None:
-        """Append what a block of queries adds to `sums`."""
+        """Append the values of a block of queries to `sums`."""
 
     def end_layer(self) -> None:
         self.layers.append(torch.cat(self.sums, -1).mean(-1))
         self.sums = []
 
     def result(self) -> Tensor:
-        """(B, L, …) the layers in the model's order."""
+        """(B, L, …) values in the order of the model's layers."""
         return torch.stack(self.layers[::-1], 1)
 
 
@@ -102,7 +102,7 @@ class Summary:
         if not self.by_head:
             raise ValueError(f"Of {', '.join(self.values)}, none has one number for each head. Add mean_distance.")
         means = {name: float64(self.values[name]) for name in self.by_head}
-        means = {name: each.reshape(-1, *each.shape[-2:]).mean(0).cpu() for name, each in means.items()}
+        means = {name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()}
         layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T
         columns = {"layer": layer, "head": head} | {name: mean.flatten() for name, mean in means.items()}
         return pd.DataFrame({name: column.numpy() for name, column in columns.items()})
@@ -110,7 +110,7 @@ class Summary:
     def __getattr__(self, name: str) -> Tensor | None:
         values = self.__dict__.get("values", {})
         if name not in values:
-            raise AttributeError(f"There is no statistic {name!r} here, only {', '.join(values)}.")
+            raise AttributeError(f"The summary has no statistic {name!r}, only {', '.join(values)}.")
         return values[name]
 
 
@@ -137,8 +137,8 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     torch.Size([2, 12, 3])
 
     Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalized
-    after the prefix tokens are dropped, so attention paid to them counts as distance 0; `renormalize=True` divides by
-    the attention that stays on patches.
+    after the prefix tokens are dropped, so attention to them counts as distance 0. `renormalize=True` divides by the
+    attention to patches.
     """
     return _run(attn, _MeanDistance(renormalize))["mean_distance"]
 
@@ -155,7 +155,7 @@ def entropy(attn: Attention) -> Tensor:
 
 @_of_capture
 def received(attn: Attention, prefix: bool = False) -> Tensor:
-    """(B, L, H, P) attention each patch receives, the mean over all T queries; with `prefix`, (B, L, H, T).
+    """(B, L, H, P) attention that each patch receives, the mean over all T queries. With `prefix`, (B, L, H, T).
 
     >>> vitlens.attention.received(attn, prefix=True).sum(-1).allclose(torch.ones(2, 12, 3))
     True
@@ -169,9 +169,9 @@ def rollout(
 ) -> Tensor:
     """(B, rows, cols) attention rollout from the read-out to the input (Abnar and Zuidema 2020; paper, Fig. 6, D.8).
 
-    The query's row of Â_L ⋯ Â_1 with Â = (A + I) / row sum, A fused over heads; its prefix tokens are dropped and
-    nothing is rescaled, so the map sums to 1 minus what the prefix received. The row is pulled back through the layers
-    from the top, so no T × T matrix is formed.
+    The query's row of Â_L ⋯ Â_1 with Â = (A + I) / row sum, A fused over heads. Prefix tokens are dropped without
+    rescaling, so the map sums to 1 minus the share of the prefix. The row is pulled back through the layers from the
+    top, so no T × T matrix is formed.
 
     >>> vitlens.attention.rollout(attn).shape
     torch.Size([2, 14, 14])
@@ -201,15 +201,15 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
     `mean_distance`. Raises ValueError for an unknown name.
     """
-    for each in statistics:
-        if not isinstance(each, Statistic) and not (isinstance(each, str) and each in STATISTICS):
-            name = repr(each) if isinstance(each, str) else f"of type {type(each).__name__}"
+    for statistic in statistics:
+        if not isinstance(statistic, Statistic) and not (isinstance(statistic, str) and statistic in STATISTICS):
+            name = repr(statistic) if isinstance(statistic, str) else f"of type {type(statistic).__name__}"
             raise ValueError(f"There is no statistic {name}. There are {', '.join(STATISTICS)}.")
     named = STATISTICS | ({"mean_distance": _MeanDistance(True)} if renormalize else {})
-    chosen = [named[each] if isinstance(each, str) else each for each in statistics or STATISTICS]
+    chosen = [named[key] if isinstance(key, str) else key for key in statistics or STATISTICS]
     values = _run(attn, *(statistic for statistic in chosen if statistic.applies(attn)))
     values = {statistic.name: values.get(statistic.name) for statistic in chosen}
-    by_head = [each.name for each in chosen if type(each).result is Statistic.result and values[each.name].dim() == 3]
+    by_head = [s.name for s in chosen if type(s).result is Statistic.result and values[s.name].dim() == 3]
     return Summary(values, attn[0].q.shape[0], tuple(by_head))
 
 
@@ -221,7 +221,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
 
     model: as in `vitlens.capture`. loader: yields image batches (B, C, height, width), or tuples that begin with one.
     All images must have one size. statistics, renormalize: as in `summary`. The model runs without gradients, in eval
-    mode, on its own device, and is left in the mode it was in.
+    mode, on its own device. Its mode is restored afterwards.
     """
     bare, like = unwrap(model), next(model.parameters())
     total: dict[str, Tensor] = {}
@@ -257,7 +257,7 @@ def read_row(attn: Attention, query: tuple[int, int] | int | None = None) -> Ten
     if attn.grid.readout is None:
         raise ValueError(
             f"{attn.model_name} reads no weighted sum of its tokens (its pooling takes a maximum, returns all tokens, "
-            "or is done by a wrapper), so this map has no row to start from. Give a patch, `query=(row, column)`, or "
+            "or is done by a wrapper), so this map has no row to start from. Pass a patch, `query=(row, column)`, or "
             "use another method, such as legrad or grad_cam."
         )
     return row + attn.grid.readout.to(row)
@@ -314,9 +314,9 @@ def _blocks(layer: Layer, rows: int, statistics: Sequence[Statistic]) -> Iterato
             yield queries, logits, weights
         return
     pulled = [statistic.row for statistic in statistics]
-    # a row that is pulled back begins with few queries, often one
-    wanted = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
-    for queries, weights in layer.rows(2 * rows, reuse=True, only=wanted):
+    # a rollout starts with few queries, often one
+    needed = None if any(row is None for row in pulled) else torch.cat(pulled).any(0)
+    for queries, weights in layer.rows(2 * rows, reuse=True, only=needed):
         yield queries, None, weights
 
 
@@ -332,7 +332,7 @@ class _MeanDistance(Statistic):
         if last <= first:
             return
         among = (logits if self.renormalize else weights)[:, :, prefix + first - queries.start :, prefix:]
-        if self.renormalize:  # not by division: all that stays on patches may be too little for a number
+        if self.renormalize:  # not by division, because attention to patches may underflow
             among = among.softmax(-1)
         distances = self.grid.distances(first, last, dtype=among.dtype, device=among.device)
         self.sums.append(torch.einsum("bhqk,qk->bhq", among, distances))
@@ -397,4 +397,4 @@ class _Rollout(Statistic):
         return self.grid.image_map(self.row)
 
 
-STATISTICS: dict[str, Statistic] = {each.name: each for each in (_MeanDistance(), _Entropy(), _Received(), _Rollout())}
+STATISTICS: dict[str, Statistic] = {s.name: s for s in (_MeanDistance(), _Entropy(), _Received(), _Rollout())}

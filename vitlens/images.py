@@ -56,7 +56,7 @@ class ModelInput(np.ndarray):
 
 
 def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:
-    """Read an image as a new, fully loaded PIL image in RGB: upright, opaque, in sRGB, without metadata.
+    """Read a source as a new, fully loaded PIL image in RGB: upright, opaque, in sRGB, without metadata.
 
     >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
     (255, 255, 255)
@@ -109,7 +109,11 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
 
 
 def is_image(path: str | os.PathLike) -> bool:
-    """True for files that Pillow opens, by their extension, or by their first bytes if it is unknown."""
+    """True for files that Pillow opens, by their extension, or by their first bytes if it is unknown.
+
+    >>> vitlens.images.is_image("cat.jpg"), vitlens.images.is_image("cat.pdf")
+    (True, False)
+    """
     kind = Image.registered_extensions().get(os.path.splitext(path)[1].lower())
     if kind in Image.OPEN:
         return kind not in _NO_IMAGES
@@ -127,6 +131,9 @@ def hidden(path: str | os.PathLike) -> bool:
 
 def image_files(folder: Path, on_note: Callable[[str], None] | None = None) -> list[tuple[str, Path]]:
     """(name, path) of all image files in a folder and below it, in natural order: 2.png before 10.png.
+
+    >>> cat.save("cat.png"), vitlens.images.image_files(Path("."))
+    (None, [('cat.png', PosixPath('cat.png'))])
 
     on_note: called with a sentence that counts and names the other files. Raises ValueError without image files.
     """
@@ -157,6 +164,9 @@ def samples() -> dict[str, Image.Image]:
 
 def rgb(image: Image.Image, notes: list[str] | None = None, *, profiles: bool = False) -> Image.Image:
     """A PIL image as a new, upright RGB image over white, as in `load_image`.
+
+    >>> vitlens.images.rgb(Image.new("LA", (4, 4))).getpixel((0, 0))
+    (255, 255, 255)
 
     notes: list to which changes are added. profiles: convert embedded color profiles, which data sets do not, like timm
     and torchvision.

@@ -75,7 +75,7 @@ def folder(path: Path, split: str, root: str | Path | None = None) -> Samples:
             f"{path} holds no Parquet files, no WebDataset shards and no folders of images, one for each class"
             f"{f' of {named[0]}' if named else ''}."
         )
-    # A folder named like a split, with images of its own and other class folders next to it, is a class.
+    # A folder named like a split that has loose images and class folders next to it is a class.
     if divided and (not others or any(not _loose(path / name) for name in divided)):
         return _of_split(path, part, divided)
     return _undivided(path, split, named)

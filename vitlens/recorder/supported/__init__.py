@@ -37,7 +37,11 @@ HARMLESS = {
 
 
 class UnsupportedModelError(ValueError):
-    """The attention of the model, or of this forward, cannot be shown exactly. The message gives the reason."""
+    """Error for a model or a forward whose attention cannot be shown exactly. The message gives the reason.
+
+    >>> isinstance(vitlens.UnsupportedModelError("…"), ValueError)
+    True
+    """
 
 
 @dataclass(frozen=True)
