@@ -42,7 +42,7 @@ def settings(name: str, covers: int) -> dict:
 
 
 def scored(model, encoded: bytes, number: int, only: list[str], covers: int) -> pd.DataFrame:
-    """One row for each method and two for chance, of one photograph; or rows of single methods alone."""
+    """One row for each method and one for the mean of random orders, of one photograph; or rows of single methods."""
     x = preprocess(model, encoded)
     with torch.inference_mode():
         probability, target = (part.item() for part in model(x).softmax(-1).max(-1))
@@ -58,6 +58,8 @@ def scored(model, encoded: bytes, number: int, only: list[str], covers: int) -> 
         rows["difference"] = rows.insertion - rows.deletion
         return rows.assign(image=number, target=target, probability=probability)
     found = faithfulness.table(model, x, maps, target, orders=ORDERS, step=STEP, baseline=BASELINE, seed=number)
+    chance = {name: found[f"random_{name}_mean"][0] for name in ("deletion", "insertion", "difference")}
+    found = pd.concat([found, pd.DataFrame([{"method": "random mean"} | chance])])
     return found.assign(image=number, target=target, probability=probability)
 
 
@@ -78,7 +80,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 row |= {f"above_{label}": above.mean(), f"above_{label}_95": student(above)}
         if name in NAMES and "rank" in rows:
             row |= {"mean_rank": by_image["rank"][name].mean(), "clear_of_random":
-                    (by_image["difference_sigmas"][name] > 2).mean()}  # fmt: skip
+                    (by_image["difference_z_score"][name] > 2).mean()}  # fmt: skip
         found.append(row)
     return pd.DataFrame(found)
 

@@ -236,38 +236,58 @@ def test_inspect_notes_what_a_model_lacks(tmp_path):
 def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path):
     (tmp_path / "broken.png").write_text("no image")
     files = [photographs / "chelsea.png", tmp_path / "broken.png", photographs / "coffee.png"]
-    out, options = tmp_path / "out", ("--methods", "relevance, rollout", "--orders", 2, "--baseline", "zero")
-    done = vitlens("explain", model_folder, *files, "--target", 3, "--against", 1, *options, "--out", out, expect=1)
-    assert "broken.png" in done.stderr
+    out, options = tmp_path / "out", ("--target", 3, "--against", 1, "--methods", "relevance, rollout")
+    scoring = "--scores", "--orders", 2, "--baseline", "zero"
+    done = vitlens("explain", model_folder, *files, *options, *scoring, "--out", out, expect=1)
+    assert "broken.png" in done.stderr and "forward" in done.stderr
     assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png", "scores.csv")]
     assert Image.open(out / "00-chelsea.png").width > 900
     rows = pd.read_csv(out / "scores.csv")
-    assert rows["method"].tolist() == 2 * ["relevance", "rollout", "random mean", "random std"]
+    assert rows["method"].tolist() == 2 * ["relevance", "rollout"]
     assert rows["image"].unique().tolist() == ["chelsea.png", "coffee.png"]
-    assert set(zip(rows["target"], rows["against"], rows["baseline"], rows["step"], strict=True)) == {(3, 1, "zero", 1)}
+    about = rows[["target", "against", "baseline", "steps"]].drop_duplicates()
+    assert about.values.tolist() == [[3, 1, "zero", 8]]
     model = load_model(model_folder)
     x = preprocess(model, photographs / "chelsea.png")
     maps = attribution.relevance(model, x, 3, against=1)
-    curves = faithfulness.curves(model, x, maps, 3, against=1, baseline="zero")
+    curves = faithfulness.curves(model, x, maps, 3, against=1, baseline="zero", step=2)
     assert rows["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
+    scored = (out / "00-chelsea.png").read_bytes()
+    done = vitlens("explain", model_folder, *files[::2], *options, "--out", out)
+    assert done.stdout.split() == [str(out / name) for name in ("00-chelsea.png", "01-coffee.png")]
+    assert "removed scores.csv" in done.stderr and not (out / "scores.csv").exists()
+    assert (out / "00-chelsea.png").read_bytes() != scored
 
 
-def test_explain_keeps_finished_images_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
-    table, tables, out = faithfulness.table, [], tmp_path / "out"
-
-    def interrupted(*arguments, **options):
-        tables.append(table(*arguments, **options))
-        if len(tables) == 2:
-            raise KeyboardInterrupt
-        return tables[-1]
-
-    monkeypatch.setattr(faithfulness, "table", interrupted)
+def test_explain_keeps_what_is_done_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
+    """Ctrl-C during the second map, and during the scores of the second image."""
     files = photographs / "coffee.png", photographs / "chelsea.png"
-    done = vitlens("explain", model_folder, *files, "--methods", "rollout", "--orders", 2, "--out", out, expect=130)
-    assert done.stdout.split() == [str(out / "00-coffee.png")]
-    assert "stopped after 1 of 2" in done.stderr and str(out) in done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["00-coffee.png", "scores.csv"]
-    assert set(pd.read_csv(out / "scores.csv")["image"]) == {"coffee.png"}
+    figures = ["00-coffee.png", "01-chelsea.png"]
+
+    def interrupted(module, name, at):
+        calls, function = [], getattr(module, name)
+
+        def call(*arguments, **options):
+            calls.append(1)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return mock.patch.object(module, name, call)
+
+    for module, name, at, options, names in (
+        (faithfulness, "Curves", 7, ("--scores", "--orders", 2), [*figures, "scores.csv"]),
+        (report, "Explanation", 2, (), figures[:1]),
+    ):
+        out = tmp_path / name
+        with interrupted(module, name, at):
+            done = vitlens("explain", model_folder, *files, "--methods", "rollout", *options, "--out", out, expect=130)
+        assert done.stdout.split() == [str(out / name) for name in names if name.endswith("png")]
+        assert "vitlens: stopped; the maps of" in done.stderr and str(out) in done.stderr
+        assert sorted(path.name for path in out.iterdir()) == names
+        if options:
+            assert pd.read_csv(out / "scores.csv")["image"].tolist() == ["coffee.png"]
+            assert "the maps of 2 of 2 images and the scores so far" in done.stderr
 
 
 def test_train_passes_every_option(monkeypatch, tmp_path):
@@ -367,7 +387,11 @@ REFUSED = [
     ("explain MODEL --text a --text b --against c", "Give --text twice"),
     ("explain MODEL --like missing.png", "missing.png"),
     ("explain MODEL --baseline gray", "gray"),
-    ("explain MODEL --orders 1", "--orders"),
+    ("explain MODEL --scores --orders -1", "--orders"),
+    ("explain nonsense_model --orders 9", "Give --orders only with --scores"),
+    ("explain nonsense_model --baseline blur", "Give --baseline only with --scores"),
+    ("explain nonsense_model --methods relevanz", "There is no method 'relevanz'"),
+    ("explain nonsense_model --device tpu", "The device 'tpu' does not work here"),
     ("app MODEL missing.png", "missing.png"),
     ("app MODEL --port 70000", "--port"),
     ("app MODEL --port TAKEN --no-browser", "TAKEN"),

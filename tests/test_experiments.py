@@ -101,6 +101,7 @@ def test_the_explorer_is_timed_at_what_it_offers(vit):
 SMALL = "data/checkpoints/vit_tiny_patch8_64"
 RUNS = {
     "attention": ([], "attention-cpu"), "attribution": ([], "attribution-memory-cpu"), "digits": ([], "digits"),
+    "explain_cost": ([], "explain-cost"),
     "explanations": (["--model", SMALL, "--data", "PARQUET", "--rows", "OUT/rows.csv"], "explanations"),
     "explorer": ([], "explorer"), "finetune": (["--model", results.SPECIMEN, "--data", "FOLDER"], "finetune-flowers5"),
     "half_precision": (["--model", SMALL, "--data", "PARQUET"], "attribution-bf16"), "kills": ([], "kills"),

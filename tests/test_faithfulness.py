@@ -292,17 +292,17 @@ def test_table():
     options = dict(score="logit", step=1, grid=GRID)
     found = table(model, x, named, target, orders=7, seed=3, internal_batch_size=50, **options)
     assert list(found.columns) == [
-        "image", "method", "deletion", "insertion", "difference", "rank", "deletion_sigmas", "insertion_sigmas",
-        "difference_sigmas",
+        "image", "method", "deletion", "insertion", "difference", "rank", "random_orders", "random_deletion_mean",
+        "random_deletion_std", "random_insertion_mean", "random_insertion_std", "random_difference_mean",
+        "random_difference_std", "difference_z_score", "steps",
     ]  # fmt: skip
-    assert (
-        found.method.tolist() == 2 * [*named, "random mean", "random std"] and found.image.tolist() == [0] * 6 + [1] * 6
-    )
+    assert found.method.tolist() == 2 * [*named] and found.image.tolist() == [0] * 4 + [1] * 4
+    assert set(found.random_orders) == {7} and set(found.steps) == {24}
     control = curves(model, x, random_maps(GRID, 7, seed=3)[:, None].expand(-1, 2, -1, -1), target, **options)
     for b in range(2):
         rows = found[found.image == b].set_index("method")
-        assert rows["rank"].tolist()[:4] == [1, 4, 1, 3] and rows["rank"].isna().tolist() == [False] * 4 + [True] * 2
-        np.testing.assert_allclose(rows.difference[:4], rows.insertion[:4] - rows.deletion[:4])
+        assert rows["rank"].tolist() == [1, 4, 1, 3]
+        np.testing.assert_allclose(rows.difference, rows.insertion - rows.deletion)
         for name, m in named.items():
             alone = curves(model, x, m, target, seed=3, **options)
             assert rows.deletion[name] == pytest.approx(alone.deletion_area[b].item())
@@ -311,11 +311,10 @@ def test_table():
         areas["difference"] = areas["insertion"] - areas["deletion"]
         for column, chance in areas.items():
             mean, std = np.mean(chance.numpy()), np.std(chance.numpy(), ddof=1)
-            assert rows[column]["random mean"] == pytest.approx(mean)
-            assert rows[column]["random std"] == pytest.approx(std)
-            np.testing.assert_allclose(rows[f"{column}_sigmas"][:4], (rows[column][:4] - mean) / std)
-            assert rows[f"{column}_sigmas"][4:].isna().all()
-        assert rows.deletion_sigmas["best"] < -2 and rows.insertion_sigmas["best"] > 2
+            np.testing.assert_allclose(rows[f"random_{column}_mean"], mean)
+            np.testing.assert_allclose(rows[f"random_{column}_std"], std)
+        np.testing.assert_allclose(rows.difference_z_score, (rows.difference - mean) / std)
+        assert rows.difference_z_score["best"] > 2
         assert rows.difference["best"] == pytest.approx(-rows.difference["worst"])
 
 

@@ -345,7 +345,7 @@ def test_reports_show_values_without_percent_sign():
         torch.nn.init.constant_(model.head.bias, 62.0)
         for name, value in attributes.items():
             setattr(model, name, value)
-        (explanation,) = report.explain(model, images, names=["rollout"], orders=2)
+        (explanation,) = report.explain(model, images, names=["rollout"])
         return report.inspect(model, images), explanation
 
     inspection, explanation = reports(1)

@@ -140,7 +140,7 @@ def test_commands_run_where_the_extras_are_not_installed(tmp_path):
     commands = [
         "train --recipe digits --data digits --out run --tiny",
         "inspect run/model --out figures",
-        "explain run/model cat.jpg --orders 2 --out maps",
+        "explain run/model cat.jpg --scores --orders 2 --out maps",
     ]
     code = WITHOUT.format(blocked=blocked, commands=commands)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -1,5 +1,9 @@
 """Reports in Python: inspections and explanations of images by models of every kind."""
 
+import math
+from unittest import mock
+
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -21,10 +25,10 @@ def model(tmp_path_factory):
     return load_model(saved(tmp_path_factory.mktemp("model")))
 
 
-def explained(model, image=CAT, target=None, **options):
-    """The explanation of one image, by relevance unless `names` are given."""
-    options = dict(names=["relevance"], orders=2) | options
-    (explanation,) = report.explain(model, [("image", image)], target, **options)
+def explained(model, image=CAT, target=None, *, against=None, names=("relevance",), **scoring):
+    """The explanation of one image, with scores if there are options of `report.score`."""
+    explanations = report.explain(model, [("image", image)], target, against=against, names=names)
+    (explanation,) = report.score(model, explanations, **scoring) if scoring else explanations
     return explanation
 
 
@@ -36,14 +40,15 @@ def small(**kwargs):
 
 def test_explain_gives_the_maps_and_scores_of_the_methods(model):
     parts, names = [], ("relevance", "legrad")
-    first, second = report.explain(model, BOTH, 3, names=names, orders=3, on_part=parts.append)
-    assert parts == [f"{name}, {part}" for name, _ in BOTH for part in (*names, "scores")]
+    made = list(report.explain(model, BOTH, 3, names=names, on_part=parts.append))
+    assert parts == [f"{name}, {part}" for name, _ in BOTH for part in names] and made[0].scores is None
+    first, second = report.score(model, made, orders=3, steps=16)
     x = preprocess(model, CUP)
     for name, method in methods(names).items():
         torch.testing.assert_close(second.maps[name], method(model, x, 3)[0])
     assert second.target == "3" and second.value == pytest.approx(model(x).softmax(-1)[0, 3].item())
-    assert list(first.scores["method"]) == ["relevance", "legrad", "random mean", "random std"]
-    assert sorted(first.scores["rank"].dropna()) in ([1, 2], [1, 1])
+    assert list(first.scores["method"]) == ["relevance", "legrad"] and sorted(first.scores["rank"]) in ([1, 2], [1, 1])
+    assert set(first.scores["steps"]) == {16} and set(first.scores["random_orders"]) == {3}
     # Deletion of a map by hand: the class's probability with the patches covered one after the other.
     covered, scores = x.clone(), [second.value]
     for patch in second.maps["legrad"].flatten().argsort(descending=True).tolist():
@@ -78,25 +83,120 @@ def test_figures_of_explanations_name_the_measured_quantity(model, tmp_path, mon
     draw, figures = plot.attributions, []
     monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1])
     for score, against, words in (
-        ("probability", None, "the probability of the class while"),
-        ("logit", 1, "the logit of the class less that of the other while"),
+        ("probability", None, "the probability of the class in 8 steps"),
+        ("logit", 1, "the logit of the class less that of the other in 8 steps"),
     ):
-        explanation = explained(model, CUP, 3, against=against, score=score, baseline="zero")
+        explanation = explained(model, CUP, 3, against=against, score=score, baseline="zero", orders=8)
         paths = list(report.write_explanations([explanation], tmp_path))
         assert paths == [tmp_path / "00-image.png", tmp_path / "scores.csv"]
         assert_tidy(figures[-1])
         texts = [text.get_text() for text in figures[-1].findobj(Text)]
         assert not any("-" in text for text in texts), "a minus sign is not a hyphen"
-        assert any(text.startswith(f"Areas under {words} patches are covered") for text in texts)
+        assert any(text.startswith(f"Areas under {words},\nwhile patches are covered") for text in texts)
+        assert any("rank 1" in text and "σ from random" in text for text in texts)
         columns = (tmp_path / "scores.csv").read_text().splitlines()[0].split(",")
-        assert columns == ["image", "target", "against", "method", "deletion", "insertion", "difference", "rank",
-                           "deletion_sigmas", "insertion_sigmas", "difference_sigmas", "score", "baseline",
-                           "step"]  # fmt: skip
+        assert columns == [
+            "image", "target", "against", "method", "deletion", "insertion", "difference", "rank", "random_orders",
+            "random_deletion_mean", "random_deletion_std", "random_insertion_mean", "random_insertion_std",
+            "random_difference_mean", "random_difference_std", "difference_z_score", "steps", "quantity", "baseline",
+        ]  # fmt: skip
         x, question = preprocess(model, CUP), dict(target=3, against=against)
         curves = faithfulness.curves(
-            model, x, relevance(model, x, **question), **question, score=score, baseline="zero"
+            model, x, relevance(model, x, **question), **question, score=score, baseline="zero", step=2
         )
         assert explanation.scores["deletion"][0] == pytest.approx(curves.deletion_area.item(), rel=1e-4)
+
+
+def test_write_explanations_without_scores_removes_old_ones(model, tmp_path, monkeypatch):
+    draw, figures = plot.attributions, []
+    monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1])
+    (tmp_path / "scores.csv").write_text("old")
+    assert list(report.write_explanations([explained(model)], tmp_path)) == [tmp_path / "00-image.png"]
+    assert not (tmp_path / "scores.csv").exists()
+    assert_tidy(figures[-1])
+    texts = " ".join(text.get_text() for text in figures[-1].findobj(Text))
+    assert "max " in texts and not any(word in texts for word in ("deletion", "rank", "σ"))
+
+
+@pytest.mark.parametrize("orders", [0, 1, 7, 8])
+def test_score_omits_the_deviation_of_fewer_than_8_orders(model, tmp_path, monkeypatch, orders):
+    draw, notes = plot.attributions, []
+
+    def attributions(*arguments, **options):
+        notes.append(f"{options['note']} {options['captions']}")
+        return draw(*arguments, **options)
+
+    monkeypatch.setattr(plot, "attributions", attributions)
+    list(report.write_explanations([explained(model, orders=orders)], tmp_path))
+    (row,) = pd.read_csv(tmp_path / "scores.csv").to_dict("records")
+    spread = [name for name in row if name.endswith(("_std", "_z_score"))]
+    assert row["random_orders"] == orders and len(spread) == 4
+    assert all(math.isnan(row[name]) == (orders < 8) for name in spread)
+    assert math.isnan(row["random_deletion_mean"]) == (orders == 0)
+    assert ("σ" in notes[0]) == ("±" in notes[0]) == (orders >= 8) and ("andom" in notes[0]) == (orders > 0)
+
+
+def test_explain_and_score_run_few_forwards():
+    """Images in forwards of the bundled model, counted by a hook, and runs of autograd's engine."""
+    model, forwards, progress = load_model(), [], []
+    run = torch.autograd._engine_run_backward
+    model.register_forward_pre_hook(lambda _, args: forwards.append(args[0].clone()))
+    with mock.patch("torch.autograd._engine_run_backward", wraps=run) as backward:
+        (explanation,) = report.explain(model, BOTH[:1])
+    assert list(explanation.maps) == list(methods()) and "balanced_gradients" in explanation.maps
+    assert sum(map(len, forwards)) == 2
+    assert backward.call_count == len(model.blocks) + 2, "LeGrad reads each layer, and two backwards"
+    list(report.score(model, [explanation], on_forwards=lambda *numbers: progress.append(numbers)))
+    assert sum(map(len, forwards)) - 2 == 2 + (7 + 8) * 2 * 13 <= 444
+    assert progress[-1] == (392, 392) and [number for number, _ in progress] == [*range(8, 393, 8)]
+    seen = torch.cat(forwards[2:])
+    covered = explanation.input.mean((2, 3), keepdim=True).expand_as(explanation.input)
+    for end in (explanation.input, covered):  # once for all maps, orders and both curves
+        assert (seen == end).flatten(1).all(1).sum() == 1
+
+
+def test_score_yields_what_is_known_when_interrupted(model):
+    made = list(report.explain(model, BOTH, 3, names=["relevance", "rollout"]))
+    complete = [each.scores for each in report.score(model, made, orders=9)]
+
+    def scored(stop):
+        """Scores and whether the interrupt was passed on, if it comes after `stop` forwards of the second image."""
+        images = []
+
+        def interrupt(done, total):
+            images.append(1) if done == total else None
+            if len(images) == 1 and done != total and done >= stop:
+                raise KeyboardInterrupt
+
+        results = []
+        with pytest.raises(KeyboardInterrupt):
+            for each in report.score(model, made, orders=9, on_forwards=interrupt):
+                results.append(each.scores)
+        return results
+
+    areas = ["method", "deletion", "insertion", "difference"]
+    for stop, methods_known, orders in ((1, 0, 0), (2 + 14, 1, 0), (2 + 2 * 14, 2, 0), (2 + 10 * 14, 2, 8)):
+        first, *second = scored(stop)
+        pd.testing.assert_frame_equal(first, complete[0])
+        assert len(second) == (methods_known > 0)
+        for rows in second:
+            pd.testing.assert_frame_equal(rows[areas], complete[1][areas][:methods_known])
+            assert rows["rank"].notna().all() == (methods_known == 2)
+            assert set(rows["random_orders"]) == {orders} and rows["difference_z_score"].notna().all() == (orders == 8)
+
+
+def test_explain_refuses_unknown_classes_before_the_first_forward(model):
+    model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
+    try:
+        for options, words in (
+            (dict(target=10), "classes 0 to 9, got 10"), (dict(target="dog"), "no class called 'dog'"),
+            (dict(against=-1), "classes 0 to 9, got -1"), (dict(target=3, against="3"), "contrasted with itself"),
+            (dict(names=["relevanz"]), "no method 'relevanz'"),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=words):
+                next(report.explain(model, BOTH, **options))
+    finally:
+        model._forward_pre_hooks.clear()
 
 
 def test_explain_skips_an_image_whose_class_is_the_contrast():
@@ -104,7 +204,7 @@ def test_explain_skips_an_image_whose_class_is_the_contrast():
     with torch.no_grad():
         logits = torch.cat([model(preprocess(model, image)) for _, image in BOTH])
         model.head.bias -= logits.mean(0)  # now the highest classes of the two images differ
-    options = dict(against=(logits[0] - logits[1]).argmax().item(), names=["relevance"], orders=2)
+    options = dict(against=(logits[0] - logits[1]).argmax().item(), names=["relevance"])
     (explanation,) = report.explain(model, BOTH, on_error=messages.append, **options)
     assert explanation.name == "coffee" and messages[0].startswith("chelsea is left out. Class")
     with pytest.raises(ValueError, match="contrast"):
@@ -123,7 +223,7 @@ def built_for_96(**kwargs):
 def test_images_have_the_size_that_the_model_was_built_for():
     for kwargs in ({}, {"dynamic_img_size": True}):
         model = built_for_96(**kwargs)
-        assert report.inspect(model, [("cat", CAT)]).grid.image == explained(model, step=9).grid.image == (96, 96)
+        assert report.inspect(model, [("cat", CAT)]).grid.image == explained(model).grid.image == (96, 96)
 
 
 def test_targets_that_a_model_lacks_are_refused():
@@ -137,7 +237,7 @@ def test_targets_that_a_model_lacks_are_refused():
 def test_data_parallel_models_give_the_same_reports():
     model = built_for_96()
     wrapped = torch.nn.DataParallel(model)
-    one, other = (explained(each, step=9) for each in (model, wrapped))
+    one, other = (explained(each, steps=4) for each in (model, wrapped))
     assert torch.equal(one.maps["relevance"], other.maps["relevance"]) and one.scores.equals(other.scores)
     one, other = (report.inspect(each, [("cat", CAT)]) for each in (model, wrapped))
     assert one.to_dict() == other.to_dict() and one.similarity is not None
@@ -145,8 +245,10 @@ def test_data_parallel_models_give_the_same_reports():
 
 def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
     head = torch.nn.Sequential(model, torch.nn.Softmax(-1)).eval()
-    explanation = explained(head, target=3, names=None)
-    assert list(explanation.maps) == [name for name in methods() if name != "legrad"]
+    notes = []
+    (explanation,) = report.explain(head, BOTH[:1], 3, on_note=notes.append)
+    assert list(explanation.maps) == [name for name in methods() if name not in ("legrad", "balanced_gradients")]
+    assert len(notes) == 1 and notes[0].startswith("balanced_gradients is left out. "), "a softmax is not linear"
     torch.testing.assert_close(explanation.maps["relevance"], relevance(head, preprocess(model, CAT), 3)[0])
 
     class Normalized(torch.nn.Module):

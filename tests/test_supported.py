@@ -401,8 +401,9 @@ def folder(tmp_path_factory):
 
 def test_commands_take_a_folder_in_transformers_layout(folder, tmp_path):
     samples()["chelsea"].save(tmp_path / "cat.png")
-    command("explain", folder, tmp_path / "cat.png", "--target", "green", "--orders", 2, "--out", tmp_path / "why")
-    assert len([*(tmp_path / "why").iterdir()]) == 2
+    out = tmp_path / "why"
+    command("explain", folder, tmp_path / "cat.png", "--target", "green", "--scores", "--orders", 0, "--out", out)
+    assert len([*out.iterdir()]) == 2
 
 
 def test_evaluate_counts_the_top1_of_a_folder_in_transformers_layout(folder, tmp_path):

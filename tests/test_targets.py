@@ -270,12 +270,13 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     for number, picture in enumerate(list(samples().values())[:2]):
         paths.append(tmp_path / f"{number}.jpg")
         load_image(picture).save(paths[-1])
-    told = ["--like", str(paths[0]), "--orders", "2", "--out", str(tmp_path / "o")]
+    told = ["--like", str(paths[0]), "--scores", "--orders", "2", "--out", str(tmp_path / "o")]
     run = CliRunner().invoke(app, ["explain", "bare", *map(str, paths), *told])
     assert run.exit_code == 1 and "0.jpg is left out" in run.output, run.output
     table = pd.read_csv(tmp_path / "o" / "scores.csv")
     assert set(table.image) == {"1.jpg"} and set(table.target) == {"the similarity to 0.jpg"}
-    assert set(table.score) == {"similarity"} and (tmp_path / "o" / "00-1.png").exists()
+    assert set(table.quantity) == {"similarity to 0.jpg (a cosine, at most 1)"}
+    assert (tmp_path / "o" / "00-1.png").exists()
 
 
 def test_curves_of_outputs_that_do_not_compete(vit):
@@ -300,12 +301,11 @@ def test_curves_of_outputs_that_do_not_compete(vit):
 def test_a_report_says_what_the_score_is(vit, tmp_path):
     model = vit(img_size=224)
     one, two = list(samples().items())[:2]
-    (found,) = report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"], orders=2)
+    (found,) = report.score(model, report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"]))
     with torch.no_grad():
         x = [preprocess(model, each[1]) for each in (one, two)]
         expected = F.cosine_similarity(pooled(model, x[0]), pooled(model, x[1])).item()
     assert found.value == pytest.approx(expected, rel=1e-5) and found.target == "the similarity to tabby.jpg"
     assert f"{expected:.3g}".replace("-", "−") in found.title and "%" not in found.title
-    assert "cosine" in found.under and "probability" not in found.under
     whole = found.scores.set_index("method").loc["relevance"]
-    assert whole.score == "similarity"
+    assert whole.quantity == "similarity to tabby.jpg (a cosine, at most 1)"

@@ -349,12 +349,22 @@ def explain(
         tuple, Option(parser=names_in, metavar="NAMES", help="Of {quick} (the default), {others}.")
     ] = (),
     out: Folder = Path("explanations"),
-    baseline: Annotated[Baseline, Option(help="What replaces covered patches.")] = "mean",
-    orders: Annotated[int, Option(min=2, help="Number of random orders to compare the maps with.")] = 10,
+    scores: Annotated[
+        bool, Option("--scores", help="Score the maps by insertion and deletion, too: about 400 forwards an image.")
+    ] = False,
+    baseline: Annotated[
+        Baseline | None, Option(help="Color of the covered patches for --scores; by default their mean.")
+    ] = None,
+    orders: Annotated[
+        int | None, Option(min=0, help="Random orders to compare with for --scores; by default 8. Below 8: no σ.")
+    ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
 ) -> None:
-    """Explain a class, or the similarity to an image or a text, and score each map by insertion and deletion."""
+    """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores.
+
+    A scores.csv that an earlier run left in --out is removed or replaced.
+    """
     with importing():
         from tqdm import tqdm
 
@@ -362,29 +372,55 @@ def explain(
         from vitlens.data.files import writable
         from vitlens.models import load_model
 
+    options = {"orders": orders, "baseline": baseline and baseline.value}
+    options = {name: value for name, value in options.items() if value is not None}
+    if options and not scores:
+        raise typer.BadParameter(f"Give --{' and --'.join(options)} only with --scores.")
     failures, complain = complaints()
     model, images = model_and_images(model, images)
     shown = named_images(images, model)
     writable(out, "--out")
-    parts = len(attribution.methods(methods or None)) + 1
+    parts = len(attribution.methods(methods or None))
     asked, other = _targets(target, against, like or [], text or [])
-    vit = load_model(model, checkpoint=checkpoint).to(working_device(device))
-    done = 0
-    with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
-        explanations = report.explain(
-            vit, shown, asked, against=other, names=methods or None, baseline=baseline.value, orders=orders,
-            on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
-            on_note=lambda words: echo(f"Note: {words}", sys.stdout),
-        )  # fmt: skip
-        try:
-            for path in report.write_explanations(explanations, out):
+    where, stale = working_device(device), (out / "scores.csv").exists()
+    vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
+
+    def written(explanations: Iterator, done: list) -> Iterator[Path]:
+        """Write explanations and add each to `done` once it is on the disk."""
+
+        def added() -> Iterator:
+            for explanation in explanations:
+                yield explanation
+                done.append(explanation)
+
+        yield from report.write_explanations(added(), out)
+
+    def on_forwards(number: int, total: int) -> None:
+        bar.total, bar.n = len(explained) * total, len(scored) * total + number
+        bar.refresh()
+
+    try:
+        with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
+            made = report.explain(
+                vit, shown, asked, against=other, names=methods or None,
+                on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
+                on_note=lambda words: echo(f"Note: {words}", sys.stdout),
+            )  # fmt: skip
+            for path in written(made, explained):
                 echo(str(path), sys.stdout)
-                done += 1
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            echo(f"vitlens: stopped after {done} of {len(shown)} images, which are in {out}.")
-            raise SystemExit(130) from None
+        if stale and not scores:
+            note(f"removed scores.csv, which an earlier run left in {out}.")
+        if scores:
+            with tqdm(unit="forward", delay=1) as bar:
+                for path in written(report.score(vit, explained, on_forwards=on_forwards, **options), scored):
+                    if path.suffix == ".csv":  # the figures have their names already
+                        echo(str(path), sys.stdout)
+    except KeyboardInterrupt:
+        if not explained:
+            raise
+        found = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
+        echo(f"vitlens: stopped; {found} are in {out}.")
+        raise SystemExit(130) from None
     if failures:
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """How far to trust a map: scores from covering or showing the patches that it highlights, and from random weights.
 
     maps = {"relevance": relevance(model, images, target), "rollout": …}     # each (B, rows, cols)
-    table(model, images, maps, target)                # all areas, ranks, and where they lie against random orders
+    table(model, images, maps, target)                # all areas and ranks, and the areas of random orders
 
 Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for what speaks for the class.
 Leading dimensions, such as one for methods, come first in the results too. model: anything that gives (B, classes)
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -66,9 +67,9 @@ class Curves:
         return torch.trapezoid(curve, self.counts.to(curve) / self.counts[-1])
 
 
-def usual_step(patches: int) -> int:
-    """The default step of `curves`: the fewest patches at a time that make at most 32 steps."""
-    return math.ceil(patches / 32)
+def usual_step(patches: int, steps: int = 32) -> int:
+    """Smallest number of patches at a time that makes at most `steps` steps; at most 32 are the default of `curves`."""
+    return math.ceil(patches / steps)
 
 
 def curves(
@@ -90,6 +91,22 @@ def curves(
     patches of the same value, the same for all maps and images. internal_batch_size: images in one forward.
 
     Raises ValueError for maps that do not fit the patches or are not finite, and as `vitlens.attribution` does.
+    """
+    parts = partial_curves(
+        model, images, maps, target, against=against, baseline=baseline, step=step, score=score, seed=seed, grid=grid,
+        internal_batch_size=internal_batch_size,
+    )  # fmt: skip
+    return deque(parts, maxlen=1).pop()[-1]
+
+
+def partial_curves(
+    model: nn.Module, images: Tensor, maps: Tensor, target=None, *, against=None,
+    baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
+    grid: TokenGrid | None = None, internal_batch_size: int = 32,
+) -> Iterator[tuple[int, int, Curves]]:  # fmt: skip
+    """Yield (images done, images in all, curves so far) after each batch of `curves`, NaN where nothing is known yet.
+
+    The whole and the empty images come first, once for all maps and both curves, then map after map.
     """
     grid = _grid(model, images, grid)
     batch, patches = len(images), grid.patches
@@ -114,52 +131,65 @@ def curves(
     ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
     visible, image = torch.cat([ends, between]), torch.arange(batch, device=device)
     image = torch.cat([image, image, image.repeat_interleave(2 * shown.shape[2]).repeat(len(shown))])
-    scores = images.new_empty(len(image), dtype=torch.promote_types(images.dtype, torch.float32))
-    with evaluating(model), torch.no_grad():
-        for part in torch.arange(len(image), device=device).split(internal_batch_size):
+    scores = images.new_full((len(image),), math.nan, dtype=torch.promote_types(images.dtype, torch.float32))
+    for part in torch.arange(len(image), device=device).split(internal_batch_size):
+        with evaluating(model), torch.no_grad():
             seen, chosen = visible[part].to(images.dtype)[:, None, pixels], image[part]
             covered = seen * images[chosen] + (1 - seen) * blanks[chosen]
             output = outputs_of(model, covered, target.of_features).to(scores.dtype)
             scores[part] = target.of(chosen).measured(output, score)
-    full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
-    deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
-    return Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
+            full, empty = (end.expand(maps.shape[:-2])[..., None] for end in scores[: 2 * batch].split(batch))
+            deleted, inserted = scores[2 * batch :].reshape(*maps.shape[:-2], 2, shown.shape[2]).unbind(-2)
+            both = Curves(counts, torch.cat([full, deleted, empty], -1), torch.cat([empty, inserted, full], -1))
+        yield part[-1].item() + 1, len(image), both
 
 
 def table(
     model: nn.Module, images: Tensor, maps: Mapping[str, Tensor], target=None, *, orders: int = 10,
     seed: int = 0, grid: TokenGrid | None = None, **options,
 ) -> DataFrame:  # fmt: skip
-    """A DataFrame with one row for each image and map, and two for the control: mean and spread of random orders.
+    """A DataFrame with one row for each image and map: its areas, its rank, and the areas of random orders.
 
-    maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), at least 2; the
-    same for all images. options: those of `curves`.
+    maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), the same for all
+    images. options: those of `curves`. Columns: see `ranked`.
+    """
+    grid = _grid(model, images, grid)
+    stacked = with_random(maps, grid, orders, seed)
+    return ranked(curves(model, images, stacked, target, seed=seed, grid=grid, **options), list(maps))
+
+
+def with_random(maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: int = 0) -> Tensor:
+    """(maps + orders, B, rows, cols) maps, followed by random orders of the patches, on the CPU in float64."""
+    own = torch.stack([values.cpu().double() for values in maps.values()])
+    return torch.cat([own, random_maps(grid, orders, seed)[:, None].expand(-1, own.shape[1], -1, -1)])
+
+
+def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
+    """A DataFrame with one row for each image and map of the curves of maps of these names and then of random orders.
 
     Columns: image, its number in the batch; method; deletion and insertion, the areas; difference, insertion −
     deletion; rank, 1 for the map of this image with the largest difference (equal ones share the better rank);
-    deletion_sigmas, insertion_sigmas, difference_sigmas, how many standard deviations of the random orders each lies
-    above their mean (a good deletion lies below), not finite where all orders score alike. The rows "random mean" and
-    "random std" hold the orders' mean and standard deviation (n − 1) and have no rank.
+    random_orders, their number; random_deletion_mean, random_deletion_std and so on, the mean and the standard
+    deviation (n − 1) of their areas; difference_z_score, how many of these standard deviations the difference lies
+    above their mean, not finite where all orders score alike; steps, into which the curves are divided.
     """
     import pandas as pd
 
-    grid = _grid(model, images, grid)
-    control = random_maps(grid, orders, seed)[:, None].expand(-1, len(images), -1, -1).double()
-    stacked = torch.cat([torch.stack([values.cpu().double() for values in maps.values()]), control])
-    both = curves(model, images, stacked, target, seed=seed, grid=grid, **options)
     areas = {"deletion": both.deletion_area, "insertion": both.insertion_area}
     areas = {name: area.cpu().double() for name, area in areas.items()}
     areas["difference"] = areas["insertion"] - areas["deletion"]
     parts = []
-    for image in range(len(images)):
+    for image in range(both.deletion.shape[-2]):
         scores = pd.DataFrame({name: area[:, image].numpy() for name, area in areas.items()})
-        own, chance = scores[: len(maps)], scores[len(maps) :]
-        own = own.join(own["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank"))
-        own = own.join(((own[[*areas]] - chance.mean()) / chance.std()).add_suffix("_sigmas"))
-        rows = pd.concat([own, pd.DataFrame([chance.mean(), chance.std()])], ignore_index=True)
-        rows.insert(0, "method", [*maps, "random mean", "random std"])
+        rows, chance = scores[: len(names)], scores[len(names) :].dropna()
         rows.insert(0, "image", image)
-        parts.append(rows)
+        rows.insert(1, "method", names)
+        rows = rows.join(rows["difference"].rank(ascending=False, method="min").astype("Int64").rename("rank"))
+        rows["random_orders"] = len(chance)
+        for name in areas:
+            rows[f"random_{name}_mean"], rows[f"random_{name}_std"] = chance[name].mean(), chance[name].std()
+        rows["difference_z_score"] = (rows.difference - rows.random_difference_mean) / rows.random_difference_std
+        parts.append(rows.assign(steps=len(both.counts) - 1))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -2,7 +2,7 @@
 
 * `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7); `write_inspection`, and `write_beside` for two models.
 * `heads`: what every head and MLP adds to the logit of the predicted class; `write_heads`.
-* `explain`: maps of several methods for each image, scored by insertion and deletion; `write_explanations`.
+* `explain`: maps of several methods for each image; `score`: their insertion and deletion; `write_explanations`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,16 +30,16 @@ from vitlens.recorder import supported
 from vitlens.recorder.forward import float64
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.record import capture
-from vitlens.recorder.supported import model_name, transformer, unwrap
+from vitlens.recorder.supported import UnsupportedModelError, model_name, transformer, unwrap
 
 __all__ = [
-    "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "write_beside",
+    "Explanation", "Inspection", "Picture", "explain", "heads", "inspect", "prepared", "score", "write_beside",
     "write_explanations", "write_heads", "write_inspection",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
     from vitlens.attribution.target import Similarity, Target
     from vitlens.stream import Contributions
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SHARP = 200
 """Dots per inch of a figure in a file: twice the pixels that it is shown at."""
 SHOWN = 12  # images in rollout.png and heads.png
+STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders: see `score`
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
 
@@ -320,24 +321,25 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
 
 @dataclass(frozen=True)
 class Explanation:
-    """The maps of an image's class, or of another score, and their scores.
+    """The maps of an image's class, or of another score.
 
-    pixels: (H, W, 3) uint8, the model's input. target, value: the class and its score (`models.scores`), or the name of
-    a score of the features and that score. maps: (rows, cols) by method. scores: the rows of `faithfulness.table`, with
-    the score, baseline and step that were used. title: the question that the maps answer. under: the quantity that the
-    areas of the scores are under. against: the contrasted class, or "".
+    pixels: (H, W, 3) uint8, and input: (1, C, H, W), the model's input. question: the target of the maps. target,
+    value: the class and its score (`models.scores`), or the name of a score of the features and that score. maps:
+    (rows, cols) by method. title: the question in words. against: the contrasted class, or "". scores: one row for each
+    map, as `score` makes them, or None.
     """
 
     name: str
     pixels: np.ndarray
+    input: Tensor
     grid: TokenGrid
+    question: Target
     target: str
     value: float
     maps: dict[str, Tensor]
-    scores: DataFrame
     title: str
-    under: str
     against: str = ""
+    scores: DataFrame | None = None
 
 
 @contextlib.contextmanager
@@ -357,33 +359,34 @@ def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
 
 def explain(
     model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
-    against: int | str | Similarity | None = None, names: Sequence[str] | None = None, baseline: str = "mean",
-    step: int | None = None, score: str | None = None, on_error: Note = None, on_note: Note = None,
-    on_part: Callable[[str], None] = lambda _: None, **options,
+    against: int | str | Similarity | None = None, names: Sequence[str] | None = None, on_error: Note = None,
+    on_note: Note = None, on_part: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Explanation]:  # fmt: skip
-    """Explain image after image why a model gives it a class, by several methods, each scored.
+    """Yield the maps of several methods for image after image, which explain why a model gives it a class.
+
+    The quick methods share one forward and one backward; balanced gradients take another forward and backward.
 
     images, on_note: as in `prepared`. target: a class number or name, None for the predicted class, or a function such
     as `vitlens.attribution.like(image)`. against: another class or function, to explain the difference. names: the
     methods, by default the quick ones that the model permits. on_error: as in `prepared`, also for an image whose
-    predicted class is `against`, or that is compared with itself. on_part: called with a description after each method
-    and after the scores of an image. baseline, step, score, options: those of `faithfulness.table`.
+    predicted class is `against`, or that is compared with itself. on_part: called with a description after each method.
 
     A model may wrap the Vision Transformer (a head behind a backbone); images are then prepared as that one expects,
-    unless the wrapper has its own `pretrained_cfg`. Raises what `vitlens.attribution` raises, and ImageError if no
-    image is left.
+    unless the wrapper has its own `pretrained_cfg`. Raises what `vitlens.attribution` raises, for classes that the
+    model does not have before it runs, and ImageError if no image is left.
     """
-    from vitlens import faithfulness
     from vitlens.attribution import SHARED, explained, methods
-    from vitlens.attribution.target import NothingToExplain, Similarity
+    from vitlens.attribution.target import NothingToExplain, Similarity, resolved
 
-    model, count = unwrap(model), 0
+    model, count, chosen = unwrap(model), 0, methods(names)
     if isinstance(target, Similarity):  # the image or text is the same for all images
         target, against = target.bound(model), against.bound(model) if against else None
-    chosen = methods(names)
-    if names is None and transformer(model) is not model:  # whose head is not that of the model inside
-        chosen = {name: method for name, method in chosen.items() if method.needs != "readings"}
-    needs = {method.needs for method in chosen.values()}
+    if transformer(model) is not model:  # whose head is not that of the model inside
+        chosen = {name: m for name, m in chosen.items() if names is not None or m.needs != "readings"}
+    elif not callable(target) and (classes := models.class_count(model)):
+        for one, other in ((target, None if target is None else against), (against, None)):
+            resolved(model, torch.zeros(1, classes), one, other)
+    needs = {method.needs for method in chosen.values()} & {*SHARED}
     for name, x in prepared(model, images, on_error, on_note):
         try:
             with _requires_raw_images(model, x):
@@ -394,25 +397,69 @@ def explain(
             on_error(f"{name} is left out. {error}")
             continue
         bound, grid, maps = forward.target, forward.attn.grid, {}
-        for label, method in chosen.items():
+        for label, method in list(chosen.items()):
             if names is None and grid.readout is None and "query" in method.options:
                 continue  # it starts from the read-out, and there is none
-            maps[label] = method(forward) if method.needs in SHARED else method(model, x, bound)
+            try:
+                maps[label] = method(forward) if method.needs in SHARED else method(model, x, bound)
+            except UnsupportedModelError as error:
+                if names is not None:
+                    raise
+                del chosen[label]
+                if on_note is not None:
+                    on_note(f"{label} is left out. {error}")
             on_part(f"{name}, {label}")
-        output = forward.output
+        question = _question(model, bound, forward.output)
         del forward  # its capture would stay in memory beside the batches of the scores
-        used = {"score": score or next(iter(bound.measures)), "baseline": baseline,
-                "step": step or faithfulness.usual_step(grid.patches)}  # fmt: skip
-        table = faithfulness.table(model, x, maps, bound, grid=grid, **used, **options)
-        on_part(f"{name}, scores")
         count += 1
         yield Explanation(
-            name, restore(model, x)[0], grid, maps={label: values[0].float().cpu() for label, values in maps.items()},
-            scores=table.drop(columns="image").assign(**used), under=bound.measures[used["score"]],
-            **_question(model, bound, output),
+            name, restore(model, x)[0], x, grid, bound, **question,
+            maps={label: values[0].float().cpu() for label, values in maps.items()},
         )  # fmt: skip
     if not count:
         raise ImageError("None of the images is left, so there is nothing to explain.")
+
+
+def score(
+    model: nn.Module, explanations: Iterable[Explanation], *, orders: int = ORDERS, steps: int = STEPS,
+    baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] = lambda *_: None,
+) -> Iterator[Explanation]:  # fmt: skip
+    """Yield explanations with the insertion and deletion scores of their maps.
+
+    orders: number of random orders to compare with; the standard deviation of fewer than 8 is left out. steps: at most
+    into how many each curve is divided. baseline, score: as in `faithfulness.curves`. on_forwards: called after each
+    batch with the number of forwards done and the number of all, of this image. Columns of the scores: those of
+    `faithfulness.ranked`, and quantity, whose curves they are the areas under, and baseline.
+
+    An interrupted explanation is yielded with the maps whose scores are known, and then KeyboardInterrupt is raised.
+    """
+    from vitlens import faithfulness
+
+    for explanation in explanations:
+        grid, both, interrupt = explanation.grid, None, None
+        maps = {name: values[None] for name, values in explanation.maps.items()}
+        try:
+            for done, total, known in faithfulness.partial_curves(
+                model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
+                step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
+                internal_batch_size=8,  # small, so that progress is seen
+            ):  # fmt: skip
+                both = known
+                on_forwards(done, total)
+        except KeyboardInterrupt as error:
+            interrupt = error
+        if both is not None:
+            table = faithfulness.ranked(both, list(maps)).drop(columns="image")
+            if table["random_orders"][0] < ORDERS:
+                table[[name for name in table if name.endswith(("_std", "_z_score"))]] = math.nan
+            if interrupt and (unknown := table["difference"].isna()).any():
+                table = table[~unknown].assign(rank=math.nan)
+            measures = explanation.question.measures
+            quantity = measures[score or next(iter(measures))].removeprefix("the ")
+            if len(table):
+                yield replace(explanation, scores=table.assign(quantity=quantity, baseline=baseline))
+        if interrupt:
+            raise interrupt
 
 
 def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
@@ -437,38 +484,54 @@ def _number(value: float) -> str:
 
 
 def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
-    """Write a figure for each image, and scores.csv with the scores of all, as soon as each image is explained.
+    """Write a figure for each image, and the scores of all in scores.csv, as soon as each explanation is there.
 
-    Yields the path of each figure, once it and its scores are on the disk, and then that of scores.csv.
+    Yields the path of each figure, once it and its scores are on the disk, and then that of scores.csv. Without scores
+    it removes a scores.csv that an earlier run left in the folder.
     """
     from pandas import DataFrame, concat
 
-    from vitlens import faithfulness, plot
+    from vitlens import plot
 
     tables = []
     for k, explanation in enumerate(explanations):
-        rows = explanation.scores.set_index("method")
-        mean, spread = rows.loc["random mean"], rows.loc["random std"]
-        note = (
-            f"Areas under {explanation.under} while patches are covered (deletion, low "
-            "is good) or shown (insertion, high is good).\n"
-            f"Covered {faithfulness.BASELINES[explanation.scores.baseline[0]]}. Random orders: deletion "
-            f"{mean.deletion:.3f} ± {spread.deletion:.3f}, insertion {mean.insertion:.3f} ± {spread.insertion:.3f}.\n"
-            "σ: standard deviations of the random orders by which insertion − deletion lies above their mean."
-        ).replace("-", "−")
+        captions, note, contents = {}, "", {}
+        if (scores := explanation.scores) is not None:
+            about = {"image": explanation.name, "target": explanation.target, "against": explanation.against}
+            tables.append(DataFrame(about, scores.index).join(scores))
+            contents["scores.csv"] = concat(tables)
+            captions, note = _scores_in_words(scores)
+        elif not tables:
+            (out / "scores.csv").unlink(missing_ok=True)
+        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
         figure = plot.attributions(
             explanation.pixels, explanation.maps, grid=explanation.grid, title=explanation.title, note=note,
-            captions={name: _caption(rows.loc[name]) for name in explanation.maps},
+            captions=captions,
         )  # fmt: skip
-        stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
-        about = {"image": explanation.name, "target": explanation.target, "against": explanation.against}
-        tables.append(DataFrame(about, explanation.scores.index).join(explanation.scores))
-        yield _write(out, {f"{k:02d}-{stem}.png": figure, "scores.csv": concat(tables)})[0]
-    yield out / "scores.csv"
+        yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]
+    if tables:
+        yield out / "scores.csv"
 
 
-def _caption(row: Series) -> str:
-    chance = f"{row.difference_sigmas:+.1f} σ from random"
-    chance = chance if math.isfinite(row.difference_sigmas) else "as all random orders"  # as with a single class
-    areas = f"deletion {row.deletion:.3f}, insertion {row.insertion:.3f}"
-    return f"rank {row['rank']:.0f}, {chance}\n{areas}".replace("-", "−")
+def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
+    """The caption of each map, by its method, and a note about the scores."""
+    from vitlens.faithfulness import BASELINES
+
+    captions, sigmas, ranks = {}, scores["random_difference_std"].notna().any(), scores["rank"].notna().all()
+    for row in scores.to_dict("records"):
+        rank = [f"rank {row['rank']:.0f}"] if ranks else []
+        if sigmas:  # not finite where all orders score alike, as with a single class
+            z = row["difference_z_score"]
+            rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
+        areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"
+        captions[row["method"]] = "\n".join(filter(None, [", ".join(rank), areas])).replace("-", "−")
+    first = scores.iloc[0]
+    note = (f"Areas under the {first.quantity} in {first.steps} steps,\nwhile patches are covered (deletion, low is "
+            f"good) or shown (insertion, high is good). Covered {BASELINES[first.baseline]}.")  # fmt: skip
+    if first.random_orders:
+        means = (f"{name} {first[f'random_{name}_mean']:.3f}" for name in ("deletion", "insertion"))
+        spreads = (f" ± {first[f'random_{name}_std']:.3f}" if sigmas else "" for name in ("deletion", "insertion"))
+        note += f"\nRandom orders ({first.random_orders}): {', '.join(map(''.join, zip(means, spreads, strict=True)))}."
+    if sigmas:
+        note += " σ: standard deviations of insertion − deletion above their mean."
+    return captions, note.replace("-", "−")

@@ -117,7 +117,7 @@ for _row in (
     Method("grad_cam", "Grad-CAM", "inputs", _ONCE, _MAPS, quick=True),
     Method("rollout", "rollout, the same for every class", "capture", "one forward, shared by all", _MAPS, quick=True),
     Method("balanced_gradients", "balanced gradient × input (LibraGrad)", "model", "one forward and one backward",
-           "vitlens.attribution.balanced"),
+           "vitlens.attribution.balanced", quick=True),
     Method("direct", "direct contributions", "model", "one forward", "vitlens.stream:direct_map"),
     Method("integrated_gradients", "Integrated Gradients", "pixels", "50 forwards and backwards", _CAPTUM),
     Method("gradient_shap", "Gradient SHAP", "pixels", "50 forwards and backwards", _CAPTUM),
