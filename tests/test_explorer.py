@@ -207,7 +207,7 @@ def test_heads_off_limit_contributions_and_lens(vit):
     assert explorer.frame["parts"]["heads"][1][1] == 0 and not values(explorer).any()
     with intervene(model, heads={(1, 1): "zero"}):
         close(explorer.frame["parts"]["heads"], stream.contributions(model, given(model), 3).heads[0])
-    with pytest.raises(ValueError, match="Let heads that are off give zero, or switch them on"):
+    with pytest.raises(ValueError, match="Choose zero, or switch them on"):
         explorer.set(way="mean")
     with pytest.raises(ValueError, match=r"from \(0, 0\) to \(2, 2\)"):
         explorer.set(off=[(0, 3)])
@@ -260,7 +260,7 @@ def test_score_equals_the_curves(explained):
     sigmas = ((gain[0] - gain[1:].mean()) / gain[1:].std()).item()
     side = "above" if sigmas >= 0 else "below"
     assert f"deletion {deletion[0]:.3g} (low is good), insertion {insertion[0]:.3g} (high is good)" in found["words"]
-    assert f"lies {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
+    assert f"is {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
 
 
 def test_a_registered_method_is_a_view(vit, monkeypatch):
@@ -333,7 +333,7 @@ def test_likeness_equals_the_method(vit, name, classes):
     explorer.set(view=name, target=("picture", "coffee"))
     other = functools.partial(given, model)
     close(values(explorer), METHODS[name](model, other(), like(other(samples()["coffee"])))[0])
-    assert "for likeness to “coffee”" in words(explorer)
+    assert "for similarity to “coffee”" in words(explorer)
     with pytest.raises(ValueError, match="no text tower"):
         explorer.set(target=("text", "a cat"))
     explorer.set(photograph="coffee")
@@ -412,7 +412,7 @@ REFUSED = {
     "row": (-1, "'Row' must be a whole number from 0 to 3"),
     "smooth": (1, "'Smooth' must be True or False"),
     "strength": (float("nan"), "'Strength' must be a number from 0 to 1"),
-    "nonsense": (1, "There is no control 'nonsense' here; there are photograph"),
+    "nonsense": (1, "There is no control 'nonsense'. The controls are photograph"),
 }
 
 
@@ -432,7 +432,7 @@ def test_errors_keep_the_last_good_page(explorer, monkeypatch):
         message = browser(explorer, {"upload": name}, data)
         assert name in message and sentence in message
     monkeypatch.setattr(explorer.page, "view", lambda check: 1 / 0)
-    with pytest.raises(ValueError, match="could not be drawn .ZeroDivisionError"):
+    with pytest.raises(ValueError, match="Drawing failed .ZeroDivisionError"):
         explorer.set(layer=0)
     assert (dict(explorer.page.state), explorer.frame["panels"]) == (state, panels)
     monkeypatch.undo()
@@ -580,10 +580,10 @@ def test_compare_looks_from_the_same_place(vit):
     assert selected(page) == [(7, 1), (3, 0)]
     page.set(layer_left=0, head_right=1, layer_right=0)
     close(values(page, "right"), maps[0, 1, 1 + 12, 1:].reshape(4, 4))
-    assert "within one model" in browser(page, {"set": {"view": "correspondences"}})
+    assert "need one model for both images" in browser(page, {"set": {"view": "correspondences"}})
     assert page.page.state["view"] == "attention"
     other = widgets.compare(vit(reg_tokens=2), coarse, PICTURE)
-    with pytest.raises(ValueError, match="has no register 1 to look from"):
+    with pytest.raises(ValueError, match="has no register 1 as a query"):
         other.set(query=1)
 
 

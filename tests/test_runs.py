@@ -73,7 +73,7 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="follows the recipe digits, not mnist"):
         train(tmp_path / "b", "mnist", "", resume=True)
-    with pytest.raises(ValueError, match="was started with seed = 0 and is to be resumed with 3"):
+    with pytest.raises(ValueError, match="was started with seed = 0, got 3"):
         train(tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
     with pytest.raises(ValueError, match="was started with images = "):
         train(tmp_path / "b", "", "digits", resume=True, tiny=False)

@@ -1,4 +1,4 @@
-"""Figures with controls, for notebooks and as a page of their own.
+"""Figures with controls, for notebooks and as a web page.
 
 explore(model)                 one image: every view, layer and head, from any patch
 heads(model)                   all heads of all layers as thumbnails
@@ -6,7 +6,7 @@ positions(model)               the similarity map of any position
 compare(model_a, model_b)      two models, the same query
 training(snapshots)            a slider over the snapshots of a run
 
-Each is imported when it is first used: the server of `vitlens app` starts without PyTorch.
+Names are imported on first use, so that the server of `vitlens app` starts without PyTorch.
 """
 
 from vitlens import lazily

@@ -1,4 +1,4 @@
-"""All heads of all layers at once, and one of them enlarged."""
+"""Thumbnails of all heads of all layers, with one head enlarged."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class AllHeads(Pictured):
         maps = np.stack([forward.grid.image_map(layer.read(row)[0]).cpu().numpy() for layer in forward.attn], 1)
         count, layers = maps.shape[:2]
         flat = maps.reshape(count * layers, *maps.shape[2:])
-        scales = [scale_of(each if self.state["own"] else maps, cmap=self.state["colors"]) for each in flat]
-        scope = "each up to its own largest" if self.state["own"] else f"one scale, 0 to {number(maps.max())}"
+        scales = [scale_of(tile if self.state["own"] else maps, cmap=self.state["colors"]) for tile in flat]
+        scope = "each scaled to its largest value" if self.state["own"] else f"one scale, 0 to {number(maps.max())}"
         tiles = Panel(
             name="heads", title="All heads: a column for each layer, a row for each head", picture="heads", rows=count,
             cols=layers, cell=(1 / count, 1 / layers), axes=("head", "layer"), values=maps.max((2, 3)),

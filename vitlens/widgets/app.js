@@ -1,4 +1,4 @@
-// The explorer as a page: a model with get, on, off and send, as anywidget gives one to front.js, over a WebSocket.
+// The explorer as a page: anywidget's model interface (get, on, off, send) for front.js over a WebSocket.
 
 import front from "/front.js";
 
@@ -8,7 +8,7 @@ const state = {};
 const handlers = new Map();
 const socket = new WebSocket(`ws://${location.host}/socket`);
 socket.binaryType = "arraybuffer";
-const LOST = "The program behind this page has ended. Start it again, and open the address that it prints.";
+const LOST = "The server of this page has ended. Start it again, and open the address that it prints.";
 
 const emit = (event, ...values) => [...(handlers.get(event) || [])].forEach((handler) => handler(...values));
 
@@ -30,7 +30,7 @@ const model = {
   },
 };
 
-// A message: the length of its head, the head, and the bytes that it names by {"$": number}.
+// Message: length of the header, header, and byte strings, {"$": number} in the header.
 function unpacked(data) {
   const length = new DataView(data).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));

@@ -1,8 +1,7 @@
 """The explorer as a web page for this machine only: one process, one model, and a WebSocket for each page.
 
-The server starts first; PyTorch and the model follow in the quick lane. The WebSocket carries the messages that
-anywidget carries in a notebook. Nothing is served but the files that are named here, and only to the browser that
-opened the printed address.
+The server starts before PyTorch and the model are loaded in the quick lane. The WebSocket carries the same messages as
+anywidget in a notebook. Only the files named here are served, only to the browser that opened the printed address.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from vitlens.images import load_image, samples
 from vitlens.widgets.lanes import QUICK, Connection, Task
 
 PAGES, MESSAGE = 16, 2**20
-"""The most pages that may be open, and the largest message in bytes; uploads come in parts."""
+"""Largest number of open pages, and of bytes in a message. Uploads come in parts."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; "
     "connect-src 'self' ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,11 +45,11 @@ PAGE = (
 )
 PLAIN = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>vitlens</title><p role="alert">{}</p></html>'
 CLEAN = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=/"><title>vitlens</title>'
-"""The answer to an address with the token: it sets the cookie and loads the address without the token. A redirection
-would not do, because a browser opened from a file does not send a SameSite=Strict cookie along with it."""
+"""Response to an address with the token. It sets the cookie and loads the address without the token. A redirect would
+fail, because a browser that was opened from a file does not send a SameSite=Strict cookie with it."""
 SENTENCES = {
-    403: "This page is for the person who started it. Open the address that <code>vitlens app</code> printed.",
-    404: 'There is nothing here. <a href="/">The explorer</a> is one page.',
+    403: "This page needs the token of its address. Open the address that <code>vitlens app</code> printed.",
+    404: 'This page does not exist. Go to <a href="/">the explorer</a>.',
 }
 
 
@@ -60,46 +59,46 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve the explorer of a model until interrupted, then end the process.
 
-    model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with a token,
-    without which nothing is shown. Raises what `load_image` and `load_model` raise, and OSError for a port in use.
+    model, checkpoint: as for `load_model`. port: 0 for a free one. Prints the address with the token that the page
+    needs. Raises OSError for a port in use, and the errors of `load_image` and `load_model`.
     """
     app = App(model, None if image is None else load_image(image), checkpoint)
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def began(address: str) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, end)
+        for number in before:
+            signal.signal(number, end)
         print(address, flush=True)  # also into a pipe
         if browser:  # in a thread, because opening may take long
             threading.Thread(target=_open, args=(address,), daemon=True).start()
 
     def end(*_) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the exit
         app.end()
 
-    gc.disable()  # until the model is there: collecting takes a sixth of the time of imports
+    gc.disable()  # until the model is open, because collection takes a sixth of the import time
     try:
         asyncio.run(app.run(listening(port), began))
     except BaseException:
         gc.enable()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         raise
     sys.stdout.flush()
-    os._exit(0)  # waits for no download in a lane; and taking PyTorch's modules apart would take seconds
+    os._exit(0)  # without waiting for a download in a lane, or seconds for unloading PyTorch
 
 
 def listening(port: int) -> list[socket.socket]:
-    """Sockets that listen on a port of this machine, 0 for a free one. Raises OSError for one in use."""
+    """Sockets that listen on a port of this machine, 0 for a free one. Raises OSError for a port in use."""
     try:
         return netutil.bind_sockets(port, "127.0.0.1")
     except OSError as error:
-        raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port, or none.") from error
+        raise OSError(f"Port {port} cannot be used ({error.strerror}). Give another --port or none.") from error
 
 
 class App:
-    """The state that all pages share. It belongs to the thread of the event loop."""
+    """State that all pages share, owned by the thread of the event loop."""
 
     def __init__(self, model: str | None, photograph=None, checkpoint: str | os.PathLike | None = None):
         self.name, self.photograph, self.checkpoint = model, photograph, checkpoint
@@ -115,7 +114,7 @@ class App:
             self.files[name] = (kind, Path(__file__).with_name(name).read_bytes())
 
     async def run(self, listening: list[socket.socket], began: Callable[[str], None]) -> None:
-        """Serve on listening sockets until `end` is called. Raises what is wrong with the model."""
+        """Serve on listening sockets until `end` is called. Raises the errors of opening the model."""
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
         port = listening[0].getsockname()[1]
         self.host, self.cookie = f"127.0.0.1:{port}", f"vitlens-{port}"
@@ -135,7 +134,7 @@ class App:
             raise self.error
 
     def end(self) -> None:
-        """Make `run` return. Safe to call from a signal handler."""
+        """Make `run` return. Safe in a signal handler."""
         self.post(self.over.set)
 
     def post(self, function: Callable[[], None]) -> None:
@@ -156,12 +155,12 @@ class App:
         import vitlens.widgets.explorer  # noqa: F401
 
         if not gc.isenabled():
-            gc.freeze()  # so that no collection looks at the objects of modules
+            gc.freeze()  # exclude module objects from collection
             gc.enable()
         return model
 
     def _report(self, step: str) -> None:
-        """Name the present step on all pages."""
+        """Show the current step on all pages."""
         self.step = step
         for page in self.sockets:
             page.tell("step", step)
@@ -170,7 +169,7 @@ class App:
         if error := task.exception():
             self.error = error
             self._report(str(error))
-            self.loop.call_later(0.3, self.over.set)  # time to send the sentence
+            self.loop.call_later(0.3, self.over.set)  # after the message was sent
             return
         self.model = task.result()
         for page in self.sockets:
@@ -178,7 +177,7 @@ class App:
 
 
 class Guarded(web.RequestHandler):
-    """A request of the browser that has the cookie, under the server's own host name."""
+    """Handler that requires the cookie or token and the server's host name."""
 
     def initialize(self, app: App) -> None:
         self.app = app
@@ -205,7 +204,7 @@ class Guarded(web.RequestHandler):
 
 
 class File(Guarded):
-    """The page, the files of the front end, and the photograph that is shown until the first map is there."""
+    """Handler of the page, the front end's files and the photograph that is shown before the first map."""
 
     def get(self, name: str) -> None:
         if self.invited:
@@ -230,7 +229,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
     def open(self) -> None:
         self.set_nodelay(True)
         if len(self.app.sockets) >= PAGES:
-            self.tell("step", f"{PAGES} pages are open, as many as are allowed. Close one and reload this page.")
+            self.tell("step", f"{PAGES} pages are open, the largest number. Close one and reload this page.")
             self.close(1013)
             return
         self.app.sockets.append(self)
@@ -239,7 +238,7 @@ class Socket(Guarded, websocket.WebSocketHandler):
             self.begin()
 
     def begin(self) -> None:
-        """Make the page of this socket in the quick lane."""
+        """Create the page of this socket in the quick lane."""
 
         def made(check):
             from vitlens.widgets.explorer import Explorer
@@ -284,10 +283,10 @@ class Socket(Guarded, websocket.WebSocketHandler):
         self.connection = self.task = self.pictures = None
 
     def tell(self, name: str, value: object) -> None:
-        """Send a value, unless the page has gone."""
+        """Send a value to the page if it is open."""
         if self.ws_connection is not None:
             future = self.ws_connection.write_message(packed(name, value), binary=True)
-            future.add_done_callback(lambda future: future.exception())  # the page has gone meanwhile
+            future.add_done_callback(lambda future: future.exception())  # ignore a page that was closed meanwhile
 
     def _show(self, frame: dict, pictures: dict[str, bytes]) -> None:
         if pictures != self.pictures:
@@ -301,7 +300,7 @@ def same(given: str, secret: str) -> bool:
 
 
 def packed(name: str, value: object) -> bytes:
-    """A message: the length of its head, the head as JSON, and the bytes that the head names by {"$": number}."""
+    """Message of the length of its header, the header as JSON, and byte strings, {"$": number} in the header."""
     parts, sizes = [], []
 
     def place(part: bytes | memoryview) -> dict:
@@ -309,13 +308,13 @@ def packed(name: str, value: object) -> bytes:
         sizes.append(len(parts[-1]))
         return {"$": len(parts) - 1}
 
-    # json writes in this order, so the sizes are known when they are written
+    # json.dumps serializes in this order, so the sizes are complete before they are written
     head = json.dumps({"name": name, "value": value, "sizes": sizes}, default=place).encode()
     return b"".join([struct.pack("<I", len(head)), head, *parts])
 
 
 def _open(address: str) -> None:
-    """Open an address in a browser, through a private file: others can see the arguments of a process."""
+    """Open an address in a browser through a private file, because process arguments are visible to other users."""
     file = Path(tempfile.mkdtemp(prefix="vitlens-"), "explorer.html")  # mkdtemp: for this user only
     file.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
     webbrowser.open(file.as_uri())

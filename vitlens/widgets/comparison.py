@@ -1,4 +1,4 @@
-"""Two models side by side, looking from the same place of the same image, or one model and two images."""
+"""Two models side by side with the same query and image, or one model with two images."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from vitlens.widgets.views import (
 SIDES = ("left", "right")
 OTHER, SAME, NEAREST = "the other image given", "same", "correspondences"
 COMPARED = VIEWS | {NEAREST: View("Nearest patches of two images", lambda *_: None, HOLDS, query=True)}
-"""The views of two sides."""
+"""Views of a comparison."""
 
 
 class Comparison(Pictured):
-    """The page of `compare`. Row and column are those of the left model's grid."""
+    """The page of `compare`. Row and column refer to the left model's grid."""
 
     def __init__(self, model_a: nn.Module, model_b: nn.Module, image=None, other=None):
         layers = [len(attention_modules(unwrap(model))) for model in (model_a, model_b)]
@@ -78,7 +78,7 @@ class Comparison(Pictured):
 
     def controls(self):
         name, forwards = self.state["view"], self.forwards
-        others = (("the same", SAME), *((each, each) for each in self.photographs))
+        others = (("the same", SAME), *((name, name) for name in self.photographs))
         controls = [
             self.photograph_control("Photograph, left"),
             Control("other", "Photograph, right", "select", self.state["other"], others),
@@ -104,21 +104,21 @@ class Comparison(Pictured):
         return panels
 
     def _nearest(self, forwards: dict[str, Forward]) -> list[Panel]:
-        """The cosines of both images' patches with the one that was clicked, and its nearest on the other side."""
+        """Cosines of both images' patches with the clicked patch, and the most similar patch on the other side."""
         left, right = forwards.values()
         if left.model is not right.model:
             raise ValueError(
-                f"Patches correspond within one model, because each has directions of its own, and {left.name} and "
-                f"{right.name} are two. Open `compare(model, image=…, other=…)` with one of them."
+                f"Nearest patches need one model for both images, got {left.name} and {right.name}. Open "
+                "`compare(model, image=…, other=…)` with one of them."
             )
         query, layer = self.query, self.state["layer_left"]
         place = query if isinstance(query, tuple) else (self.state["row"], self.state["column"])
         of, to = ("right", "left") if self._right == place else ("left", "right")
-        patches = {side: each.tokens[layer][0, each.grid.prefix :].float().cpu() for side, each in forwards.items()}
-        asked = patches[of][place[0] * left.grid.cols + place[1]]
+        patches = {side: f.tokens[layer][0, f.grid.prefix :].float().cpu() for side, f in forwards.items()}
+        query_token = patches[of][place[0] * left.grid.cols + place[1]]
         panels, words = {}, f"Cosine of each patch with the one framed on the {of}, after layer {layer}"
         for side, forward in forwards.items():
-            cosines = torch.cosine_similarity(patches[side], asked, dim=-1)
+            cosines = torch.cosine_similarity(patches[side], query_token, dim=-1)
             best = divmod(int(cosines.argmax()), forward.grid.cols)
             chosen = place if side == of else best
             about = words if side == of else (
@@ -141,16 +141,14 @@ class Comparison(Pictured):
         if isinstance(query, int) and forward is not left:
             if left.prefix[query] not in forward.prefix:
                 raise ValueError(
-                    f"{forward.name} has no {left.prefix[query]} to look from. Choose a patch, or a token that both "
-                    "have."
+                    f"{forward.name} has no {left.prefix[query]} as a query. Choose a patch, or a token of both models."
                 )
             return forward.prefix.index(left.prefix[query])
         return query
 
 
 def moved(place: tuple[int, int], of: Forward, to: Forward) -> tuple[int, int]:
-    """The patch of another grid that holds the center of a patch, as a share of the pixels of the image; the nearest
-    one where no patch does."""
+    """The patch (row, column) of another grid at the center of a patch, relative to the image size, or the nearest."""
     a, b = of.grid, to.grid
     row, col = (
         min((2 * k + 1) * a.patch[i] * b.image[i] // (2 * a.image[i] * b.patch[i]), (b.rows, b.cols)[i] - 1)

@@ -11,20 +11,20 @@ from PIL import Image
 from vitlens.widgets.page import Scale
 
 SIDE = 448
-"""Smaller pictures are enlarged by an integer factor to at most this many pixels along the longer side."""
+"""Largest side in pixels of images that are enlarged by an integer factor."""
 
 
 def enlarged(pixels: np.ndarray) -> bytes:
-    """A picture (H, W, 3) uint8 as a PNG file, enlarged (bicubic) by an integer factor towards `SIDE`."""
+    """PNG file of an image (H, W, 3) uint8, enlarged (bicubic) by an integer factor up to `SIDE`."""
     height, width = pixels.shape[:2]
     factor = max(1, SIDE // max(height, width))
     return png(Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.BICUBIC))
 
 
 def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
-    """A PNG file of maps (rows, cols, r, c) in rows and columns, one square per patch, with a border of one pixel.
+    """PNG file of maps (rows, cols, r, c) in rows and columns, one square per patch, with a border of one pixel.
 
-    scales: one per map, in reading order. side: the most pixels along the longer side of a map, but one per patch.
+    scales: one per map, in reading order. side: largest side of a map in pixels, at least one per patch.
     """
     rows, cols, r, c = tiles.shape
     factor = max(1, (side - 2) // max(r, c))
@@ -39,14 +39,13 @@ def mosaic(tiles: np.ndarray, scales: list[Scale], side: int) -> bytes:
 
 
 def png(image: Image.Image) -> bytes:
-    """A PIL image as a PNG file."""
+    """PNG file of a PIL image."""
     image.save(file := io.BytesIO(), format="png", compress_level=1)
     return file.getvalue()
 
 
 def captioned(forward, panel) -> bytes:
-    """A PNG file of the `Panel` of a `Forward`, with its title, color bar and caption. It does not use pyplot, which is
-    not thread-safe."""
+    """PNG file of the `Panel` of a `Forward`, with title, color bar and caption. Avoids pyplot for thread safety."""
     from matplotlib.figure import Figure
 
     from vitlens.plot.heatmaps import mark, overlay

@@ -1,4 +1,4 @@
-"""The explorer: every view of one image, for every layer and head, from any patch, for any class or likeness."""
+"""The explorer: all views of one image by layer, head, query patch, and class or similarity target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.attribution.target import classes
-from vitlens.models import preprocess, require_classes
+from vitlens.models import preprocess
 from vitlens.recorder.forward import float64
 from vitlens.recorder.intervention import head_places, outputs
 from vitlens.recorder.record import POOL
@@ -41,7 +41,7 @@ from vitlens.widgets.views import (
 PREDICTED, NO_OTHER, PICTURE, TEXT = "predicted", "none", "picture", "text"
 BARS = 5
 TYPED = 10
-"""The menus offer the likeliest classes, and the last classes and texts that were typed, up to this number."""
+"""Largest number of typed classes and texts in the menus."""
 ZERO, AVERAGE = "zero", "mean"
 WAYS = {AVERAGE: "their mean over {} sample photographs", ZERO: "zero"}
 Head = tuple[int | str, int]
@@ -58,7 +58,7 @@ class Explorer(Pictured):
     plain = Pictured.plain | {"layer"}
 
     def __init__(self, model: nn.Module, image=None, *, size: tuple[int, int] | None = None):
-        layers = len(attention_modules(unwrap(model)))  # refuses models without maps
+        layers = len(attention_modules(unwrap(model)))  # raises for models without maps
         super().__init__(
             model, image, size=size, whole=False, view="attention", layer=layers - 1, head=MEAN, target=PREDICTED,
             against=NO_OTHER, another="", typed=(), off=(), way=AVERAGE, **PAINT,
@@ -73,7 +73,7 @@ class Explorer(Pictured):
             self.change(view=self.state["view"] if self.row.explains else explaining[0], target=content["why"])
         elif content.get("press") == "save":
             if isinstance(shown := self.view(), Job):
-                raise ValueError("This map is still being computed. Save it once it is shown.")
+                raise ValueError("This map is still being computed. Save it after it is shown.")
             self.files.append((content.get("number", 0), self._saved(shown)))
         else:
             super().take(content, buffers)
@@ -110,12 +110,12 @@ class Explorer(Pictured):
 
     @property
     def row(self) -> View:
-        """The row of the view that is shown."""
+        """The current view."""
         return views()[self.state["view"]]
 
     @property
     def choice(self) -> Choice:
-        """The layer, head, query and classes on which the view depends."""
+        """Layer, head, query and classes of the current view."""
         state, row, forward = self.state, self.row, self.forward
         target = against = None
         if row.explains:
@@ -137,11 +137,11 @@ class Explorer(Pictured):
 
     @property
     def forward(self) -> Forward:
-        """The forward of the photograph, at the size that was chosen, with some heads off."""
+        """Forward of the photograph at the chosen size without the switched-off heads."""
         return self._forward_without(self.state["off"], lambda: None)
 
     def view(self, check=lambda: None) -> Map | Job:
-        """The map that is shown, or its job for the long lane."""
+        """The current map, or its job for the long lane."""
         key, make = self._key, partial(self.row.make, self.forward, self.choice)
         if self.row.slow and key not in self.results:
             return Job(key, make)
@@ -149,11 +149,11 @@ class Explorer(Pictured):
 
     @property
     def _key(self) -> tuple:
-        """Equal for equal maps."""
+        """Key of the current map."""
         return self.forward.key, self.state["view"], self.choice
 
     def _forward_without(self, off: tuple, check) -> Forward:
-        """The forward with some heads off."""
+        """Forward without the heads in `off`."""
         whole, way = self.state["whole"], self.state["way"]
         size = size_for(self.model, self.photograph) if whole and not self.size else self.size
 
@@ -162,15 +162,15 @@ class Explorer(Pictured):
                 return dict.fromkeys(off, ZERO)
             batch = self._forward_without((), check).batch
             key = ("means", self._weights[id(self.model)], tuple(batch.shape))
-            given = self.once(key, lambda: means(self.model, batch, check))
-            return {head: given[head] for head in off}
+            values = self.once(key, lambda: means(self.model, batch, check))
+            return {head: values[head] for head in off}
 
         switches = (off, way) if off else ()
         return self.forward_of(self.model, self.photograph, size=size, whole=whole, off=switches, values=values)
 
     def change(self, **values):
-        """As in `Page`. `target`, `against` and `another` take any class of the model, by number or name; `another` a
-        text, if the model reads texts."""
+        """As in `Page`. `target`, `against` and `another` take a class number or name, `another` also a text if the
+        model has a text tower."""
         if "off" in values:
             values["off"] = listed(self.model, values["off"])
         if isinstance(another := values.get("another"), str) and another.strip():
@@ -183,16 +183,15 @@ class Explorer(Pictured):
                 values[name] = tuple(value)
                 typed += [values[name]] if value[0] == TEXT else []
             else:
-                require_classes(self.model)
-                if not self.forward.likeliest or isinstance(value, bool):
-                    raise ValueError(f"{self.forward.name} has no class {value!r} to explain.")
+                if not self.forward.likeliest:
+                    raise ValueError(f"{self.forward.name} has no classifier head for images, so no class {value!r}.")
                 values[name] = classes(self.model, self.forward.logits[None], value).item()
                 typed.append(values[name])
-        if any(isinstance(each, tuple) for each in typed) and not self._reads_text:
+        if any(isinstance(value, tuple) for value in typed) and not self._reads_text:
             raise ValueError(f"{self.forward.name} has no text tower, so a text cannot be its target.")
         before = self.state
         known = (*self.forward.likeliest, *before["typed"])
-        typed = (*(each for each in typed if each not in known), *before["typed"])
+        typed = (*(value for value in typed if value not in known), *before["typed"])
         self.state = before | cleared | {"typed": typed[:TYPED]}
         try:
             super().change(**values)
@@ -240,10 +239,10 @@ class Explorer(Pictured):
         named = [(f"{forward.label(k)} ({forward.score_words(forward.share(k))})", k) for k in known]
         offered = {"A class": [("the predicted class", PREDICTED), *named] if forward.likeliest else []}
         if row.attributes or not row.explains:
-            texts = dict.fromkeys(each for each in typed if isinstance(each, tuple) and each[0] == TEXT)
+            texts = dict.fromkeys(value for value in typed if isinstance(value, tuple) and value[0] == TEXT)
             others = [name for name in self.photographs if name != state["photograph"]]
-            offered["Likeness to a text"] = [(f"like “{each[1]}”", each) for each in texts]
-            offered["Likeness to an image"] = [(f"like {name}", (PICTURE, name)) for name in others]
+            offered["Similarity to a text"] = [(f"like “{text[1]}”", text) for text in texts]
+            offered["Similarity to an image"] = [(f"like {name}", (PICTURE, name)) for name in others]
         elif isinstance(target, tuple):
             target = PREDICTED
         groups = tuple((name, len(options)) for name, options in offered.items() if options)
@@ -259,7 +258,7 @@ class Explorer(Pictured):
         ]
 
     def _bars(self, forward: Forward, whole: Forward) -> list[dict]:
-        """The likeliest classes, and their probabilities with all heads on."""
+        """Bars of the most probable classes, with their probabilities before heads were switched off."""
         target = self.choice.target
         bars = [
             {"number": k, "name": forward.label(k), "share": forward.share(k), "now": k == target,
@@ -269,7 +268,7 @@ class Explorer(Pictured):
         return [bar | {"before": whole.share(bar["number"])} for bar in bars] if forward.off else bars
 
     def _panel(self, shown: Map) -> Panel:
-        """The panel of a map, with a note where the photograph is too long for its own shape."""
+        """Panel of a map, with notes on switched-off heads and a distorted aspect ratio."""
         forward = self.forward
         made = map_panel(forward, self.row, self.choice, shown, self.state)
         note = off_words(self.state["off"], self.state["way"]) if forward.off else ""
@@ -281,7 +280,7 @@ class Explorer(Pictured):
 
     @property
     def _scores(self) -> tuple[tuple, tuple]:
-        """Keys of the curves of random orders, and of those of the map."""
+        """Keys of the curves of random orders and of the map."""
         forward, choice = self.forward, self.choice
         return ("random", forward.key, choice.target, choice.against), ("score", *self._key)
 
@@ -289,7 +288,7 @@ class Explorer(Pictured):
         if not self.row.attributes:
             return None
         random, own = map(self.results.get, self._scores)
-        failed = next((each for each in (random, own) if isinstance(each, str)), None)
+        failed = next((message for message in (random, own) if isinstance(message, str)), None)
         done = failed is None and own is not None and random is not None
         waiting = {"words": failed or "Covering and showing patches …"}
         scored = score(self.forward, self.choice, own, random) if done else waiting
@@ -308,7 +307,7 @@ class Explorer(Pictured):
         }  # fmt: skip
 
     def _saved(self, shown: Map) -> dict[str, bytes]:
-        """Files: the figure with its caption, and all numbers."""
+        """Files of the figure with its caption and of all numbers, by name."""
         panel = self._panel(shown)
         if (measured := self._score()) and "curves" in measured:
             panel = replace(panel, words=f"{panel.words} {measured['words']}")
@@ -323,12 +322,12 @@ class Explorer(Pictured):
 
 
 def instead(way: str) -> str:
-    """The output of a head that is off, for people."""
+    """Label of the output of a switched-off head."""
     return WAYS[way].format(len(sample_photographs()))
 
 
 def off_words(heads: tuple[Head, ...], way: str) -> str:
-    """A sentence about heads that are off with a space before it, or ""."""
+    """Sentence about switched-off heads with a leading space, or ""."""
     if not heads:
         return ""
     names = [f"head {head} of {_layer(layer)}" for layer, head in heads]
@@ -342,21 +341,21 @@ def _layer(layer: int | str) -> str:
 
 
 def _places(model: nn.Module) -> dict[Head, object]:
-    """The place of every head, layer by layer, the attention pool's last."""
+    """Places of all heads by layer, with the attention pool last."""
     places = head_places(model, attention_modules(model))
     return {("pool" if place.layer == POOL else place.layer, place.part): place for place in places}
 
 
 def listed(model: nn.Module, heads: object) -> tuple[Head, ...]:
-    """Heads in the order of the layers. Raises ValueError for heads that do not exist."""
+    """Heads in the order of layers. Raises ValueError for unknown heads."""
     pairs, every = {(layer, head) for layer, head in heads}, [*_places(model)]
     if unknown := pairs.difference(every):
-        raise ValueError(f"There is no (layer, head) {unknown.pop()!r}; they go from {every[0]} to {every[-1]}.")
+        raise ValueError(f"(layer, head) must be from {every[0]} to {every[-1]}, got {unknown.pop()!r}.")
     return tuple(head for head in every if head in pairs)
 
 
 def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]:
-    """The controls of heads."""
+    """Controls that switch heads off."""
     every = tuple((f"{_layer(layer)}, head {head}", (layer, head)) for layer, head in _places(model))
     ways = tuple((instead(way), way) for way in WAYS)
     return [
@@ -366,13 +365,13 @@ def switches(model: nn.Module, off: tuple[Head, ...], way: str) -> list[Control]
 
 
 def means(model: nn.Module, batch: Tensor, check: Check) -> dict[Head, Tensor]:
-    """(T, K) mean output of each head over the sample photographs, at the size of a batch."""
+    """Mean output (T, K) of each head over the sample photographs, at the image size of `batch`."""
     places, photographs = _places(model), sample_photographs().values()
     sums: dict[Head, Tensor] = {}
     for photograph in photographs:
         check()
         images = preprocess(model, photograph.image, size=tuple(batch.shape[-2:])).to(batch)
-        found = outputs(model, attention_modules(model), places.values(), images)
+        values = outputs(model, attention_modules(model), places.values(), images)
         for head, place in places.items():
-            sums[head] = sums.get(head, 0) + float64(found[place][0])
+            sums[head] = sums.get(head, 0) + float64(values[place][0])
     return {head: (total / len(photographs)).to(batch.dtype) for head, total in sums.items()}

@@ -1,12 +1,12 @@
-// Draws the page that page.py describes, and reports the actions of its reader. Only colors are computed here.
+// Draws the page that page.py describes and sends user actions to Python. Only colors are computed here.
 //
-// `model` is anywidget's, or another one with the same interface: get(name) gives the traits "frame" and "pictures",
+// `model` is anywidget's model or one with the same interface: get(name) gives the traits "frame" and "pictures",
 // on(event, handler) and off(event, handler) are for "change:frame", "msg:custom" and "lost", and
 // send(content, _, buffers) reaches Python.
 
-const PART = 2 ** 19; // bytes of a file in one message: every front end lets such messages pass
+const PART = 2 ** 19; // bytes of a file in one message, below the limits of all front ends
 const PACE = 40; // milliseconds between two messages of a drag
-let number = Date.now(); // of messages, over all widgets of the page and later visits
+let number = Date.now(); // message counter, unique over all widgets of the page and later visits
 
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "path", "rect", "circle", "line", "text", "g", "polyline"].includes(tag);
@@ -15,7 +15,7 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  // Notebooks intercept the keys of the focused element, unless it says otherwise.
+  // Keep notebooks from intercepting keys of the focused element.
   if (attributes.tabindex === 0 || ["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
   node.append(...children);
   return node;
@@ -61,7 +61,7 @@ function control(described, send) {
       say();
     };
   } else if (kind === "text") {
-    let told; // keep what is being typed, and what was not understood while the message about it is shown
+    let told; // last value from Python: keep typed text, also while an error about it is shown
     const onchange = () => (input.value.trim() || told) && set(input.value.trim());
     input = make("input", { id, type: "text", placeholder: described.hint, autocomplete: "off", onchange });
     update = (value, message) => {
@@ -82,7 +82,7 @@ function control(described, send) {
   return { node, update, fixed: { ...described, value: null } };
 }
 
-// A column of switches for each layer, a row for each head. Arrow keys go from one to the next.
+// Switches with a column for each layer and a row for each head. Arrow keys move the focus.
 function switches(described, send) {
   const { name, label, options } = described;
   const columns = [...new Set(options.map(([, [layer]]) => layer))];
@@ -143,7 +143,7 @@ function switches(described, send) {
     grid.append(make("button", { ...whole, onclick: () => turn(places) }, layer === "pool" ? "p" : layer));
   }
   const none = make("button", { type: "button", class: "button small", onclick: () => set([]) }, "All on");
-  const how = "Rows are heads, columns layers. Click a head to switch it off: classes and maps are then those of the model without it.";
+  const how = "Rows are heads, columns layers. Click a head to switch it off. Classes and maps then show the model without it.";
   const node = make("details", { class: "control heads", "data-control": name }, summary, make("p", { class: "note" }, how), grid, none);
   const update = (value) => {
     off = value;
@@ -170,7 +170,7 @@ async function pixelsOf(view) {
   return decoded.get(view);
 }
 
-// For each of `length` pixels over `count` cells: the two cells it lies between, and the share of the second.
+// For each of `length` pixels over `count` cells: the two neighboring cells, and the weight of the second.
 function between(length, count, smooth) {
   return Array.from({ length }, (_, pixel) => {
     const place = ((pixel + 0.5) * count) / length - (smooth ? 0.5 : 0);
@@ -180,7 +180,7 @@ function between(length, count, smooth) {
   });
 }
 
-// A map over the picture in gray, as plot.overlay draws it.
+// A map over the gray image, as in plot.overlay.
 function painted(base, panel) {
   const { width, height } = base;
   const result = new ImageData(new Uint8ClampedArray(base.data), width, height);
@@ -234,8 +234,8 @@ function panelOf(name, send) {
   const words = make("figcaption", { "aria-live": "polite" });
   const node = make("figure", { class: "panel", "data-panel": name }, title, picture, under, legend, words);
   let panel, values, hovered, asked;
-  let pressed = false; // on this picture, and not let go since
-  let aim = null; // what was picked and is not answered yet
+  let pressed = false; // pointer is down on this image
+  let aim = null; // picked cell without an answer yet
   let wanted = 0;
 
   const cell = (event) => {
@@ -271,7 +271,7 @@ function panelOf(name, send) {
   const pick = (place) => {
     if (!place || !panel.picks || same(place, asked)) return;
     asked = aim = place;
-    panel = { ...panel, selected: place }; // at once; the answer follows
+    panel = { ...panel, selected: place }; // before the answer
     mark();
     tell();
     send({ pick: name, row: place[0], col: place[1] });
@@ -307,8 +307,8 @@ function panelOf(name, send) {
     if (turn !== wanted) return;
     const inside = (place) => place && place[0] < next.rows && place[1] < next.cols;
     if (!waiting() || !inside(aim)) aim = null;
-    if (!inside(hovered)) hovered = null; // the pointer may rest where there is no cell any more
-    panel = aim ? { ...next, selected: aim } : next; // an answer to an earlier key takes back no later one
+    if (!inside(hovered)) hovered = null; // the pointer may be outside the new grid
+    panel = aim ? { ...next, selected: aim } : next; // keep a later pick than the answered one
     asked = null;
     values = floatsOf(panel.values);
     [canvas.width, canvas.height] = [base.width, base.height];
@@ -339,7 +339,7 @@ function panelOf(name, send) {
 
 const inPercent = (share) => `${(100 * share).toFixed(1)} %`;
 
-// plain: the score is a value without a scale, not a probability.
+// plain: the score is a value instead of a probability.
 function line({ name, share, before, now, tip, plain }, message, send) {
   const text = plain ? shown : inPercent;
   const place = make("span", { class: "bar", style: `--share: ${plain ? 0 : share}`, "aria-hidden": "true" });
@@ -356,7 +356,7 @@ function bars(list, send) {
   return list.map((each) => line({ ...each, tip: `Why “${each.name}”?` }, { why: each.number }, send));
 }
 
-// The likeliest class after each layer; a click goes to the layer.
+// The most probable class after each layer. A click selects the layer.
 function classes({ title, rows, layer, note }, send) {
   const lines = rows.map((row) => {
     const tip = `After layer ${row.layer}: ${row.name}, ${row.plain ? shown(row.share) : inPercent(row.share)}`;
@@ -398,9 +398,9 @@ function curves({ title, words, scale, shares, curves: lines }) {
   return [...found, make("p", { class: "note" }, words)];
 }
 
-const WIDTH = 320; // of charts, in their own units
+const WIDTH = 320; // width of charts in SVG units
 
-// Lines and numbers for the values of an axis.
+// Grid lines and labels of an axis.
 function rules(most, least, y, left) {
   const span = most - least || 1;
   const power = 10 ** Math.floor(Math.log10(span));
@@ -414,8 +414,8 @@ function rules(most, least, y, left) {
   return found;
 }
 
-// A chart that has the keyboard: arrow keys go to another layer or head, from where the last one led.
-function steered(plot, title, say, { layer, head }, go, aim) {
+// A chart with keyboard focus. Arrow keys select another layer or head.
+function steered(plot, title, hint, { layer, head }, go, aim) {
   const onkeydown = (event) => {
     const [dk, dh] = { ArrowUp: [0, 1], ArrowDown: [0, -1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] || [];
     if (dk === undefined) return;
@@ -424,10 +424,10 @@ function steered(plot, title, say, { layer, head }, go, aim) {
     if (k === null) go(0, 0);
     else go(k + dk, h === null ? 0 : h + dh);
   };
-  return make("div", { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${say}`, onkeydown }, plot);
+  return make("div", { class: "plot", tabindex: 0, role: "application", "aria-label": `${title}. ${hint}`, onkeydown }, plot);
 }
 
-// The value of every head over the layers; a click or an arrow key chooses a head.
+// The value of each head by layer. A click or an arrow key selects a head.
 function dots(described, send, aim) {
   const { values, uniform, layer, head, title, picks } = described;
   const [height, left, bottom] = [176, 30, 34];
@@ -454,13 +454,13 @@ function dots(described, send, aim) {
       plot.append(dot);
     }),
   );
-  const say = picks ? "Click a dot, or use the arrow keys, to go to a head." : "";
+  const hint = picks ? "Click a dot, or use the arrow keys, to select a head." : "";
   const now = head === null ? `layer ${layer}` : `layer ${layer}, head ${head}: ${shown(values[layer][head])} pixels`;
-  const note = make("p", { class: "note" }, `${now}. Dashed: attention spread evenly. ${say}`);
-  return [make("h3", {}, title), steered(plot, title, say, described, go, aim), note];
+  const note = make("p", { class: "note" }, `${now}. Dashed: uniform attention. ${hint}`);
+  return [make("h3", {}, title), steered(plot, title, hint, described, go, aim), note];
 }
 
-// What every part of a model adds to a logit: for each layer its heads and its MLP, and the rest at the right.
+// Contribution of each part to a logit: heads and MLP of each layer, and other parts at the right.
 function contributions(described, send, aim) {
   const { heads, mlps, others, layer, head, title, note } = described;
   const [height, left, bottom] = [200, 34, 34];
@@ -507,19 +507,19 @@ function contributions(described, send, aim) {
     slot += 1;
   }
   plot.append(make("text", { x: left + heads.length * (heads[0].length + 2) * wide * 0.5, y: height - 4, "text-anchor": "middle" }, "layer"));
-  const say = "Click the bar of a head, or use the arrow keys, to see its map.";
+  const hint = "Click the bar of a head, or use the arrow keys, to see its map.";
   const key = [["head", "heads"], ["mlp", "MLPs"], ["other", others.map(([name]) => name).join(", ")]];
   const keys = make("p", { class: "keys" }, ...key.map(([kind, text]) => make("span", { class: `key part ${kind}` }, text)));
   const now = head === null ? "" : `Layer ${layer}, head ${head}: ${shown(heads[layer][head])} logits. `;
-  const told = make("p", { class: "note" }, `${now}${note} ${say}`);
-  return [make("h3", {}, title), steered(plot, title, say, described, go, aim), keys, told];
+  const caption = make("p", { class: "note" }, `${now}${note} ${hint}`);
+  return [make("h3", {}, title), steered(plot, title, hint, described, go, aim), keys, caption];
 }
 
 // ---------------------------------------------------------------- downloads
 
 function save(names, buffers) {
   names.forEach(async (name, i) => {
-    await new Promise((done) => setTimeout(done, 400 * i)); // browsers drop the second of two at once
+    await new Promise((done) => setTimeout(done, 400 * i)); // browsers drop the second of two simultaneous downloads
     const address = URL.createObjectURL(new Blob([bytesOf(buffers[i])]));
     const link = make("a", { href: address, download: name });
     document.body.append(link);
@@ -531,11 +531,11 @@ function save(names, buffers) {
 
 // ---------------------------------------------------------------- the kernel
 
-const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // also if another takes its place: it has no model
-const ENDED = "The kernel that drew this has ended or was restarted. Run the cell again, after those that it needs.";
-const AWAY = "The kernel cannot be reached. Wait a moment; if this stays, restart it and run the notebook again.";
+const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // a new kernel has no model
+const ENDED = "The kernel of this widget has ended or was restarted. Run the cell and those before it again.";
+const AWAY = "The kernel cannot be reached. Wait a moment. If this message stays, restart it and run the notebook again.";
 
-// Calls tell(sentence) when the program behind the page is gone or cannot be reached, and tell("") when it is back.
+// Calls tell(message) when the kernel has ended or cannot be reached, and tell("") when it is back.
 function watch(model, tell) {
   let ended = false;
   const end = (sentence) => {
@@ -543,7 +543,7 @@ function watch(model, tell) {
     tell(sentence);
   };
   model.on("lost", end);
-  const kernel = model.widget_manager?.kernel; // some front ends hide it
+  const kernel = model.widget_manager?.kernel; // undefined in some front ends
   const slots = {
     statusChanged: (_, status) => GONE.includes(status) && end(ENDED),
     disposed: () => end(ENDED),
@@ -577,8 +577,8 @@ function render({ model, el }) {
   let sent = 0;
   let saving = 0;
   let turns = 0;
-  let coming = null; // the upload that is under way
-  let complaint = ""; // about a file that was never sent
+  let coming = null; // current upload
+  let complaint = ""; // error about a file that was not sent
   let gone = ""; // the alert while there is no kernel
   const stop = watch(model, (sentence) => {
     gone = sentence;
@@ -595,7 +595,7 @@ function render({ model, el }) {
     setTimeout(() => waiting() && status(), 150);
     model.send({ ...content, number: sent }, undefined, buffers);
   };
-  // A drag over the image or along a slider: the last of several messages counts.
+  // While dragging over the image or along a slider, only the last message counts.
   let paced, next;
   const drag = (content) => {
     if (paced) return (next = content);
@@ -617,13 +617,13 @@ function render({ model, el }) {
     status();
     alert.textContent = complaint = problem;
   };
-  // Sends the file's own bytes in parts, each after Python has confirmed the last. Another file replaces it.
+  // Sends the file in parts, each after Python confirmed the last. A new file replaces it.
   const upload = async (file) => {
     if (!file) return;
     const mine = (coming = { id: (number += 1), file, received: 0, size: file.size });
     const most = model.get("frame").uploads;
     if (file.size > most) {
-      const limit = `is larger than the ${most / 2 ** 20} MB that can be uploaded. Make it smaller`;
+      const limit = `is larger than ${most / 2 ** 20} MB, the upload limit. Make it smaller`;
       return complain(`${file.name} (${megabytes(file.size)} MB) ${limit}.`);
     }
     alert.textContent = complaint = "";
@@ -642,7 +642,7 @@ function render({ model, el }) {
   const confirmed = ({ file, received, problem }) => {
     if (file !== coming?.id) return;
     if (problem) {
-      root.dataset.sent = sent = model.get("frame").answers; // what was sent last gets no answer
+      root.dataset.sent = sent = model.get("frame").answers; // the last message will not be answered
       return complain(problem);
     }
     coming.received = received;
@@ -651,17 +651,17 @@ function render({ model, el }) {
     status();
   };
 
-  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload a picture", onchange: () => {
+  const file = make("input", { type: "file", accept: "image/*", "aria-label": "Upload an image", onchange: () => {
     upload(file.files[0]);
     file.value = "";
   } });
-  const uploader = make("label", { class: "button" }, "Upload a picture", file);
+  const uploader = make("label", { class: "button" }, "Upload an image", file);
   const saver = make("button", { type: "button", class: "button", onclick: () => {
     send({ press: "save" });
     saving = sent;
   } }, "Save");
   tools.append(uploader, saver, busy);
-  root.addEventListener("keydown", (event) => event.stopPropagation()); // a notebook has shortcuts of its own
+  root.addEventListener("keydown", (event) => event.stopPropagation()); // avoid shortcuts of the notebook
   root.addEventListener("dragover", (event) => {
     if (!model.get("frame").uploads) return;
     event.preventDefault();
@@ -698,7 +698,7 @@ function render({ model, el }) {
       parent.replaceChildren(...nodes);
   };
 
-  // Replaces a part only if it changed, so that a click ends on what it began on, and the focus stays.
+  // Replaces a part only if it changed, so that clicks and focus are kept.
   const renew = (node, described, fresh) => {
     node.hidden = !described;
     if (same(node.told, described)) return;
@@ -715,7 +715,7 @@ function render({ model, el }) {
     const pictures = model.get("pictures");
     const fixed = (old, next) => same(old.fixed, { ...next, value: null });
     keep(made.controls, controls, frame.controls, (each) => control(each, each.kind === "range" ? drag : send), fixed);
-    // While an answer is outstanding, leave the controls where the person put them.
+    // While an answer is outstanding, keep the controls as the user set them.
     if (!waiting()) for (const each of frame.controls) made.controls.get(each.name).update(each.value, frame.message);
     keep(made.panels, panels, frame.panels, (each) => panelOf(each.name, (content) => drag(content)), () => true);
     body.classList.toggle("several", frame.panels.length > 1);
@@ -726,10 +726,10 @@ function render({ model, el }) {
     renew(trust, frame.score || null, curves);
     renew(depth, frame.dots || null, (each) => dots(each, send, aim));
     uploader.hidden = !frame.uploads;
-    uploader.title = frame.uploads ? `A picture of up to ${frame.uploads / 2 ** 20} MB, sent as it is` : "";
+    uploader.title = frame.uploads ? `An image of up to ${frame.uploads / 2 ** 20} MB` : "";
     saver.hidden = !frame.saves;
     await Promise.all(frame.panels.map((each) => made.panels.get(each.name).update(each, pictures, waiting)));
-    if (turn !== turns) return; // a later one was quicker
+    if (turn !== turns) return; // a later frame was faster
     alert.textContent = gone || complaint || frame.message;
     if (!waiting()) status();
     about.textContent = frame.about || "";

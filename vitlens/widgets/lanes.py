@@ -1,11 +1,11 @@
-"""Two threads that work for all pages, and the connection of a page with them.
+"""Two worker threads for all pages, and the connection of a page with them.
 
-A click goes to the quick lane, a map or score that takes long to the long lane, so that a click never waits for either.
-Tasks take and return plain values. Only the thread of the event loop (in a notebook, the kernel's main thread) touches
-traits and sockets: a lane hands its results over with `call_soon_threadsafe`.
+Clicks go to the quick lane, slow maps and scores to the long lane, so that clicks never wait for slow work. Tasks take
+and return plain values. Only the thread of the event loop (in a notebook, the kernel's main thread) uses traits and
+sockets. Lanes pass results to it with `call_soon_threadsafe`.
 
-Both lanes may run the same model at the same time. Captures, autograd modes and switched-off heads belong to their own
-thread, `evaluating` counts its blocks over all threads.
+Both lanes may run the same model at the same time. Captures, autograd modes and switched-off heads are local to their
+thread, and `evaluating` counts its contexts over all threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Cancelled(Exception):
 
 
 class Task(Future):
-    """A function in a lane, called with `check`, which raises Cancelled once the task is stopped."""
+    """A function for a lane, called with `check`, which raises Cancelled after the task was stopped."""
 
     def __init__(self, function: Callable[[Callable[[], None]], object], lane: Lane):
         super().__init__()
         self._function, self._lane, self._stopped = function, lane, False
 
     def stop(self) -> None:
-        self._stopped, self._function = True, None  # a task that still waits in its lane keeps no capture alive
+        self._stopped, self._function = True, None  # release captures of a waiting task
 
     def check(self) -> None:
         if self._stopped or self._lane.closed:
@@ -52,7 +52,7 @@ class Task(Future):
 
 
 class Lane:
-    """A thread that runs tasks one after the other, and ends with the process."""
+    """A thread that runs tasks in order and ends with the process."""
 
     def __init__(self, name: str):
         self.closed, self._tasks = False, queue.SimpleQueue()
@@ -73,11 +73,11 @@ class Lane:
         return task
 
     def run(self, function: Callable) -> object:
-        """The result of function(check), for which the calling thread waits."""
+        """Wait for function(check) in the lane and return its result."""
         return self.submit(function).result()
 
     def close(self) -> None:
-        """Stop all tasks, and wait for the one that is running."""
+        """Stop all tasks and wait for the running one."""
         self.closed = True
         self._tasks.put(None)
         self._thread.join()
@@ -95,7 +95,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page makes of messages. frame and pictures: None while the map has to wait for the job. files: to save."""
+    """Result of messages. frame, pictures: None until the job of the map is done. files: downloads."""
 
     frame: dict | None
     pictures: dict[str, bytes] | None = None
@@ -105,38 +105,37 @@ class Answer:
 
 
 class Connection:
-    """Messages for a page, handed to the lanes in order; lives in the thread of the event loop.
+    """Queue of a page's messages for the lanes, in the thread of the event loop.
 
-    A new message stops the drawing under way. That drawing is never shown, and its messages are taken again together
-    with the new one.
+    A new message stops the current drawing, whose messages are then processed together with the new one.
 
-    page: its `answer(messages, check)` runs in the quick lane. show(frame, pictures) and send(content, buffers) reach
+    page: its `answer(messages, check)` runs in the quick lane. show(frame, pictures) and send(content, buffers) send to
     the browser. post(function): calls a function in the thread of the event loop, from any thread.
     """
 
     def __init__(self, page, show: Callable, send: Callable, post: Callable, lanes: tuple[Lane, Lane] = (QUICK, LONG)):
         self.page, self._show, self._send, self._post = page, show, send, post
         self._quick, self._long = lanes
-        self.closed, self.error = False, ""  # error: what was wrong with the last message
+        self.closed, self.error = False, ""  # error of the last message
         self._messages: list[tuple[dict, list]] = []
         self._drawing: Task | None = None
         self._job: tuple[tuple, Task] | None = None
-        self._pending = False  # the map that was asked for waits for the job
-        self._file, self._data = 0, bytearray()  # number and bytes of the upload under way
+        self._pending = False  # True while the map waits for the job
+        self._file, self._data = 0, bytearray()  # number and bytes of the current upload
 
     @property
     def busy(self) -> bool:
-        """True until all messages are answered."""
+        """True until all messages are processed."""
         return not self.closed and bool(self._messages or self._drawing or self._pending)
 
     @property
     def settled(self) -> bool:
-        """True once nothing is computed for the page, in either lane."""
+        """True if both lanes are idle for this page."""
         return self.closed or not (self.busy or self._job)
 
     def receive(self, content: dict, buffers: list = ()) -> None:
-        """Take a message of the browser. An upload comes in parts {"upload": name, "file": number, "at": offset, "of":
-        size}, each of which is confirmed."""
+        """Queue a message of the browser. Confirms each part {"upload": name, "file": number, "at": offset, "of": size}
+        of an upload."""
         if "at" in content:
             if (data := self._whole(content, buffers[0])) is None:
                 return
@@ -153,7 +152,7 @@ class Connection:
         self._continue(answer.job)
 
     def close(self) -> None:
-        """Stop whatever is computed for the page, and show nothing more."""
+        """Stop all tasks of the page and the display."""
         self.closed = True
         for task in (self._drawing, self._job and self._job[1]):
             if task:
@@ -163,7 +162,7 @@ class Connection:
         self._data.clear()
 
     def _whole(self, part: dict, data: bytes) -> bytes | None:
-        """The whole file, once its last part has come; a later upload replaces an unfinished one."""
+        """The file after its last part, else None. A new upload replaces an unfinished one."""
         number, size = part["file"], part["of"]
         if number < self._file:
             return None
@@ -172,7 +171,7 @@ class Connection:
         self._data += data
         if max(size, len(self._data)) > LARGEST:
             self._data.clear()
-            problem = f"{part['upload']} is larger than {LARGEST >> 20} MB, the most for an upload. Make it smaller."
+            problem = f"{part['upload']} is larger than {LARGEST >> 20} MB, the upload limit. Make it smaller."
             self._send({"file": number, "problem": problem}, [])
             return None
         self._send({"file": number, "received": len(self._data)}, [])
@@ -207,14 +206,14 @@ class Connection:
         self._begin()
 
     def _continue(self, job: Job | None) -> None:
-        """Keep the job in the long lane if it is still wanted, or else stop it and begin another."""
+        """Keep the running job if `job` has its key, else stop it and start `job`."""
         if self._job and job and self._job[0] == job.key:
             return
         if self._job:
             self._job[1].stop()
         self._job = None
         if job:
-            done = partial(self._done, job.key)  # holds the key alone, not the function
+            done = partial(self._done, job.key)  # without a reference to the function
             self._job = job.key, self._long.submit(job.function, lambda task: self._post(partial(done, task)))
 
     def _done(self, key: tuple, task: Task) -> None:

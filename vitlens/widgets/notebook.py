@@ -1,4 +1,4 @@
-"""The pages as widgets of a notebook."""
+"""Pages as notebook widgets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HERE = Path(__file__).parent
 
 
 class Widget(anywidget.AnyWidget):
-    """A `Page` in a notebook. page: made by make(), in the quick lane.
+    """A `Page` in a notebook. make: returns the page, in the quick lane.
 
-    Its methods belong to the thread that made it, the kernel's main thread. Other threads hand over to it.
+    Its methods run in the thread that created it, the kernel's main thread. Other threads post to it.
     """
 
     _esm = HERE / "front.js"
@@ -45,8 +45,8 @@ class Widget(anywidget.AnyWidget):
         self.on_msg(lambda _, content, buffers: self._here(lambda: self.connection.receive(content, buffers)))
 
     def set(self, **values) -> None:
-        """Move controls from code, as in `set(layer=3, head="mean")`, and wait for the drawing. Raises ValueError with
-        the message that the page would show."""
+        """Set controls, as in `set(layer=3, head="mean")`, and wait for the drawing. Raises ValueError with the page's
+        message."""
         received = threading.Event()
         self._here(lambda: (self.connection.receive({"set": values}), received.set()))
         received.wait()
@@ -55,8 +55,7 @@ class Widget(anywidget.AnyWidget):
             raise ValueError(self.connection.error)
 
     def wait(self, timeout: float = float("inf"), *, settled: bool = False) -> bool:
-        """Wait until all messages are answered. settled: and until slow parts are there. False after timeout
-        seconds."""
+        """Wait until all messages are processed, and if `settled` also slow parts. False after `timeout` seconds."""
         last = time.monotonic() + timeout
         while not self.connection.settled if settled else self.connection.busy:
             if time.monotonic() > last:
@@ -89,7 +88,7 @@ class Widget(anywidget.AnyWidget):
             self._loop.call_soon_threadsafe(self._take)
 
     def _take(self, timeout: float | None = None) -> None:
-        """Call the next function that was posted; `wait` may have called it already."""
+        """Call the next posted function, unless `wait` already called it."""
         try:
             function = self._results.get(timeout is not None, timeout)
         except queue.Empty:
@@ -98,44 +97,52 @@ class Widget(anywidget.AnyWidget):
 
 
 def explore(model: nn.Module, image=None, *, size: tuple[int, int] | None = None) -> Widget:
-    """An interactive page for one image: choose a view, a layer and a head, and click a patch to look from it, or a
-    class to see which patches speak for it and how far to trust that map.
+    """Interactive widget for one image, with views by layer and head. Clicks choose a query patch or a class.
 
-    model: any Vision Transformer that `capture` takes. image: what `load_image` takes; by default one of six
-    sample photographs. Others can be uploaded. size: (height, width) in pixels to show it at, for models that take
-    several sizes.
+    model: any Vision Transformer that `capture` supports. image: argument of `load_image`, default one of six sample
+    photographs. Others can be uploaded. size: (height, width) of the input in pixels, for models that take several.
 
-    The widget's `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` moves its
-    controls. A class is a number or a name; `target=("picture", "coffee")` is the likeness to a photograph of the menu,
-    and `target=("text", "a cup of coffee")` that to a text. `set(off=[(0, 2), (3, 1)], way="zero")` switches heads off,
-    by (layer, head). Raises UnsupportedModelError for other models and ImageError for unreadable images.
+    The widget's `set(view="rollout", layer=3, row=2, column=5)` or `set(view="relevance", target=281)` sets its
+    controls. A class is a number or a name. `target=("picture", "coffee")` is the similarity to a photograph of the
+    menu, and `target=("text", "a cup of coffee")` that to a text. `set(off=[(0, 2), (3, 1)], way="zero")` switches
+    heads off, by (layer, head). Raises UnsupportedModelError for other models and ImageError for unreadable images.
+
+    >>> explorer = vitlens.widgets.explore(model, cat)
+    >>> explorer.set(view="rollout", layer=3)
     """
     return Widget(lambda: Explorer(model, image, size=size))
 
 
 def heads(model: nn.Module, image=None) -> Widget:
-    """Thumbnails of every head of every layer: its attention from one query. Click one to enlarge it, and click the
-    enlarged one to look from another patch. model, image: as in `explore`."""
+    """Widget with thumbnails of the attention of all heads of all layers from one query.
+
+    A click enlarges a head, and a click in the enlarged map changes the query patch. model, image: as in `explore`.
+
+    >>> widget = vitlens.widgets.heads(model, cat)
+    """
     return Widget(lambda: AllHeads(model, image))
 
 
 def compare(model_a: nn.Module, model_b: nn.Module | None = None, image=None, other=None) -> Widget:
-    """Two models side by side with one image and one query. A patch is the same place in each model's input, whatever
-    their grids are; layers and heads are chosen for each model.
+    """Widget with two models side by side, for one image and one query.
 
-    With one model and two images, the view "correspondences" finds for a patch of one its nearest in the other:
+    The query patch has the same relative position in both models' inputs. Layers and heads are set for each model. With
+    one model and two images, the view "correspondences" shows the most similar patch of the other image:
     `compare(model, image="cat.jpg", other="dog.jpg")`.
 
-    model_b: by default `model_a`. image, other: for the left and the right side; by default a sample photograph, and
-    the same on the right.
+    model_b: default `model_a`. image: the left image, default a sample photograph. other: the right image, default the
+    left one.
+
+    >>> widget = vitlens.widgets.compare(model, image=cat, other=cat)
     """
     return Widget(lambda: Comparison(model_a, model_a if model_b is None else model_b, image, other))
 
 
 def positions(model: nn.Module) -> Widget:
-    """Maps of the cosine similarity of one position embedding to all others; click a position to see its own (paper,
-    Fig. 7 center).
+    """Widget with maps of the cosine similarity of a clicked position embedding to all others (paper, Fig. 7 center).
 
-    Raises ValueError for models without a table of position embeddings (rotary ones).
+    Raises ValueError for models without a position embedding table, such as rotary ones.
+
+    >>> widget = vitlens.widgets.positions(model)
     """
     return Widget(lambda: PositionMaps(model))

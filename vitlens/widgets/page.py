@@ -1,6 +1,6 @@
-"""A page of controls, clickable images and text, described in Python and drawn by front.js.
+"""Pages of controls, clickable images and text, described in Python and drawn by front.js.
 
-A `Page` lives in the quick lane: nothing here touches a trait or a socket. The browser sends {"set": {name: value}},
+A `Page` runs in the quick lane, without traits and sockets. The browser sends {"set": {name: value}},
 {"pick": panel, "row": r, "col": c}, {"why": class number}, {"upload": name} with a file, or {"press": name}.
 """
 
@@ -16,15 +16,15 @@ from vitlens.plot.style import colors, translucent
 from vitlens.widgets.lanes import Answer, Cancelled, Job
 
 Check = Callable[[], None]
-"""Called between two forwards; raises Cancelled once the result is no longer needed."""
+"""Function to call between two forwards, which raises Cancelled if the result is no longer needed."""
 RESULTS = 100
-"""Results that a page keeps, such as maps and scores."""
+"""Number of results, such as maps and scores, that a page keeps."""
 
 
 @dataclass(frozen=True)
 class Control:
     """A control. kind: "select", "range" (over its options, or from 0 to high), "check", "number", "text" or
-    "switches", whose value is a tuple of the options that are off. groups: names of runs of options, and lengths."""
+    "switches", whose value is the tuple of switched-off options. groups: (name, length) of groups of options."""
 
     name: str
     label: str
@@ -39,7 +39,7 @@ class Control:
     hint: str = ""
 
     def check(self, value: object) -> None:
-        """Raise ValueError unless the control can have this value."""
+        """Raise ValueError for an invalid value."""
         choices = [choice for _, choice in self.options]
         if self.kind == "switches":
             return
@@ -70,16 +70,16 @@ class Scale:
     high: float
 
     def table(self, alpha: float = 1.0, opacity: str = "even") -> np.ndarray:
-        """(256, 4) uint8 RGBA colors from low to high, with the opacity that `plot.overlay` gives them."""
+        """RGBA colors (256, 4) uint8 from low to high, with the opacity of `plot.overlay`."""
         shown = translucent(self.cmap, self.low, self.high, alpha, opacity)
         return (shown(np.arange(256)) * 255).round().astype(np.uint8)
 
 
 def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit: float | None = None) -> Scale:
-    """The color scale of a map: from 0 to its largest value, or ±largest in red and blue if some are negative.
+    """Color scale of a map from 0 to its largest value, or ±largest in red and blue if some values are negative.
 
-    limit: the end of the scale if it is known, as 1 for cosines; the scale is then signed. stretch: from the smallest
-    value to the largest instead. cmap: another color map.
+    limit: end of a signed scale, such as 1 for cosines. stretch: from the smallest to the largest value instead. cmap:
+    another color map.
     """
     if stretch:
         return Scale(cmap or "viridis", float(values.min()), float(values.max()))
@@ -92,10 +92,10 @@ def scale_of(values: np.ndarray, *, cmap: str = "", stretch: bool = False, limit
 class Panel:
     """An image divided into cells, with a map over it.
 
-    picture: its name among the pictures. cell: (height, width) as shares of the image. axes: names of rows and columns.
-    selected: (row, col) or None. picks: the name of what a click chooses, or "". values: (rows, cols) or
-    (rows, cols, 3). scale: their colors; None for values that are colors themselves or are not painted. strength: the
-    largest opacity of the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale.
+    picture: name of the image in `pictures`. cell: (height, width) as shares of the image. axes: names of rows and
+    columns. selected: (row, col) or None. picks: noun for the target of a click, or "". values: (rows, cols) or
+    (rows, cols, 3). scale: color scale, or None for RGB values and panels without a map. strength: largest opacity of
+    the map. opacity: "value", growing with the value, or "even". ends: labels of the color scale.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Panel:
     ends: tuple[str, str] | None = None
 
     def message(self) -> dict:
-        """The panel as front.js takes it, with arrays as bytes."""
+        """The panel in the format of front.js, with arrays as bytes."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values, "<f4").tobytes()
         scale = self.scale and {
             "low": self.scale.low, "high": self.scale.high,
@@ -130,42 +130,42 @@ class Panel:
 class Page:
     """A state and the frame drawn from it.
 
-    Subclasses define `draw(check)`, which returns a dictionary of panels, pictures and whatever else the page has in
-    the present state, or the job without which nothing can be drawn; `controls()`, a list; and, for slow parts, `job`.
-    The state is replaced, never changed in place, so that the last good one can be restored after an error.
+    Subclasses define `draw(check)`, which returns a dictionary of panels, pictures and other parts of the frame, or the
+    job that it needs first. They define `controls()`, a list, and `job` for slow parts. The state is replaced, never
+    changed in place, so that the last valid state can be restored after an error.
     """
 
     plain: frozenset[str] = frozenset()
-    """Parts of the state on which no other control depends."""
+    """Parts of the state without effect on other controls."""
 
     def __init__(self, **state):
         self.state, self.frame, self.pictures = state, {}, {}
-        self.results: dict[tuple, object] = {}  # of jobs and of `once`; a text where a job failed
+        self.results: dict[tuple, object] = {}  # of jobs and of `once`, or the message of a failed job
         self.shown: dict[str, Control] = {}  # the controls of the last drawing
-        self.files: list[tuple[int, dict[str, bytes]]] = []  # to save: the number of the message, and the files
+        self.files: list[tuple[int, dict[str, bytes]]] = []  # downloads: (number of the message, files)
         self._menus, self._good, self._seen, self._message = None, state, 0, ""
-        self._awaited: tuple | None = None  # key of the job without which nothing can be drawn
+        self._awaited: tuple | None = None  # key of the job that the drawing needs
 
     def job(self) -> Job | None:
-        """The next slow part of the page, made in the long lane after the drawing."""
+        """The next slow part of the page, for the long lane after the drawing."""
         return None
 
     def menus(self) -> object:
-        """Equal as long as the controls differ in nothing but the values of `plain`."""
+        """Key of the controls, equal if they differ only in values of `plain`."""
         return [(name, value) for name, value in self.state.items() if name not in self.plain]
 
     def take(self, content: dict, buffers: list) -> None:
-        """Change the state as a message of the browser requests."""
+        """Change the state by a message of the browser."""
         self.change(**content.get("set", {}))
 
     def change(self, **values) -> None:
-        """Set parts of the state, one after the other. Raises ValueError, and changes nothing, if one is impossible."""
+        """Set parts of the state in order. Raises ValueError for an invalid value, with the state unchanged."""
         before = self.state
         try:
             for name, value in values.items():
-                self._renew_controls()  # a view that was set here may have other heads
+                self._renew_controls()  # a new view may have other heads
                 if name not in self.shown:
-                    raise ValueError(f"There is no control {name!r} here; there are {', '.join(self.shown)}.")
+                    raise ValueError(f"There is no control {name!r}. The controls are {', '.join(self.shown)}.")
                 self.shown[name].check(value)
                 self.state = self.state | {name: value}
         except ValueError:
@@ -173,12 +173,12 @@ class Page:
             raise
 
     def first(self, check: Check) -> Answer:
-        """The first drawing. Raises whatever is wrong."""
+        """The first drawing, with errors raised."""
         self._draw(check)
         return Answer(self.frame, self.pictures, self.job())
 
     def answer(self, messages: list[tuple[dict, list]], check: Check) -> Answer:
-        """Take all messages, then draw once. After an error, the last good page is shown with a sentence about it."""
+        """Process all messages, then draw once. After an error, the answer is the last valid page with a message."""
         before, errors, self.files = self.state, [], []
         for content, buffers in messages:
             self._seen = max(self._seen, content.get("number", 0))
@@ -187,7 +187,7 @@ class Page:
                     self._finish(tuple(content["job"]), buffers[0])
                 else:
                     self.take(content, buffers)
-            except Exception as error:  # shown to the reader
+            except Exception as error:  # shown on the page
                 errors.append(sentence(error))
         if errors or not all("job" in content for content, _ in messages):
             self._message = " ".join(dict.fromkeys(errors))
@@ -203,12 +203,12 @@ class Page:
             errors.append(sentence(error))
             self.state, self._message = self._good, errors[-1]
             self.frame = self.frame | {"answers": self._seen, "message": self._message}
-            with contextlib.suppress(Exception):  # the error that the message reports, once more
+            with contextlib.suppress(Exception):  # the same error again
                 job = self.job()
         return Answer(self.frame, self.pictures, job, self.files, errors)
 
     def once(self, key: tuple, make: Callable[[], object]) -> object:
-        """A result, made now or kept from before. The oldest beyond `RESULTS` are dropped."""
+        """A cached result, computed if missing. The oldest beyond `RESULTS` are dropped."""
         if key not in self.results:
             self.results[key] = make()
             while len(self.results) > RESULTS:
@@ -216,18 +216,18 @@ class Page:
         return self.results[key]
 
     def _finish(self, key: tuple, value: object) -> None:
-        """Keep the result of a job, or a sentence about its failure if the page can do without it."""
+        """Store the result of a job, or the message of its failure if the page does not need it."""
         if not isinstance(value, Exception):
             self.once(key, lambda: value)
             return
-        if isinstance(key[0], str):  # the page can do without it
+        if isinstance(key[0], str):  # an optional part of the page
             self.once(key, lambda: sentence(value))
         elif key == self._awaited:
             self.state = self._good
         raise value
 
     def _renew_controls(self) -> None:
-        """Make the controls anew if they depend on something that has changed."""
+        """Recreate the controls if `menus` changed."""
         if (menus := self.menus()) != self._menus:
             self.shown, self._menus = {control.name: control for control in self.controls()}, menus
 
@@ -249,11 +249,11 @@ class Page:
 
 
 def sentence(error: Exception) -> str:
-    """The message of an error for the page."""
+    """Message of an error for the page."""
     from vitlens.recorder.forward import out_of_memory
 
     if isinstance(error, ValueError | IndexError | OSError | ImportError):
         return str(error)
     if isinstance(error, MemoryError) or out_of_memory(error):
-        return "There is not enough memory for this; use a smaller image, size or model. The last image is kept."
-    return f"This could not be drawn ({type(error).__name__}: {error}). The last image is kept."
+        return "There is not enough memory. Use a smaller image, size or model. The last image is kept."
+    return f"Drawing failed ({type(error).__name__}: {error}). The last image is kept."

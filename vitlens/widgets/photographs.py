@@ -1,4 +1,4 @@
-"""Photographs as models see them: one forward of each, kept so that a click only indexes and redraws."""
+"""Photographs as model inputs, with a cached forward each, so that a click only indexes and redraws."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PAINT = {"strength": 0.75, "opacity": "value", "colors": "", "stretch": False, "
 LIKELIEST = 10
 """Number of classes that the menus offer."""
 KEPT = 256 * 2**20
-"""Bytes of uploads and captures to keep for a page. The two captures used last are always kept."""
-_ELONGATION = 16  # the most columns per row, or rows per column, for an image in its own shape
+"""Largest number of bytes of uploads and captures of a page. The two latest captures are always kept."""
+_ELONGATION = 16  # largest aspect ratio of the grid for a whole image
 
 
 @dataclass(frozen=True, eq=False)
 class Photograph:
-    """An image with a note about what `load_image` did to it, or "". number: unique."""
+    """An image with the notes of `load_image`, or "". number: unique."""
 
     image: Image.Image
     note: str = ""
@@ -47,7 +47,7 @@ class Photograph:
 
     @classmethod
     def read(cls, source, uploaded: bool = False) -> Photograph:
-        """Read an image with `load_image`. Raises ImageError if it is none."""
+        """Read an image with `load_image`. Raises ImageError for other files."""
         notes: list[str] = []
         return cls(load_image(source, on_note=notes.append), " ".join(notes), uploaded)
 
@@ -55,16 +55,16 @@ class Photograph:
 @functools.cache
 def sample_photographs() -> dict[str, Photograph]:
     """The sample photographs by name, opened once for all pages."""
-    return {name: Photograph(each) for name, each in samples().items()}
+    return {name: Photograph(image) for name, image in samples().items()}
 
 
 class Forward:
     """One forward of a model on a photograph.
 
-    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the same for people. attn: its layers. heads: their
-    number in a layer. tokens: one (1, T, D) per layer. classes: their number, 0 without a classifier. likeliest:
-    numbers of the likeliest ones. off: replacements of the heads that are switched off, as `intervene` takes them. key:
-    equal for equal weights, photographs, sizes and switches.
+    batch: (1, C, H, W), the model's input. pixels: (H, W, 3) uint8, the input as an image. attn: captured layers.
+    heads: number of heads in a layer. tokens: one (1, T, D) per layer. classes: number of classes, 0 without a
+    classifier head. likeliest: numbers of the most probable classes. off: replacements of the switched-off heads for
+    `intervene`. key: equal for equal weights, photographs, sizes and switches.
     """
 
     def __init__(
@@ -79,37 +79,37 @@ class Forward:
             self.tokens, logits = tokens.features(model, self.batch)
         if not logits.isfinite().all():
             raise ValueError(
-                "The model's outputs for this image are not finite, so its attention has no meaning. Its weights are "
-                "damaged, or its precision is too low."
+                "The model's outputs for this image are not finite, so its attention has no meaning. Check its weights "
+                "and its precision."
             )
         self.attn, self.grid, self.gated, self.heads = [*attn], attn.grid, attn.gated, attn[0].q.shape[1]
-        classed = class_count(model) != 0 and logits.dim() == 2  # without pooling there is one row for each token
+        classed = class_count(model) != 0 and logits.dim() == 2  # without pooling, logits have a row for each token
         self.classes = logits.shape[-1] if classed else 0
         self.logits = logits[0].float().cpu()
         self.names, self._shares = label_names(model, logits.shape[-1]), scores(model, self.logits)
         self.likeliest = self._shares.topk(min(LIKELIEST, self.classes)).indices.tolist() if classed else []
         self.prefix, self.name, self.outputs = family(model).prefix, title(model), output_kind(model)
-        self.written: dict[tuple, tuple] = {}  # contributions by target and contrast, which take a forward
+        self.written: dict[tuple, tuple] = {}  # contributions by (target, contrast)
 
     def switched(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which the model runs as it ran here, in this thread."""
+        """Context with the same heads switched off, in this thread."""
         return intervene(self.model, heads=self.off) if self.off else contextlib.nullcontext()
 
     def label(self, number: int) -> str:
-        """The name of a class, or its number."""
+        """Name of a class, or its number."""
         return self.names[number] if self.names else str(number)
 
     def share(self, number: int) -> float:
-        """The score of a class: its probability, or the value itself if `outputs` is "value"."""
+        """Probability of a class, or its value if `outputs` is "value"."""
         return self._shares[number].item()
 
     def score_words(self, score: float) -> str:
-        """A probability in percent, as in "12 %" or "< 0.5 %"; any other value with three significant digits."""
+        """A probability in percent, such as "12 %" or "< 0.5 %", or a value with three significant digits."""
         return number(score) if self.outputs == "value" else percent(score)
 
     @property
     def bytes(self) -> int:
-        """Memory held by the capture and the tokens."""
+        """Bytes of the capture and the tokens."""
         held = [t for layer in self.attn for t in (layer.q, layer.k, layer.mask) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*held, *self.tokens))
 
@@ -120,7 +120,7 @@ class Forward:
 
     @functools.cached_property
     def readout(self) -> str:
-        """The name of what the head reads."""
+        """Name of the classifier head's input."""
         readout, grid = self.grid.readout, self.grid
         if readout is None:
             return "no sum of tokens"
@@ -138,13 +138,13 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """As in "12 %", or "< 0.5 %" for less than that."""
+    """A share in percent, such as "12 %", or "< 0.5 %" for smaller ones."""
     return "< 0.5 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None:
-    """(height, width) in pixels for a whole photograph in its own shape, with about as many patches as the model was
-    built for; None if the model takes one size only."""
+    """(height, width) in pixels for a whole photograph in its aspect ratio, with about the model's number of patches.
+    None if the model takes one size only."""
     about = family(unwrap(model))
     height, width = about.built_size or about.preprocessing["input_size"][1:]
     patch = about.grid((height, width)).patch
@@ -159,8 +159,8 @@ def size_for(model: nn.Module, photograph: Photograph) -> tuple[int, int] | None
 
 
 def weights(model: nn.Module) -> tuple:
-    """The identity and version of every parameter and buffer, which in-place changes such as a step of an optimizer
-    raise. Changes through `.data` go unnoticed."""
+    """Identity and version of all parameters and buffers. In-place changes such as optimizer steps raise the version,
+    changes through `.data` do not."""
     tensors = [*model.parameters(), *model.buffers()]
     return tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
@@ -169,8 +169,8 @@ class Pictured(Page):
     """A page with photographs and a query. Its state has `photographs` by name, `photograph`, `query`, `row` and
     `column`.
 
-    others: models to show beside the first. size: (height, width) in pixels to show photographs at. more: photographs
-    besides the samples, by name.
+    others: further models. size: (height, width) of the input in pixels. more: photographs in addition to the samples,
+    by name.
     """
 
     plain = frozenset(("query", "row", "column", *PAINT))
@@ -186,8 +186,8 @@ class Pictured(Page):
         super().__init__(photographs=photographs, photograph=next(iter(photographs)), **state)
         self._forwards: OrderedDict[tuple, Forward] = OrderedDict()
         self._weights = {id(model): weights(model) for model in self.models}
-        grids = [self.forward_of(each, self.photograph, size=size).grid for each in self.models]
-        query = PATCH if any(each.readout is None for each in grids) else READOUT
+        grids = [self.forward_of(model, self.photograph, size=size).grid for model in self.models]
+        query = PATCH if any(grid.readout is None for grid in grids) else READOUT
         self.state = self.state | {"query": query, "row": grids[0].rows // 2, "column": grids[0].cols // 2}
 
     @property
@@ -196,20 +196,20 @@ class Pictured(Page):
 
     @property
     def photograph(self) -> Photograph:
-        """The photograph that is shown."""
+        """The current photograph."""
         return self.photographs[self.state["photograph"]]
 
     @property
     def forward(self) -> Forward:
-        """The forward of the photograph that is shown."""
+        """Forward of the current photograph."""
         return self.forward_of(self.model, self.photograph, size=self.size)
 
     def forward_of(
         self, model: nn.Module, photograph: Photograph, *, size: tuple[int, int] | None = None, whole: bool = False,
         off: tuple = (), values: Callable[[], dict] = dict,
     ) -> Forward:  # fmt: skip
-        """The forward of a model and a photograph with some heads off, made now or kept from before. values(): what
-        these heads give."""
+        """Cached forward of a model on a photograph, computed if missing. off: switched-off heads. values(): their
+        outputs."""
         key = (id(model), self._weights[id(model)], photograph.number, size, whole, off)
         if key not in self._forwards:
             self._forwards[key] = Forward(model, photograph.image, size, whole, values(), key)
@@ -220,7 +220,7 @@ class Pictured(Page):
     def _forget(self) -> None:
         """Drop the oldest captures, and then the oldest uploads, while they hold more than `KEPT` bytes."""
         shown = (self.state["photograph"], self.state.get("other"))
-        uploads = {name: np.prod((3, *each.image.size)) for name, each in self.photographs.items() if each.uploaded}
+        uploads = {name: np.prod((3, *p.image.size)) for name, p in self.photographs.items() if p.uploaded}
         hidden = [name for name in uploads if name not in shown]  # the newest first
 
         def full() -> bool:
@@ -243,7 +243,7 @@ class Pictured(Page):
         if "upload" in content:
             (file := io.BytesIO(buffers[0])).name = name = str(content["upload"])
             uploaded = {name: Photograph.read(file, uploaded=True)}
-            others = {each: photograph for each, photograph in self.photographs.items() if each != name}
+            others = {other: photograph for other, photograph in self.photographs.items() if other != name}
             self.state = self.state | {"photographs": uploaded | others, "photograph": name}
         else:
             super().take(content, buffers)
@@ -254,7 +254,7 @@ class Pictured(Page):
         super().change(**values)
 
     def fit(self, forward: Forward) -> None:
-        """Move row and column into a grid that may have become smaller."""
+        """Clip row and column to the grid."""
         row, col = min(self.state["row"], forward.grid.rows - 1), min(self.state["column"], forward.grid.cols - 1)
         self.state = self.state | {"row": row, "column": col}
 
@@ -282,7 +282,7 @@ class Pictured(Page):
         return Control(name, label, "range", self.state[name], high=len(forward.attn) - 1, **more)
 
     def paint_controls(self, colored: bool = False) -> list[Control]:
-        """colored: for values that are colors themselves."""
+        """Controls of colors and opacity. colored: True for RGB values."""
         state = self.state
         maps = (("automatic", ""), *((name, name) for name in MAPS))
         return [

@@ -1,4 +1,4 @@
-"""The similarity of position embeddings."""
+"""Page of the similarity of position embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitlens.widgets.drawing import mosaic, png
 from vitlens.widgets.page import Control, Page, Panel, Scale
 from vitlens.widgets.views import number
 
-MOST = 24  # rows or columns up to which all maps are shown at once
+MOST = 24  # largest number of rows or columns for showing all maps
 
 
 class PositionMaps(Page):

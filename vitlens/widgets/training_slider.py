@@ -1,4 +1,4 @@
-"""A training run in figures, with a slider over its snapshots."""
+"""Slider over the snapshots of a training run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from vitlens import plot
 
 
 def training(snapshots: Mapping) -> ipywidgets.VBox:
-    """A slider over the snapshots of a run, which moves its four inspection figures at once, and a button to play them.
+    """Slider over the snapshots of a run, with its four inspection figures and a button to play them.
 
-    snapshots: what `train.snapshots.load` returns. All figures are drawn in advance, a fifth of a second each, so that
-    the slider never waits. Works with ipywidgets 7.7 and 8.
+    snapshots: the result of `train.snapshots.load`. All figures are drawn in advance, 0.2 seconds each, so that the
+    slider is immediate. Works with ipywidgets 7.7 and 8.
+
+    >>> snapshot = vitlens.train.snapshots.record(model, images)
+    >>> slider = vitlens.widgets.training({"steps": [0], **{name: a[None] for name, a in snapshot.items()}})
     """
     frames = [_png(plot.snapshot(snapshots, index)) for index in range(len(snapshots["steps"]))]
     last = len(frames) - 1

@@ -1,4 +1,4 @@
-"""The views of an image: a registry of rows, each of which makes a map over the patches and a sentence about it.
+"""Views of an image: a registry of functions that compute a map over the patches and its caption.
 
 Shapes: L layers, H heads, T tokens = R prefix + P patches.
 """
@@ -33,26 +33,26 @@ HEADS = {
     "mixed": {MEAN: "mean of heads", MAX: "largest of heads"},
     "added": {EVERY: "all of all layers", SUM: "all of the layer"},
 }
-"""Combinations of heads that a view offers. Single heads come after these, but not where heads are mixed."""
+"""Head-aggregation choices. Single heads are listed after them, except for "mixed"."""
 LOOKS, HOLDS, WRITES, WHY, SLOWER = (
     "Where heads look", "What tokens hold", "What heads write", "Why?", "Why? (slower)",
 )  # fmt: skip
-"""The groups of the menu."""
+"""Groups of the view menu."""
 POINTS, ORDERS, BASELINE = 14, 8, "mean"
 LONGEST, LONGEST_MAP = 120.0, 1200.0
-"""The longest score and the longest map in seconds. Beyond, the page gives only the estimate."""
+"""Longest time in seconds of a score and of a map. Longer ones are only estimated."""
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """A target: similarity to a text, or to another image. number: of its photograph."""
+    """Similarity to a text or to another image as a target. number: number of the photograph."""
 
     name: str
     number: int | None = None
     image: Image.Image | None = field(default=None, compare=False, repr=False)
 
     def question(self, forward: Forward) -> object:
-        """The target as `vitlens.attribution` takes it."""
+        """The target for `vitlens.attribution`."""
         if self.image is None:
             return attribution.text(self.name)
         batch = preprocess(forward.model, self.image, size=tuple(forward.batch.shape[-2:]))
@@ -61,7 +61,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choices of a view.
+    """Settings of a view.
 
     layer: from 0. head: a number, or a combination of `HEADS`. query: READOUT, the position of a prefix token, or
     (row, column) of a patch. target: the class to explain, or a `Likeness`. against: the class to contrast it with.
@@ -74,15 +74,15 @@ class Choice:
     against: int | None = None
 
     def question(self, forward: Forward) -> object:
-        """The target as `vitlens.attribution` takes it."""
+        """The target for `vitlens.attribution`."""
         return self.target.question(forward) if isinstance(self.target, Likeness) else self.target
 
 
 @dataclass(frozen=True)
 class Map:
-    """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: a description without its
-    final period. limit: the end of the color scale, if fixed. unit: of the values. title: in place of the view's.
-    beside: charts next to the image, as front.js takes them. arrays: more numbers to save."""
+    """A drawn view. values: (rows, cols), or (rows, cols, 3) for three color channels. words: caption without its final
+    period. limit: end of a fixed color scale. unit: unit of the values. title: replaces the view's. beside: charts next
+    to the image for front.js. arrays: further arrays to save."""
 
     values: np.ndarray
     words: str
@@ -95,12 +95,12 @@ class Map:
 
 @dataclass(frozen=True)
 class View:
-    """A row of the list of views.
+    """A view.
 
-    title: its name above the image. make: (forward, choice, check) → Map; it calls `check` during long work. group: its
-    place in the menu, and entry: its name there, if it is another. query: whether the map depends on it. head: a key of
-    `HEADS`, or "" without heads. layered: whether the map is of a layer. explains: whether it is about a class;
-    contrasts: and maybe rather than another class. slow: made in the long lane.
+    title: title above the image. make: (forward, choice, check) → Map. Calls `check` during long work. group: group in
+    the menu. entry: name in the menu if it differs from the title. query: True if the map depends on the query. head: a
+    key of `HEADS`, or "" without heads. layered: True for maps of a layer. explains: True for maps of a class.
+    contrasts: True if a contrast class is possible. slow: True for the long lane.
     """
 
     title: str
@@ -116,22 +116,22 @@ class View:
 
     @property
     def attributes(self) -> bool:
-        """True for an attribution method: its map may be of a `Likeness`, and has a score."""
+        """True for attribution methods, which also take a `Likeness` and have a score."""
         return self.explains and not self.layered
 
     def heads(self, count: int) -> dict[str | int, str]:
-        """The choices among so many heads, and their names."""
+        """Names of the head choices for `count` heads."""
         single = {} if self.head == "mixed" else {head: str(head) for head in range(count)}
         return HEADS[self.head or "each"] | single
 
     def fitted(self, head: str | int, count: int) -> str | int:
-        """The head if it can be chosen in this view, else the first choice."""
+        """The head if this view has it, else the first choice."""
         choices = self.heads(count)
         return head if head in choices else next(iter(choices))
 
 
 class Layers(Sequence):
-    """Some layers of a capture. `check` is called whenever one is read."""
+    """Layers of a capture that call `check` on access."""
 
     def __init__(self, forward: Forward, layers: slice, check: Check):
         self.layers, self.grid, self.model_name, self.check = forward.attn[layers], forward.grid, forward.name, check
@@ -146,8 +146,8 @@ class Layers(Sequence):
 
 @contextlib.contextmanager
 def until(model: nn.Module, check: Check) -> Iterator[None]:
-    """Call check() before each forward of the model in this block and thread. The hook is on the patch embedding,
-    because computing features skips the head."""
+    """Call check() before each forward of the model in this context and thread. The hook is on the patch embedding,
+    because `forward_features` skips the head."""
     thread = threading.get_ident()
 
     def before(module, args) -> None:
@@ -159,12 +159,12 @@ def until(model: nn.Module, check: Check) -> Iterator[None]:
 
 
 def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
-    """(T,) weights of the tokens that a query reads: one-hot for a token. Raises ValueError for the read-out of a model
-    whose head reads no weighted sum of tokens."""
+    """Weights (T,) of the tokens of a query, one-hot for a token. Raises ValueError for a read-out that is not a
+    weighted sum of tokens."""
     if query == READOUT:
         if forward.grid.readout is None:
             raise ValueError(
-                f"{forward.name} has no read-out to look from, because its head reads no weighted sum of tokens. "
+                f"{forward.name} has no read-out as a query, because its head's input is not a weighted sum of tokens. "
                 "Choose a patch or another token."
             )
         return forward.grid.readout.float().reshape(-1, forward.grid.tokens)[0].cpu()
@@ -174,7 +174,7 @@ def query_row(forward: Forward, query: str | int | tuple[int, int]) -> Tensor:
 
 
 def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
-    """The name of a query in a sentence."""
+    """Name of a query for captions."""
     if query == READOUT:
         return f"the read-out ({forward.readout})"
     if isinstance(query, tuple):
@@ -183,7 +183,7 @@ def query_words(forward: Forward, query: str | int | tuple[int, int]) -> str:
 
 
 def _fused(values: Tensor, head: int | str) -> Tensor:
-    """The values of one head out of (H, …), or the mean or maximum over the heads."""
+    """Values of one head of (H, …), or the mean or maximum over heads."""
     return values.mean(0) if head == MEAN else values.amax(0) if head == MAX else values[head]
 
 
@@ -196,7 +196,7 @@ def _prefix_words(forward: Forward) -> str:
 
 
 def _gate_words(forward: Forward) -> str:
-    """A note about gated attention, whose gate is in no map."""
+    """Note about gated attention, whose gate is not part of the map."""
     return ". A learned gate on the output of attention is not part of it" if forward.gated else ""
 
 
@@ -224,7 +224,7 @@ def _received(forward: Forward, choice: Choice, check: Check) -> Map:
 
 
 def _rollout(forward: Forward, choice: Choice, check: Check) -> Map:
-    row = query_row(forward, choice.query)  # refuses a read-out that does not exist
+    row = query_row(forward, choice.query)  # raises for a missing read-out
     query = None if choice.query == READOUT else int(row.argmax())
     layers = Layers(forward, slice(choice.layer + 1), check)
     values = attention.rollout(layers, query=query, head_fusion=choice.head)[0].float().cpu()
@@ -262,14 +262,14 @@ def _norms(forward: Forward, choice: Choice, check: Check) -> Map:
 
 
 def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check) -> list[tuple[float, int]]:
-    """The probability of the likeliest class after each layer by the raw lens at the query, and its number."""
+    """(probability, class number) of the most probable class after each layer, by the raw lens at the query."""
     best = []
-    for each in forward.tokens:
+    for layer_tokens in forward.tokens:
         check()
         if query == READOUT:
-            logits = family(forward.model).head(each)
+            logits = family(forward.model).head(layer_tokens)
         else:
-            logits = stream.read_each(forward.model, each[:, [forward.grid.position(query)]])[:, 0]
+            logits = stream.read_each(forward.model, layer_tokens[:, [forward.grid.position(query)]])[:, 0]
         share, target = scores(forward.model, logits[0]).float().max(0)
         best.append((share.item(), target.item()))
     return best
@@ -278,7 +278,7 @@ def _by_layer(forward: Forward, query: str | int | tuple[int, int], check: Check
 @torch.inference_mode()
 def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     if any(layer == "pool" for layer, _ in forward.off):
-        raise ValueError("The raw lens needs all heads of the attention pool. Switch them on to see it.")
+        raise ValueError("The raw lens needs all heads of the attention pool. Switch them on.")
     target, layer, query = choice.target, choice.layer, choice.query
     with evaluating(forward.model):
         shares = scores(forward.model, stream.read_each(forward.model, forward.tokens[layer])[0])[:, target].float()
@@ -295,8 +295,8 @@ def _lens(forward: Forward, choice: Choice, check: Check) -> Map:
     lens = {
         "title": f"{who}, layer by layer", "layer": layer,
         "rows": [
-            {"layer": k, "name": forward.label(each), "share": top[k], "plain": quantity == "value"}
-            for k, each in enumerate(classes)
+            {"layer": k, "name": forward.label(c), "share": top[k], "plain": quantity == "value"}
+            for k, c in enumerate(classes)
         ],
         "note": "The likeliest class after each layer, by the raw lens. A click goes to the layer.",
     }  # fmt: skip
@@ -308,8 +308,7 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     target, against = choice.target, choice.against
     if any(not isinstance(value, str) for value in forward.off.values()):
         raise ValueError(
-            "Contributions add up only where heads are on or give zero, because no part of this image writes a mean. "
-            "Let heads that are off give zero, or switch them on."
+            "Contributions add up only if switched-off heads give zero, got their mean. Choose zero, or switch them on."
         )
     if (target, against) not in forward.written:
         with until(forward.model, check), forward.switched():
@@ -317,11 +316,11 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
     parts, written = forward.written[target, against]
     logit, written, layer, head = parts.logits[0].item(), written[0].float().cpu(), choice.layer, choice.head
     chosen = written if head == EVERY else written[layer] if head == SUM else written[layer, head]
-    each = chosen.reshape(-1, forward.grid.tokens).sum(0)
+    sums = chosen.reshape(-1, forward.grid.tokens).sum(0)
     whose = {EVERY: "All heads of all layers", SUM: f"All heads of layer {layer}"}
     minus = "" if against is None else f" minus that of “{forward.label(against)}”"
     prefix = forward.grid.prefix
-    signed = [("+" if value >= 0 else "") + number(value) for value in (each[prefix:].sum(), each[:prefix].sum())]
+    signed = [("+" if value >= 0 else "") + number(value) for value in (sums[prefix:].sum(), sums[:prefix].sum())]
     words = (
         f"{whose.get(head, f'Head {head} of layer {layer}')}: what the model takes from each patch here and writes "
         f"directly into the logit of “{forward.label(target)}”{minus}, {signed[0]} in all"
@@ -339,19 +338,19 @@ def _contributions(forward: Forward, choice: Choice, check: Check) -> Map:
         "note": f"The bars of heads, MLPs, embedding and biases add up to {number(logit)}.",
     }  # fmt: skip
     arrays = {name: part.numpy() for name, part in numbers.items()} | {"logits": np.array(logit)}
-    return Map(forward.grid.image_map(each).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
+    return Map(forward.grid.image_map(sums).numpy(), words, unit="logits", beside={"parts": chart}, arrays=arrays)
 
 
 def _called(forward: Forward, target: int | Likeness) -> str:
-    """A target in a sentence, a class with its probability."""
+    """Name of a target for captions, a class with its probability."""
     if isinstance(target, Likeness):
-        return f"likeness to “{target.name}”"
+        return f"similarity to “{target.name}”"
     return f"“{forward.label(target)}” ({forward.score_words(forward.share(target))})"
 
 
 @functools.cache
 def explaining(method: Method) -> View:
-    """The view of an attribution method."""
+    """View of an attribution method."""
     begin = method.title[0].upper() + method.title[1:]
     slow = method.needs in ("pixels", "patches")
 
@@ -368,7 +367,7 @@ def explaining(method: Method) -> View:
         words = f"{begin} for {_called(forward, choice.target)}"
         if choice.against is not None:
             words += f" rather than {_called(forward, choice.against)}"
-        return Map(values, words, title=f"Why alike: {method.title}" if isinstance(choice.target, Likeness) else "")
+        return Map(values, words, title=f"Why similar: {method.title}" if isinstance(choice.target, Likeness) else "")
 
     return View(
         f"Why this class: {method.title}" if method.knows_class else begin, make, group=SLOWER if slow else WHY,
@@ -384,24 +383,23 @@ VIEWS = {
     "components": View("Principal components of tokens", _components, HOLDS),
     "norms": View("Length of tokens", _norms, HOLDS),
 }
-"""The views of a layer that are about no class."""
+"""Views of a layer without a class."""
 INSIDE = {
     "lens": View("Raw lens: class by layer", _lens, HOLDS, "Classes by layer (raw lens)", query=True, explains=True),
     "contributions": View("What heads write into the class", _contributions, WRITES, "Contributions of heads",
                           head="added", explains=True, contrasts=True),
 }  # fmt: skip
-"""The views of a layer that are about a class."""
+"""Views of a layer for a class."""
 
 
 def views() -> dict[str, View]:
-    """All views by name: those of a layer, and one for each attribution method that is registered now."""
+    """All views by name: those of a layer, and one for each registered attribution method."""
     of_a_layer = VIEWS | INSIDE
     return of_a_layer | {name: explaining(method) for name, method in METHODS.items() if name not in of_a_layer}
 
 
 def possible(forward: Forward) -> dict[str, View]:
-    """The views for a model: without classes none that is about these alone, and without a read-out none that starts
-    from it."""
+    """Views that a model supports, with respect to its classes and read-out."""
     readable, embedded = forward.grid.readout is not None, forward.logits.dim() == 1
     return {
         name: view
@@ -413,7 +411,7 @@ def possible(forward: Forward) -> dict[str, View]:
 
 
 def view_control(view: str, rows: dict[str, View]) -> Control:
-    """The menu of views, in groups."""
+    """Menu of views in groups."""
     groups = dict.fromkeys(row.group for row in rows.values())
     entries = [(row.entry or row.title, name) for group in groups for name, row in rows.items() if row.group == group]
     sizes = tuple((group, sum(row.group == group for row in rows.values())) for group in groups)
@@ -428,12 +426,12 @@ def head_control(forward: Forward, view: View, head: str | int, name: str = "hea
 def map_panel(
     forward: Forward, view: View, choice: Choice, shown: Map, state: dict, *, name: str = "picture", title: str = ""
 ) -> Panel:
-    """The panel of a map over its image, with its words."""
+    """Panel of a map over its image, with its caption."""
     grid, values, scale, words = forward.grid, shown.values, None, shown.words + "."
     if values.ndim == 2:
         scale = scale_of(values, cmap=state["colors"], stretch=state["stretch"], limit=shown.limit)
         words += f" Patches have {number(values.min())} to {number(values.max())}."
-    words += f" The model saw {grid.image[0]} × {grid.image[1]} pixels."
+    words += f" The model's input has {grid.image[0]} × {grid.image[1]} pixels."
     for cut, padded, where in zip(grid.cut, grid.padded, ("at the bottom", "at the right"), strict=True):
         words += f" No patch covers the last {cut} pixels {where}." if cut else ""
         words += f" The last patches {where} reach {padded} pixels beyond the image." if padded else ""
@@ -449,12 +447,12 @@ def map_panel(
 
 @torch.inference_mode()
 def mean_distance(forward: Forward, check: Check) -> np.ndarray:
-    """(L, H) mean attention distance in input pixels."""
+    """Mean attention distance (L, H) in input pixels."""
     return attention.mean_distance(Layers(forward, slice(None), check))[0].float().cpu().numpy()
 
 
 def seconds(forward: Forward) -> float:
-    """The time of one forward. Capturing was the first one, which is slower."""
+    """Seconds of one forward, after a warm-up by the capture."""
     start = time.perf_counter()
     with evaluating(forward.model), torch.inference_mode():
         run(forward.model, forward.batch).cpu()
@@ -462,13 +460,13 @@ def seconds(forward: Forward) -> float:
 
 
 def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) -> np.ndarray | str:
-    """(2, maps, S) deletion and insertion of maps (maps, rows, cols), by default of random orders of the patches, for
-    which it may be that a sentence comes instead: that they would take longer than `LONGEST`."""
+    """Deletion and insertion curves (2, maps, S) of maps (maps, rows, cols), default of random orders of the patches.
+    Random orders that would take longer than `LONGEST` return a message instead."""
     grid, step = forward.grid, -(-forward.grid.patches // POINTS)
     if maps is None:
         maps = faithfulness.random_maps(grid, ORDERS)
         if (duration := 2 * POINTS * (1 + ORDERS) * seconds(forward)) > LONGEST:
-            return f"Not scored here: it would take about {duration / 60:.0f} minutes. `vitlens explain` does it."
+            return f"Not scored, because it would take about {duration / 60:.0f} minutes. Use `vitlens explain`."
     with until(forward.model, check), forward.switched():
         both = faithfulness.curves(
             forward.model, forward.batch, maps[:, None].to(forward.batch.device), choice.question(forward),
@@ -478,9 +476,9 @@ def curves(forward: Forward, choice: Choice, maps: Tensor | None, check: Check) 
 
 
 def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray) -> dict:
-    """The score of a map as `curves` of front.js takes it. own, random: `curves` of the map and of random orders."""
+    """Score of a map for front.js. own, random: `curves` of the map and of random orders."""
     counts = torch.tensor([*range(0, patches := forward.grid.patches, -(-patches // POINTS)), patches])
-    mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, each)) for each in (own[:, 0], random))
+    mine, others = (faithfulness.Curves(counts, *map(torch.from_numpy, pair)) for pair in (own[:, 0], random))
     gain, gains = mine.insertion_area - mine.deletion_area, others.insertion_area - others.deletion_area
     sigmas = ((gain - gains.mean()) / gains.std()).item()
     above = f"{number(abs(sigmas))} σ {'above' if sigmas >= 0 else 'below'} {ORDERS} random orders"
@@ -496,5 +494,5 @@ def score(forward: Forward, choice: Choice, own: np.ndarray, random: np.ndarray)
         "words": f"Patches are covered {faithfulness.BASELINES[BASELINE]}. Areas: "
         f"deletion {number(mine.deletion_area.item())} (low is good), "
         f"insertion {number(mine.insertion_area.item())} (high is good). "
-        f"Insertion − deletion lies {above if np.isfinite(sigmas) else 'where all orders do'}.",
+        f"Insertion − deletion is {above if np.isfinite(sigmas) else 'equal for all orders'}.",
     }  # fmt: skip
