@@ -293,7 +293,7 @@ def inspect(
     beside: Annotated[str, Option(help="Second model, drawn next to the first in beside.png.")] = "",
     heads: Annotated[bool, Option("--heads", help="Write the contribution of each head to the logit, too.")] = False,
     device: Device = "cpu",
-) -> None:
+) -> int:
     """Write the figures of "An Image is Worth 16x16 Words" for a model: filters, positions, distance, rollout."""
     with importing():
         from tqdm import tqdm
@@ -331,8 +331,7 @@ def inspect(
             print(f"  {name:11}{words}")
         for words in inspection.notes:
             print(f"  Note: {words}")
-    if failures:
-        raise typer.Exit(1)
+    return int(bool(failures))
 
 
 @app.command(cls=Command)
@@ -360,7 +359,7 @@ def explain(
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
-) -> None:
+) -> int:
     """Explain a class, or the similarity to an image or a text: a map by each method, and its scores with --scores.
 
     A scores.csv that an earlier run left in --out is removed or replaced.
@@ -421,8 +420,7 @@ def explain(
         found = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
         echo(f"vitlens: stopped; {found} are in {out}.")
         raise SystemExit(130) from None
-    if failures:
-        raise typer.Exit(1)
+    return int(bool(failures))
 
 
 def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tuple[object, object]:
@@ -506,7 +504,7 @@ def train(
     list_recipes: Annotated[
         bool, Option("--list", help="List the recipes and stop; with --recipe, the settings of one.")
     ] = False,
-) -> None:
+) -> int:
     """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""
     from vitlens.train.recipes import RECIPES
     from vitlens.train.runs import read_recipe, run
@@ -533,8 +531,7 @@ def train(
         tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
         on_damaged="skip" if skip_damaged else "raise",
     )  # fmt: skip
-    if account["stopped_by"]:
-        raise SystemExit(128 + account["stopped_by"])
+    return 128 + account["stopped_by"] if account["stopped_by"] else 0
 
 
 def list_tasks(listed: bool) -> None:
@@ -581,7 +578,7 @@ def evaluate(
     list_names: Annotated[
         bool, Option("--list", is_eager=True, callback=list_tasks, help="List the named data sets and stop.")
     ] = False,
-) -> None:
+) -> int:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens import evaluate as evaluation
 
@@ -601,8 +598,7 @@ def evaluate(
     finally:
         if records and question.world.rank == 0:
             print(evaluation.table(records))
-    if question.failures:
-        raise typer.Exit(1)
+    return int(bool(question.failures))
 
 
 @app.command(cls=Command)
