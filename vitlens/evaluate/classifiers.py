@@ -127,8 +127,6 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
     """
     from sklearn.neighbors import KNeighborsClassifier
 
-    if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, got {temperature:g}.")
 
     def votes(distances: np.ndarray) -> np.ndarray:
         """Weights divided by the largest, so that they cannot overflow."""

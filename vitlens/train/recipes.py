@@ -213,14 +213,12 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def register(recipe: Recipe) -> Recipe:
-    """Add a recipe to `RECIPES` and return it. Raises ValueError if its name is taken.
+    """Add a recipe to `RECIPES`, in place of one of the same name, and return it.
 
     >>> vitlens.train.register(vitlens.train.Recipe(name="mine", epochs=10)).epochs
     10
     >>> del vitlens.train.RECIPES["mine"]
     """
-    if recipe.name in RECIPES:
-        raise ValueError(f"The recipe name {recipe.name!r} is taken. Give this recipe another name.")
     RECIPES[recipe.name] = recipe
     return recipe
 
