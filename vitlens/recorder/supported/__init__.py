@@ -349,16 +349,12 @@ def transformer(model: nn.Module) -> nn.Module:
 
     Raises UnsupportedModelError if it contains zero or several.
     """
-    if not known(inner := within(model)):
-        raise refuse(model, _why_not(model))
-    return inner
+    return _require_known(within(model), model)
 
 
 def attention_modules(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """Per layer the (name, module) of its attention, in the order of the calls. Raises UnsupportedModelError."""
-    if not known(model):
-        raise refuse(model, _why_not(model))
-    layers = family(model).attention()
+    layers = family(_require_known(model, model)).attention()
     modules = [id(module) for layer in layers for _, module in layer]
     if len(set(modules)) < len(modules):
         raise refuse(model, "its layers share one attention module, so its calls cannot be assigned to layers")
@@ -377,6 +373,13 @@ def require_capturable(model: nn.Module) -> None:
         if rate and rate > 0:
             layer = f"{name} ({type(module).__name__}, {rate:g})"
             raise refuse(model, f"in training mode {layer} drops parts of it at random; call model.eval() first")
+
+
+def _require_known(inner: nn.Module, model: nn.Module) -> nn.Module:
+    """The inner module. Raises UnsupportedModelError about the whole model if its class is not supported."""
+    if not known(inner):
+        raise refuse(model, _why_not(model))
+    return inner
 
 
 def _why_not(model: nn.Module) -> str:
