@@ -369,7 +369,7 @@ REFUSED = [
     ("train --recipe finetune-smal --data digits --out OUT", "Did you mean finetune-small?"),
     ("train --resume", "needs --out"),
     ("train --resume --out OUT", "no run to resume"),
-    ("evaluate MODEL --data digits --protocol finetune --checkpoint FILE", "starts from a timm name"),
+    ("evaluate MODEL --data digits --protocol finetune --checkpoint FILE", "trains from a timm name"),
     ("inspect MODEL --device abacus", "'abacus'"),
     ("inspect MODEL --device meta", "'meta'"),
     ("inspect MODEL/..", "has no config.json"),
