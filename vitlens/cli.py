@@ -349,13 +349,13 @@ def explain(
     ] = (),
     out: Folder = Path("explanations"),
     scores: Annotated[
-        bool, Option("--scores", help="Score the maps by insertion and deletion, too: about 400 forwards an image.")
+        bool, Option("--scores", help="Score each map by insertion and deletion, in about 400 forwards an image.")
     ] = False,
     baseline: Annotated[
-        Baseline | None, Option(help="Color of the covered patches for --scores; by default their mean.")
+        Baseline | None, Option(help="Replacement of covered patches in --scores; by default the image's mean color.")
     ] = None,
     orders: Annotated[
-        int | None, Option(min=0, help="Random orders to compare with for --scores; by default 8. Below 8: no σ.")
+        int | None, Option(min=0, help="Number of random orders in --scores; by default 8. Fewer than 8 give no σ.")
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",

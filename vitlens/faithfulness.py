@@ -104,9 +104,9 @@ def partial_curves(
     baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
     grid: TokenGrid | None = None, internal_batch_size: int = 32,
 ) -> Iterator[tuple[int, int, Curves]]:  # fmt: skip
-    """Yield (images done, images in all, curves so far) after each batch of `curves`, NaN where nothing is known yet.
+    """Yield (images done, total, `curves` so far) after each batch; scores that are not computed yet are NaN.
 
-    The whole and the empty images come first, once for all maps and both curves, then map after map.
+    The uncovered and the fully covered image come first, once for all maps and both curves, then map after map.
     """
     grid = _grid(model, images, grid)
     batch, patches = len(images), grid.patches
@@ -165,13 +165,13 @@ def with_random(maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: 
 
 
 def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
-    """A DataFrame with one row for each image and map of the curves of maps of these names and then of random orders.
+    """A DataFrame with one row for each image and map. The curves are of maps of these names, then of random orders.
 
     Columns: image, its number in the batch; method; deletion and insertion, the areas; difference, insertion −
     deletion; rank, 1 for the map of this image with the largest difference (equal ones share the better rank);
     random_orders, their number; random_deletion_mean, random_deletion_std and so on, the mean and the standard
-    deviation (n − 1) of their areas; difference_z_score, how many of these standard deviations the difference lies
-    above their mean, not finite where all orders score alike; steps, into which the curves are divided.
+    deviation (n − 1) of their areas; difference_z_score, the number of standard deviations by which the difference lies
+    above their mean, not finite where all orders have the same score; steps, the number of steps of the curves.
     """
     import pandas as pd
 

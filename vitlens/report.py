@@ -424,14 +424,19 @@ def score(
     model: nn.Module, explanations: Iterable[Explanation], *, orders: int = ORDERS, steps: int = STEPS,
     baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] = lambda *_: None,
 ) -> Iterator[Explanation]:  # fmt: skip
-    """Yield explanations with the insertion and deletion scores of their maps.
+    """Yield each explanation with the insertion and deletion scores of its maps.
 
-    orders: number of random orders to compare with; the standard deviation of fewer than 8 is left out. steps: at most
-    into how many each curve is divided. baseline, score: as in `faithfulness.curves`. on_forwards: called after each
-    batch with the number of forwards done and the number of all, of this image. Columns of the scores: those of
-    `faithfulness.ranked`, and quantity, whose curves they are the areas under, and baseline.
+    orders: number of random orders to compare with; the standard deviation of fewer than 8 is left out. steps: largest
+    number of steps of a curve. baseline, score: as in `faithfulness.curves`. on_forwards: called after each batch with
+    the number of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`,
+    baseline, and quantity, the y-axis of the curves.
 
-    An interrupted explanation is yielded with the maps whose scores are known, and then KeyboardInterrupt is raised.
+    On Ctrl-C it yields the explanation with the maps that are completely scored, then raises KeyboardInterrupt.
+
+    >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad", "rollout"])
+    >>> (explanation,) = vitlens.report.score(model, explanations, orders=0, steps=4)
+    >>> explanation.scores["rank"].tolist()
+    [1, 2]
     """
     from vitlens import faithfulness
 
