@@ -453,7 +453,11 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """Number of classes: the head's outputs, or `num_classes` where it has none; 0 for features, None if unknown."""
+    """Number of classes: the head's outputs, or `num_classes` where it has none; 0 for features, None if unknown.
+
+    >>> vitlens.models.class_count(model)
+    200
+    """
     return family(unwrap(model)).classes
 
 
@@ -468,6 +472,9 @@ def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
 
     count: number of logits the model gave; by default as many as its head has outputs. None also where there are names
     for another number of classes, because the head was replaced.
+
+    >>> vitlens.models.label_names(model)[6]
+    'trilobite'
     """
     model = unwrap(model)
     if count is not None and supported.label_names(model) is None:
@@ -490,6 +497,9 @@ def output_kind(model: nn.Module) -> str:
 
     That of `load_model(outputs=…)`, a folder's config.json or transformers' `problem_type`; else "value" for a single
     output and "classes" for more.
+
+    >>> vitlens.models.output_kind(model)
+    'classes'
     """
     for part in (unwrap(model), within(model)):
         if (kind := getattr(part, "outputs", None)) in OUTPUTS:
@@ -502,7 +512,11 @@ def output_kind(model: nn.Module) -> str:
 
 def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
     """Scores of logits (…, classes), in float32 or wider: softmax for classes, sigmoid for independent labels, and the
-    values themselves otherwise. model: the model, or one of `OUTPUTS`."""
+    values themselves otherwise. model: the model, or one of `OUTPUTS`.
+
+    >>> vitlens.models.scores(model, logits).sum(-1)
+    tensor([1.0000, 1.0000])
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     kind = model if isinstance(model, str) else output_kind(model)
     if kind == "classes" and logits.shape[-1] > 1:
@@ -514,6 +528,9 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
     """The k highest outputs for each row of (B, classes) logits: (name or number, score).
 
     Raises ValueError for a model without a classifier.
+
+    >>> [(name, round(score, 2)) for name, score in vitlens.models.top_classes(model, logits, k=2)[0]]
+    [('Egyptian cat', 0.56), ('tabby, tabby cat', 0.41)]
     """
     require_classes(model)
     names = label_names(model, logits.shape[-1])
@@ -620,7 +637,11 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
 
 
 def guessed(model: nn.Module) -> str:
-    """A sentence if the preprocessing of a model is a guess, else ""."""
+    """A sentence if the preprocessing of a model is a guess, else "".
+
+    >>> vitlens.models.guessed(model)
+    ''
+    """
     parts = (unwrap(model), within(model))
     for part in parts:
         if hasattr(part, "guessed_preprocessing"):
@@ -631,7 +652,11 @@ def guessed(model: nn.Module) -> str:
 
 
 def built_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) in pixels of the images that a model is given, or None if it has no size of its own."""
+    """(height, width) in pixels of the images that a model is given, or None if it has no size of its own.
+
+    >>> vitlens.models.built_size(model)
+    (224, 224)
+    """
     own = _own_transform(model)
     return family(within(model)).built_size if own is None else _measured(own)["input_size"][1:]
 
@@ -640,6 +665,9 @@ def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
     """Preprocessing of `model` in timm's settings, with the model's own channels and, if given, another (H, W).
 
     Raises ImageError for a model of neither one nor three channels, and for as many means or deviations.
+
+    >>> vitlens.models.data_config(model)["interpolation"]
+    'bilinear'
     """
     if (own := _own_transform(model)) is not None:
         config = dict(_measured(own))
@@ -690,6 +718,9 @@ def preprocess(
 
     Raises ImageError for what `load_image` refuses, an image over 100 times as long as wide (or as wide as long), and a
     model of neither one nor three channels.
+
+    >>> vitlens.models.preprocess(model, [cat, cat]).shape
+    torch.Size([2, 3, 224, 224])
     """
     transform, config = _transform(model, size, whole), data_config(model, size)
     channels, *sides = config["input_size"]
@@ -726,7 +757,11 @@ def crop_box(
 
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     """`preprocess` without the normalization, as a function from one RGB image to uint8 (C, H, W), for data sets, which
-    hold images as bytes and normalize them later."""
+    hold images as bytes and normalize them later.
+
+    >>> vitlens.models.pixels(model)(cat).shape
+    torch.Size([3, 224, 224])
+    """
     config = data_config(model)
     if (own := _own_transform(model)) is not None:
         return functools.partial(_unnormalized, own, config["mean"], config["std"])
@@ -742,6 +777,9 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 
     Resizing and cropping stay. Gray is repeated over the three channels, and values outside the range of images, as in
     a perturbed batch, become 0 or 255. Raises ImageError if the shape is not that of a batch for this model.
+
+    >>> vitlens.models.restore(model, images).shape
+    (2, 224, 224, 3)
     """
     config = data_config(model)
     if batch.ndim != 4 or batch.shape[1] != config["input_size"][0]:

@@ -63,6 +63,9 @@ def prepared(
 
     on_error: called with a message for an image that cannot be used, which is skipped; without it the ImageError is
     raised. on_note: see `models.preprocess`.
+
+    >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
+    [('chelsea', torch.Size([1, 3, 224, 224]))]
     """
     like, size = next(model.parameters()), models.built_size(model)
     for name, source in images:
@@ -80,7 +83,11 @@ def prepared(
 @dataclass(frozen=True)
 class Picture:
     """An image of an inspection: the model's input as (H, W, 3) uint8 pixels, its highest outputs as (class, score),
-    and its (rows, cols) rollout or None. kind: the meaning of the outputs, see `models.output_kind`."""
+    and its (rows, cols) rollout or None. kind: the meaning of the outputs, see `models.output_kind`.
+
+    >>> vitlens.report.inspect(model, [("chelsea", cat)]).pictures[0].caption
+    'Egyptian cat 56%'
+    """
 
     name: str
     pixels: np.ndarray
@@ -102,7 +109,11 @@ class Picture:
 class Inspection:
     """The numbers of an inspection. mean_distance: (L, H) input pixels, the mean over `images` images. filters:
     (k, p, q, C) or None. similarity: (rows, cols, rows, cols) or None. lacks: reasons why there are no "filters",
-    "positions" or "rollout"."""
+    "positions" or "rollout".
+
+    >>> vitlens.report.inspect(model, [("chelsea", cat)]).sentences["filters"]
+    '28 components: 47.3% of variance'
+    """
 
     model: str
     grid: TokenGrid
@@ -181,6 +192,9 @@ def inspect(
     images, on_error: as in `prepared`; each image gets its classes and its rollout. data: more images, for the mean
     distance only. Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be
     shown, and ValueError for outputs that are not finite.
+
+    >>> vitlens.report.inspect(model, [("chelsea", cat)]).measures["nearest_head_at"]
+    [2, 0]
     """
     model = unwrap(model)
     notes, lacks, pictures, total, count, grid = [], {}, [], 0, 0, None
@@ -284,6 +298,9 @@ def heads(model: nn.Module, images: Images, *, on_error: Note = None) -> dict[st
     """The predicted class of each image by its name, and the `stream.contributions` to its logit.
 
     images, on_error: as in `prepared`. Raises what `stream.contributions` raises.
+
+    >>> vitlens.report.heads(model, [("chelsea", cat)])["chelsea"][0]
+    'Egyptian cat'
     """
     from vitlens import stream
 

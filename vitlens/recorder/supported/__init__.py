@@ -484,7 +484,11 @@ def model_name(model: nn.Module) -> str:
 
 def title(model: nn.Module) -> str:
     """Name of a model for figures: `short_name`, with the sizes that differ from those in it, as in
-    "vit_tiny_patch16_224, patch 8"."""
+    "vit_tiny_patch16_224, patch 8".
+
+    >>> vitlens.models.title(model)
+    'vit_tiny_patch16_224'
+    """
     model = family(model).model
     name, embed = short_name(model), getattr(model, "patch_embed", None)
     sizes = ((r"patch(\d+)", "patch_size", "patch {}"), (r"_(\d{2,4})$", "img_size", "{} px"))
