@@ -120,7 +120,9 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
     shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())
     captions = {name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in found.items()}
     text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
-    heights = [64, *([350] if alone else [285, 395, 340]), 2 * (room / columns - 14) * shape + 66 + 14 * text]
+    few = alone and len(first.pictures) <= 3  # then each image lies beside its rollout, not above it
+    lines = 1 if few else 2
+    heights = [64, *([350] if alone else [285, 395, 340]), lines * (room / columns - 14) * shape + 66 + 14 * text]
     with styled():
         figure = page(WIDTH, sum(heights))
         head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
@@ -139,8 +141,9 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
                 position_similarity(each.similarity, ax=ax).set(title="", anchor="N")
                 ax.tick_params(labelsize=7)
                 ax.child_axes[0].set_ylabel("")
-            axes = _panel(below, "rollout", each, room, 2, columns)
-            shown = zip(axes.T if axes is not None else (), each.pictures, captions[name], strict=False)
+            axes = _panel(below, "rollout", each, room, lines, columns)
+            pairs = () if axes is None else axes.reshape(-1, 2) if few else axes.T
+            shown = zip(pairs, each.pictures, captions[name], strict=False)
             for (above, under), picture, caption in shown:
                 above.imshow(picture.pixels)
                 _rollout(picture.pixels, picture.rollout, each.grid, under)
@@ -156,7 +159,9 @@ def inspected(found: Mapping[str, object]) -> plt.Figure:
             uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in found.items()]
             ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*found.values())]), WIDTH).subplots()
         attention_distance(values, uniform=uniform, ax=ax)
-        if not alone:
+        if alone:
+            ax.set_xticks(range(0, layers, -(-layers // 8)))
+        else:
             ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
     return figure
 
