@@ -1,4 +1,4 @@
-"""Shared fixtures. Real data is found through VITLENS_REAL_DATA; what needs it says so loudly where it is absent."""
+"""Shared fixtures. VITLENS_REAL_DATA is the folder of real data. Tests that need it are skipped without it."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Spread the tests, but for those of a browser: they share one page, which they change one after the other."""
+    """Distribute the tests, but keep those of the browser in one process, because they share a page."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder with real images and weights; tests that ask for it are skipped where there is none."""
+    """The folder with real images and weights. Tests that use it are skipped without it."""
     if not REAL_DATA:
         pytest.skip("REAL DATA ABSENT: set VITLENS_REAL_DATA to a folder with deit-tiny, imagenet-samples and photos")
     path = Path(REAL_DATA)
@@ -59,9 +59,9 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def forked():
-    """`forked(function, *arguments)` starts it in a process that has imported vitlens.train already, which takes long.
+    """`forked(function, *arguments)` starts a function in a process that has imported vitlens.train already.
 
-    Forked from a server that has computed nothing; the function must be one of a test module.
+    It is forked from a server without other state. The function must be in a test module.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vitlens.train", "accelerate.utils", "sklearn.datasets", "torch._dynamo", "pytest"])

@@ -1,4 +1,4 @@
-"""Pictures, maps, a model whose every score is known in closed form, and a short way to test refusals."""
+"""Images, maps, a model with scores in closed form, and a helper that tests refusals."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ def maps(*shape, seed=1, dtype=torch.float64):
 
 
 def linear(size=(64, 96), classes=5, seed=2):
-    """Logits that are a weighted sum of all pixels: what one patch adds depends on no other."""
+    """Logits that are a weighted sum of all pixels, so every patch adds a term that is independent of the others."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * size[0] * size[1], classes)).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -37,19 +37,19 @@ def tiles(values):
 
 
 def gains(model, x, blank, target):
-    """(B, 24) what each patch of the image adds to the logit of a linear model when it takes the baseline's place."""
+    """(B, 24) change of a linear model's logit when a patch of the image replaces the baseline's."""
     return tiles(model[1].weight.detach()[target].reshape(-1, *x.shape[1:]) * (x - blank))
 
 
-def refuses(told, call, *args, error=ValueError, **kwargs):
-    """The call raises the error, and its message names what is `told`, a regular expression."""
-    with pytest.raises(error, match=told):
+def refuses(message, call, *args, error=ValueError, **kwargs):
+    """Assert that the call raises the error with a message that matches a regular expression."""
+    with pytest.raises(error, match=message):
         call(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def left_as_found(model, *tensors):
-    """What happens in the block leaves no trace in the model, the tensors, autograd and the random generators."""
+    """Assert that the block leaves no trace in the model, the tensors, autograd and the random generators."""
     model.head.bias.grad = torch.ones_like(model.head.bias)
     kept = model.state_dict(keep_vars=True)
     before = {name: (value, value.detach().clone(), value.requires_grad, value.grad) for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""Running a notebook without a kernel of its own: a fresh IPython in a process that has imported torch already.
+"""Runs a notebook without a kernel, by a fresh IPython in a process that has imported torch already.
 
 A kernel spends most of its time on imports. `fresh_processes` imports once, in a server that then forks a process for
 every notebook; a process runs one notebook and ends, so nothing of one is seen by the next.
@@ -28,7 +28,7 @@ class Shell(InteractiveShell):
 
 @contextlib.contextmanager
 def fresh_processes():
-    """A pool whose `apply` calls a function in a process of its own, forked from one that has imported `PRELOADED`."""
+    """A pool whose `apply` calls a function in a fresh process, forked from one that has imported `PRELOADED`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with context.Pool(1, maxtasksperchild=1) as pool:
@@ -36,7 +36,7 @@ def fresh_processes():
 
 
 def run(path: Path) -> list[str]:
-    """What the code cells of a notebook write to stderr, run in order, in the notebook's folder and with little work.
+    """Lines that the code cells of a notebook write to stderr, run in its folder with VITLENS_TINY.
 
     A cell that fails raises its error.
     """

@@ -1,4 +1,4 @@
-"""Statistics against closed forms and against naive twins that hold every map."""
+"""Statistics equal closed forms and naive implementations that hold every map."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ from vitlens.recorder.record import Layer
 
 
 class Maps:
-    """Given attention maps in the shape of a capture: one-hot keys turn logits into ln A."""
+    """A capture of given attention maps. One-hot keys turn logits into ln A."""
 
     model_name = "given maps"
 
@@ -58,7 +58,7 @@ SQUARE = TokenGrid(14, 14, (16, 16), prefix=1)
 WIDE = TokenGrid(14, 20, (16, 8), prefix=5)
 
 
-def test_distance_closed_forms():
+def test_mean_distance_closed_forms():
     tokens = SQUARE.tokens
     uniform = torch.full((tokens, tokens), 1 / tokens)
     distance = lambda a, **kw: attention.mean_distance(given(a, SQUARE), **kw).item()  # noqa: E731
@@ -73,7 +73,7 @@ def test_distance_closed_forms():
     assert distance(corner) == pytest.approx(SQUARE.distances(dtype=torch.float64)[-1].mean().item(), rel=1e-9)
 
 
-def test_distance_to_the_right_neighbor_on_a_grid_that_is_not_square():
+def test_mean_distance_to_the_right_neighbor_on_a_rectangular_grid():
     a = torch.eye(WIDE.tokens)
     for i in range(WIDE.patches):
         if i % WIDE.cols < WIDE.cols - 1:
@@ -98,8 +98,8 @@ def test_entropy_and_received_closed_forms():
     assert attention.received(given(to_seven, WIDE))[0, 0, 0].tolist() == pytest.approx(one_hot(WIDE, 12)[5:].tolist())
 
 
-def test_distance_between_patches_that_are_all_but_ignored():
-    """In float32 nothing is left of what the patches get beside such a class token; what they share of it is known."""
+def test_mean_distance_renormalizes_without_underflow():
+    """Attention to the patches underflows in float32 next to such a class token, but its distribution is known."""
     logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))
     grid = TokenGrid(4, 6, (16, 16), 1, None, one_hot(TokenGrid(4, 6, (16, 16)), 0))
     maps = Maps([logits], grid)
@@ -111,8 +111,8 @@ def test_distance_between_patches_that_are_all_but_ignored():
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_entropy_does_not_cancel():
-    """Logits that share a large offset: the softmax is the same, and so is its entropy."""
+def test_entropy_has_no_cancellation():
+    """Logits with a large common offset have the same softmax and entropy."""
     logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))
     grid = TokenGrid(4, 6, (16, 16), 1, None, torch.zeros(25))
     expected = torch.special.entr(logits.double().softmax(-1)).sum(-1).mean().item()
@@ -143,7 +143,7 @@ def random_maps(grid, layers=3, batch=2, heads=3, seed=0):
 
 
 def naive_rollout(maps, start, fusion="mean", discard=0.0):
-    """Abnar and Zuidema's joint attention, in numpy, with the whole product."""
+    """Abnar and Zuidema's joint attention in NumPy, with the full product."""
     joint = None
     for a in maps:
         fused = getattr(a.numpy(), {"mean": "mean", "max": "max", "min": "min"}[fusion])(axis=1)
@@ -157,14 +157,14 @@ def naive_rollout(maps, start, fusion="mean", discard=0.0):
     return torch.from_numpy(np.einsum("t,btk->bk", start.double().numpy(), joint))
 
 
-def test_rollout_against_the_whole_product():
+def test_rollout_equals_the_full_product():
     for fusion in ("mean", "max", "min"):
         for discard in (0.0, 0.5):
             check_rollout(fusion, discard)
 
 
 def check_rollout(fusion, discard):
-    """Random layers do not commute, so a wrong order shows."""
+    """Random layers do not commute, so the order matters."""
     maps = random_maps(TokenGrid(4, 6, (16, 16), 2))
     start = torch.zeros(26)
     start[:2] = 0.5
@@ -225,7 +225,7 @@ def naive_summary(attn, renormalize):
     )
 
 
-def test_summary_equals_its_naive_twin(vit, monkeypatch):
+def test_summary_equals_a_naive_implementation(vit, monkeypatch):
     for name, kwargs, block, renormalize in (
         ("vit_tiny_patch16_224", dict(reg_tokens=4, global_pool="avg"), 2**20, False),
         ("vit_tiny_patch16_224", dict(global_pool="map", class_token=False), 500, True),
@@ -258,8 +258,8 @@ def check_summary(vit, monkeypatch, name, kwargs, block, renormalize):
     torch.testing.assert_close(attention.rollout(attn), got.rollout)
 
 
-def test_agrees_with_vit_explain_after_its_normalization(attn):
-    """vit-explain, mean fusion, nothing discarded: the class token's row without itself, divided by the maximum."""
+def test_rollout_equals_vit_explain_after_normalization(attn):
+    """vit-explain with mean fusion and without discarding: the class token's row without itself, over its maximum."""
     result = torch.eye(17)
     for layer in attn:
         a = (layer.weights().mean(1)[0] + torch.eye(17)) / 2
@@ -269,7 +269,7 @@ def test_agrees_with_vit_explain_after_its_normalization(attn):
     torch.testing.assert_close(ours / ours.max(), theirs / theirs.max(), rtol=1e-4, atol=1e-6)
 
 
-def test_no_row_to_start_from(vit):
+def test_rollout_requires_a_readout_or_a_query(vit):
     attn = captured(vit(global_pool="max"), torch.randn(1, 3, 64, 64))
     with pytest.raises(ValueError, match="no weighted sum of its tokens.*query="):
         attention.rollout(attn)
@@ -277,12 +277,12 @@ def test_no_row_to_start_from(vit):
     assert attention.summary(attn).rollout is None
 
 
-def test_rollout_refuses(attn):
+def test_rollout_refuses_wrong_arguments(attn):
     with pytest.raises(IndexError, match="outside the 4 × 4 grid"):
         attention.rollout(attn, query=(4, 0))
 
 
-def test_mean_over_a_loader(vit):
+def test_mean_over_equals_the_mean_of_summaries(vit):
     model = vit().train()
     x = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(7))
     attn = captured(model, x)
@@ -322,8 +322,8 @@ def test_statistics_refuse_a_model_in_place_of_a_capture(vit):
         attention.summary(vit(), x)
 
 
-def test_memory_stays_flat(vit, monkeypatch):
-    """No tensor of T × T numbers is made at 1,025 tokens."""
+def test_summary_allocates_no_full_map(vit, monkeypatch):
+    """No tensor of T × T numbers is allocated at 1,025 tokens."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -342,8 +342,8 @@ def test_memory_stays_flat(vit, monkeypatch):
     assert 2**15 < largest.numbers <= 2**17 < 1025**2 / 8  # q itself has 98,400
 
 
-def test_uniform_timm_model_at_initialization():
-    """Zero queries: a whole model with uniform attention gives the closed forms end to end."""
+def test_statistics_of_a_model_with_uniform_attention():
+    """With zero queries, a model has uniform attention, and the statistics equal closed forms."""
     model = timm.create_model("vit_tiny_patch16_224", depth=2).eval()
     with torch.no_grad():
         for block in model.blocks:
@@ -357,7 +357,7 @@ def test_uniform_timm_model_at_initialization():
 
 
 class Peak(attention.Statistic):
-    """A statistic from outside of the package, as a newcomer writes one."""
+    """A statistic defined by a user."""
 
     name, title = "peak", "largest weight of a query"
 
@@ -365,7 +365,7 @@ class Peak(attention.Statistic):
         self.sums.append(weights.amax(-1))
 
 
-def test_a_statistic_from_outside(vit, monkeypatch):
+def test_register_adds_a_statistic(vit, monkeypatch):
     monkeypatch.setattr(attention, "STATISTICS", dict(attention.STATISTICS))
     attention.register(Peak())
     model, images = vit(), torch.randn(3, 3, 64, 64)

@@ -20,7 +20,7 @@ LINES = 4
 
 @pytest.fixture(scope="module")
 def names() -> dict:
-    """What examples take as given: what the README's first lines of Python make."""
+    """Names for the examples, as made by the first lines of Python in the README."""
     model = vitlens.load_model()
     cat = vitlens.samples()["chelsea"]
     images = vitlens.preprocess(model, [cat, vitlens.samples()["rocket"]])

@@ -1,4 +1,4 @@
-"""Principal components of embedding filters: scikit-learn as the reference, and a random control."""
+"""Principal components of embedding filters equal scikit-learn's, with a random control."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from vitlens import filters
 
 
-def test_agrees_with_scikit_learn():
+def test_components_equal_scikit_learn():
     weight = torch.randn(96, 3, 8, 4, generator=torch.Generator().manual_seed(0))  # patches that are not square
     components, variance = filters.components(weight, k=10)
     assert components.shape == (10, 8, 4, 3) and variance.shape == (10,)
@@ -22,8 +22,8 @@ def test_agrees_with_scikit_learn():
     assert all(row[np.abs(row).argmax()] > 0 for row in ours)
 
 
-def test_planted_filters_come_back():
-    """Filters made of two orthogonal pictures: two components hold everything, and they are those pictures."""
+def test_components_recover_planted_filters():
+    """Filters made of two orthogonal patterns have these two components, with all the variance."""
     generator = torch.Generator().manual_seed(0)
     pictures = torch.linalg.qr(torch.randn(192, 2, generator=generator)).Q.T
     weights = torch.randn(64, 2, generator=generator) * torch.tensor([3.0, 1.0])
@@ -35,7 +35,7 @@ def test_planted_filters_come_back():
     assert torch.linalg.svdvals(components.flatten(1)[:2] @ pictures.T).min() > 1 - 1e-5  # the same plane
 
 
-def test_models():
+def test_kernels_of_models():
     model = timm.create_model("vit_tiny_patch16_224", depth=1)
     components, _ = filters.components(model)
     assert components.shape == (28, 16, 16, 3)
@@ -44,7 +44,7 @@ def test_models():
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
+def test_kernels_of_naflex_have_its_pixel_layout(channels_last):
     model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=96, num_heads=3,
                               embed_proj_type="linear", patchify_channels_last=channels_last).eval()  # fmt: skip
     kernel = filters.kernels(model)
@@ -57,7 +57,7 @@ def test_naflex_linear_embedding_is_laid_out_as_it_reads_pixels(channels_last):
     torch.testing.assert_close(token[:, -1], before, rtol=1e-4, atol=1e-4)
 
 
-def test_what_has_no_components_is_refused():
+def test_components_refuse_models_without_filters():
     for given, words in (
         (timm.create_model("vit_tiny_r_s16_p8_224", depth=1), "hybrid"),
         (torch.nn.Linear(3, 3), "no linear patch embedding"),

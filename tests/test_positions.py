@@ -1,4 +1,4 @@
-"""Position embeddings: similarity against numpy, resizing against scipy and timm, and a random control."""
+"""Similarity of positions equals NumPy's, and resizing equals SciPy's and timm's, with a random control."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_similarity_equals_numpy():
             assert divmod(got[r, c].argmax().item(), 6) == (r, c) and got[r, c, r, c] == pytest.approx(1)
 
 
-def test_prefix_rows_are_left_out():
+def test_similarity_leaves_out_prefix_rows():
     for name, kwargs in (
         ("vit_tiny_patch16_224", dict(reg_tokens=4)), ("deit_tiny_distilled_patch16_224", {}),
         ("deit3_small_patch16_224", {}),  # no row for the class token
@@ -37,7 +37,7 @@ def test_prefix_rows_are_left_out():
     assert positions.table(model).shape == (*model.embeds.pos_embed.shape[1:3], 96)
 
 
-def test_planted_structure_and_random_control():
+def test_rank_correlation_of_planted_and_random_positions():
     rows, cols = torch.meshgrid(torch.linspace(-1, 1, 14), torch.linspace(-1, 1, 20), indexing="ij")
     waves = [torch.cos(rows), torch.sin(rows), torch.cos(cols), torch.sin(cols)]
     assert positions.rank_correlation(positions.similarity(torch.stack(waves, -1))) < -0.8
@@ -48,7 +48,7 @@ def test_planted_structure_and_random_control():
     assert off.abs().mean().item() == pytest.approx((2 / np.pi / 192) ** 0.5, rel=0.1)
 
 
-def test_rank_correlation_is_spearmans_with_ties_and_without():
+def test_rank_correlation_equals_spearman():
     for rows, cols, step in ((3, 1, 0), (2, 2, 0), (5, 4, 0), (5, 4, 1), (8, 8, 0.25)):
         check_correlation(rows, cols, step)
 
@@ -65,7 +65,7 @@ def check_correlation(rows, cols, step):
     assert got == pytest.approx(expected, abs=1e-12)
 
 
-def test_models_without_a_table():
+def test_similarity_refuses_models_without_a_table():
     plain = ("vit_small_patch16_dinov3", "vit_relpos_small_patch16_224", "beit_base_patch16_224")
     for name in (*plain, "pit_ti_224", "resnet18", "sam2_hiera_tiny"):  # the last three: other tables, or none
         with torch.device("meta"):
@@ -75,7 +75,7 @@ def test_models_without_a_table():
     assert positions.rank_correlation(torch.zeros(3, 4, 3, 4)) == 0  # no structure, and no warning
 
 
-def test_resizing_the_papers_way_equals_scipy():
+def test_resize_paper_equals_scipy():
     table = torch.randn(1, 1 + 14 * 14, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     grid = table[0, 1:].reshape(14, 14, 8).numpy()
     for size in ((24, 24), (7, 7), (14, 20), (14, 14)):
@@ -85,7 +85,7 @@ def test_resizing_the_papers_way_equals_scipy():
         np.testing.assert_allclose(got[0, 1:].reshape(*size, 8), zoomed, atol=1e-12)
 
 
-def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
+def test_resize_timm_equals_timm():
     table = torch.randn(1, 2 + 4 * 6, 8, generator=torch.Generator().manual_seed(0))
     got = positions.resize(table, (8, 9), prefix=2, grid=(4, 6), method="timm")
     expected = resample_abs_pos_embed(table, [8, 9], [4, 6], num_prefix_tokens=2)
@@ -93,7 +93,7 @@ def test_resizing_timms_way_equals_timm_and_differs_from_the_papers():
     assert (got - positions.resize(table, (8, 9), prefix=2, grid=(4, 6))).abs().max() > 0.1
 
 
-def test_no_number_and_no_distance_give_no_correlation():
+def test_rank_correlation_is_nan_without_variation():
     table = positions.similarity(timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1))
     assert np.isfinite(positions.rank_correlation(table))
     assert np.isnan(positions.rank_correlation(table[:1, :1, :1, :1]))

@@ -1,4 +1,4 @@
-"""Exactness over timm: every model is captured truthfully or refused with a reason.
+"""Every model of timm is captured exactly or refused with a reason.
 
 The quick part takes one model of each kind; `pytest -m slow` (make test-all) takes every name timm has.
 """
@@ -32,7 +32,7 @@ REFUSED = {
 
 
 def check_survey(name):
-    """The row of a model; it is the table's, where the table is of this timm."""
+    """Row of a model, equal to the table's if timm has the table's version."""
     row = survey(name)
     assert row["captured"] in ("yes", "no")
     if row["captured"] == "no":
@@ -43,7 +43,7 @@ def check_survey(name):
 
 
 def check_exact(name):
-    """Maps equal what the module computed, logits are untouched, and the read-out row is what the model reads."""
+    """Maps equal the module's, logits are unchanged, and the read-out row marks the tokens that the head reads."""
     model = shrunk(name)
     images = torch.randn(1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -62,7 +62,7 @@ def check_exact(name):
 
 
 def check_readout(model, images, attn):
-    """Perturb tokens after the last block, one per row of a batch, and see which ones move the output."""
+    """Perturb tokens after the last block, one per row of a batch. The output moves where the read-out is nonzero."""
     grid = attn.grid
     if grid.readout is None:
         return
@@ -93,11 +93,11 @@ def check(name, must=False):
 
 
 @pytest.mark.parametrize("names", [QUICK[0::2], QUICK[1::2]], ids=["even", "odd"])
-def test_maps_equal_the_modules_output(names):
+def test_capture_is_exact_for_one_model_of_each_kind(names):
     check_all(lambda name: check(name, must=True), names)
 
 
-def test_refused_with_the_reason():
+def test_capture_refuses_with_the_reason():
     for name, word in REFUSED.items():
         row = check_survey(name)
         assert row["captured"] == "no" and word in row["reason"]
@@ -108,7 +108,7 @@ def own_models():
     return [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
 
 
-def test_the_table_holds_every_model():
+def test_support_table_has_every_model():
     if timm.__version__ != VERSION:
         pytest.skip(f"the table is of timm {VERSION}; `python -m experiments.timm_support` writes it anew")
     assert set(TABLE) == {*own_models()}
@@ -118,5 +118,5 @@ def test_the_table_holds_every_model():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(CHUNKS))
-def test_every_model_is_refused_or_exact(number):
+def test_capture_is_exact_or_refuses_every_model(number):
     check_all(check, chunk(own_models(), number))

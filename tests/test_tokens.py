@@ -1,4 +1,4 @@
-"""Patch features against hooks on the blocks, scikit-learn and closed forms."""
+"""Patch features equal hooks on the blocks, scikit-learn and closed forms."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def check_features(name):
     assert layers[0].shape == (2, attn.grid.tokens, 96)
 
 
-def test_patches_that_are_left_out_are_refused(vit):
+def test_features_refuse_patch_dropout(vit):
     model = vit()
     model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0][:, :9],))
     with pytest.raises(UnsupportedModelError, match="17 tokens .* got 9 after 3: it leaves patches out"):
@@ -59,7 +59,7 @@ def test_patches_that_are_left_out_are_refused(vit):
         tokens.features(timm.create_model("swin_tiny_patch4_window7_224"), torch.zeros(1, 3, 224, 224))
 
 
-def test_images_that_a_model_does_not_take(vit):
+def test_features_refuse_other_image_sizes(vit):
     with pytest.raises(ValueError, match=r"does not take this size"):
         tokens.features(vit(), torch.zeros(1, 3, 80, 80))
     naflex = small("naflexvit_base_patch16_gap", img_size=None)
@@ -67,7 +67,7 @@ def test_images_that_a_model_does_not_take(vit):
         tokens.features(naflex, torch.zeros(1, 3, 40, 48))
 
 
-def test_features_are_those_of_the_evaluated_model(vit):
+def test_features_are_computed_in_eval_mode(vit):
     model, x = vit(proj_drop_rate=0.5, patch_drop_rate=0.5), torch.randn(2, 3, 64, 64)
     expected = tokens.features(model, x)
     layers, logits = tokens.features(model.train(), x)
@@ -75,7 +75,7 @@ def test_features_are_those_of_the_evaluated_model(vit):
     assert all(module.training for module in model.modules())
 
 
-def test_features_in_the_precision_of_the_model(vit):
+def test_features_have_the_precision_of_the_model(vit):
     for dtype in (torch.float16, torch.float64):
         check_precision(vit, dtype)
 
@@ -125,7 +125,7 @@ def test_norms():
     assert tokens.norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).tolist() == [5, 2]
 
 
-def test_several_pictures_share_one_basis_and_one_sign():
+def test_colors_share_one_basis_and_sign_over_images():
     x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
     found = tokens.colored(x)
     scores, variance = tokens.components(x.flatten(0, 1))
@@ -135,7 +135,7 @@ def test_several_pictures_share_one_basis_and_one_sign():
     assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
 
 
-def test_the_foreground_is_the_part_away_from_the_border():
+def test_foreground_lies_away_from_the_border():
     for sign in (1, -1):
         check_foreground(sign)
 

@@ -38,7 +38,7 @@ class ImageError(ValueError):
 
 
 class ModelInput(np.ndarray):
-    """Images (B, H, W, 3) as a model received them; an image taken from them is one too. `models.restore` returns it.
+    """Images (B, H, W, 3) as a model received them, as `models.restore` returns them. Indexing keeps the type.
 
     input_size: (H, W) in pixels.
     """
@@ -52,7 +52,7 @@ class ModelInput(np.ndarray):
         self.input_size = getattr(source, "input_size", None)
 
     def __array_wrap__(self, result, *_):
-        return np.asarray(result)[()]  # what is computed from it is an ordinary array or number
+        return np.asarray(result)[()]  # results of computations are ordinary arrays or numbers
 
 
 def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str], None] | None = None) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The frozen numbers hold (`golden.py` says which)."""
+"""The numbers of `golden.py` equal the frozen ones."""
 
 import pytest
 

@@ -11,7 +11,7 @@ from vitlens.train import World
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")
 
 
-def test_a_model_says_the_same_on_both():
+def test_features_and_classes_agree_with_the_cpu():
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=96, depth=2, num_heads=3)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}

@@ -182,7 +182,7 @@ def joined(calls: list[Layer]) -> Layer:
 def layer_number(count: int, layer: int) -> int:
     """Number, from 0, of a layer among `count`. Negative numbers count from the end."""
     if not hasattr(layer, "__index__"):
-        raise TypeError(f"A layer is a number, got {layer!r}. Of one head: `attn[5].weights(head=2, query=(3, 4))`.")
+        raise TypeError(f"The layer must be a number, got {layer!r}. As in `attn[5].weights(head=2, query=(3, 4))`.")
     if not -count <= layer < count:
         raise IndexError(f"The layer must be from 0 to {count - 1} (the model has {count} layers), got {layer}.")
     return range(count)[layer]
