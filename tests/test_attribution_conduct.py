@@ -257,7 +257,7 @@ def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
         torch.testing.assert_close(occlusion(wrapped, x, 3), occlusion(whole, x, 3))
         torch.testing.assert_close(relevance(wrapped, x, 3, query=(1, 2)), relevance(whole, x, 3, query=(1, 2)))
         if pools:
-            refuses("is done by a wrapper.*Give a patch", relevance, wrapped, x, 3)
+            refuses("is done by a wrapper.*Pass a patch", relevance, wrapped, x, 3)
         else:
             for method in (relevance, gradient_rollout, attention_gradient):
                 torch.testing.assert_close(method(wrapped, x, 3), method(whole, x, 3))
