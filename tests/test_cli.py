@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -66,6 +67,12 @@ def photographs(tmp_path_factory):
 
 def summary_in(folder):
     return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("words, code, text", [("--version", 0, "vitlens 0."), ("inspect --nothing", 2, "--help`")])
+def test_main_keeps_output_and_exit_code(words, code, text):
+    done = subprocess.run([sys.executable, "-m", "vitlens", *words.split()], capture_output=True, text=True)
+    assert done.returncode == code and text in done.stdout + done.stderr
 
 
 def test_importing_pauses_the_garbage_collector(monkeypatch):
