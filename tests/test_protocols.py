@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import timm
 import torch
 from data_support import encoded, write
 from scipy.optimize import linear_sum_assignment
@@ -35,7 +36,7 @@ from vitlens.evaluate import (
     top_k,
     validation_numbers,
 )
-from vitlens.evaluate.protocols import Tuned, vtab_tasks
+from vitlens.evaluate.protocols import Evaluation, Tuned, vtab_tasks
 
 # Few-shot
 
@@ -327,3 +328,11 @@ def test_a_module_is_measured_as_its_folder_is(vit, tmp_path):
     assert {**one, "when": ""} == {**other, "when": ""} and one["images"] == 360 and one["value"] > 50
     with pytest.raises(ValueError, match="finetune trains from a timm name or a model folder, got a module"):
         evaluate(model, "digits", "finetune")
+
+
+def test_evaluation_measures_the_weights_of_a_checkpoint(tmp_path):
+    model = timm.create_model("test_vit")
+    torch.save(model.state_dict(), tmp_path / "mine.pth")
+    e = Evaluation("test_vit", "digits", "knn", device="cpu", checkpoint=tmp_path / "mine.pth")
+    assert e.name == "test_vit, mine.pth"
+    assert all(torch.equal(value, e.network.state_dict()[name]) for name, value in model.state_dict().items())

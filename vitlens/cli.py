@@ -338,24 +338,30 @@ def inspect(
 def explain(
     model: AnyModel = None,
     images: Images = None,
-    target: Annotated[str, Option(help="A class number or name; by default the predicted class.")] = "",
-    against: Annotated[str, Option(help="Explain why the target and not this class (image, text).")] = "",
+    target: Annotated[str, Option(help="Class to explain, a number or a name. By default the predicted class.")] = "",
+    against: Annotated[
+        str, Option(help="Contrast the target with this class; with --like, this image; with --text, this text.")
+    ] = "",
     like: Annotated[
-        list[Path] | None, Option(exists=True, dir_okay=False, help="Explain the similarity to an image, or several.")
+        list[Path] | None,
+        Option(exists=True, dir_okay=False, help="Explain the similarity to this image. Repeated: to several images."),
     ] = None,
-    text: Annotated[list[str] | None, Option(help="Explain the similarity to a text; twice: contrast.")] = None,
+    text: Annotated[
+        list[str] | None,
+        Option(help="Explain the similarity to this text. Given twice: the contrast of the first with the second."),
+    ] = None,
     methods: Annotated[
-        tuple, Option(parser=names_in, metavar="NAMES", help="Of {quick} (the default), {others}.")
+        tuple, Option(parser=names_in, metavar="NAMES", help="Methods. By default {quick}. The others are {others}.")
     ] = (),
     out: Folder = Path("explanations"),
     scores: Annotated[
         bool, Option("--scores", help="Score each map by insertion and deletion, in about 400 forwards an image.")
     ] = False,
     baseline: Annotated[
-        Baseline | None, Option(help="Replacement of covered patches in --scores; by default the image's mean color.")
+        Baseline | None, Option(help="With --scores: replacement of covered patches. By default mean, the mean color.")
     ] = None,
     orders: Annotated[
-        int | None, Option(min=0, help="Number of random orders in --scores; by default 8. Fewer than 8 give no σ.")
+        int | None, Option(min=0, help="With --scores: number of random orders. By default 8; fewer give no σ.")
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
@@ -395,8 +401,8 @@ def explain(
         yield from report.write_explanations(added(), out)
 
     def on_forwards(number: int, total: int) -> None:
-        bar.total, bar.n = len(explained) * total, len(scored) * total + number
-        bar.refresh()
+        bar.total = len(explained) * total
+        bar.update(len(scored) * total + number - bar.n)
 
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
@@ -447,7 +453,9 @@ def explorer(
         Argument(exists=True, help="First image, or a folder, whose first image it is. Others can be uploaded."),
     ] = None,
     checkpoint: Checkpoint = None,
-    port: Annotated[int, Option(min=0, max=65535, show_default=False, help="Port; by default a free one.")] = 0,
+    port: Annotated[
+        int, Option(min=0, max=65535, show_default=False, help="Port of the page. By default a free one.")
+    ] = 0,
     browser: Annotated[bool, Option(help="Open the page in the browser.")] = True,
 ) -> None:
     """Serve the explorer as a web page for this machine only, protected by a token, until Ctrl-C."""
