@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -89,13 +91,18 @@ def intervals(
 def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     """Loss, validation accuracy and learning rate of a run against its steps; without labels, the validation loss.
 
-    records: what `vitlens.train.fit` yields, in order, or the lines of its `log.jsonl` as dictionaries; those without a
+    records: the directory of a run, its `log.jsonl`, or in order the results of `vitlens.train.fit`; those without a
     loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
     during training keeps its scale; without records the axes are empty. The legend at the foot has the last
     accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
     """
     import pandas as pd
 
+    if isinstance(records, str | Path):
+        path = Path(records) / "log.jsonl" if Path(records).is_dir() else Path(records)
+        if not path.is_file():
+            raise ValueError(f"There is no log at {path}. Give the directory of a run, or its log.jsonl.")
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     table = pd.json_normalize([record if isinstance(record, Mapping) else vars(record) for record in records])
     if "lr" in table:
         table["rate"] = table["rate"].fillna(table["lr"]) if "rate" in table else table["lr"]
