@@ -577,7 +577,7 @@ def test_capture_finds_the_only_model_inside_a_module(vit):
             assert attn.grid.readout is None
         else:
             torch.testing.assert_close(rollout(attn), rollout(expected))
-    with pytest.raises(TypeError, match="Expected a model.*got Attention"):
+    with pytest.raises(TypeError, match="Expected a torch.nn.Module, got Attention"):
         capture(attn).__enter__()
 
 

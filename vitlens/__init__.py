@@ -36,7 +36,11 @@ def lazily(package: str, places: dict[str, str]):
 
     def find(name: str):
         if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            import difflib
+
+            close = difflib.get_close_matches(name, sys.modules[package].__all__)
+            hint = f" Did you mean {', '.join(close)}?" if close else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}")
         module, _, other = places[name].partition(":")
         return getattr(importlib.import_module(module if other else f"{package}.{module}"), other or name)
 

@@ -119,7 +119,7 @@ def _of_capture(statistic: Callable) -> Callable:
 
     @wraps(statistic)
     def checked(attn, *args, **options):
-        if not hasattr(attn, "grid"):
+        if not (hasattr(attn, "grid") and hasattr(attn, "__getitem__")):
             raise TypeError(
                 f"attention.{statistic.__name__} takes a capture, got {type(attn).__name__}. Run `with "
                 "vitlens.capture(model) as attn: model(images)` and pass attn."

@@ -533,6 +533,8 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
     [('Egyptian cat', 0.56), ('tabby, tabby cat', 0.41)]
     """
     require_classes(model)
+    if logits.dim() != 2:
+        raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
     called = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
@@ -705,7 +707,7 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Images, one or a list of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
+    """Images, one, a list or a dictionary of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's own preprocessing. All others, and all other
     sizes, use timm's evaluation transform with the model's `pretrained_cfg`. Models with one input channel are given
@@ -724,6 +726,7 @@ def preprocess(
     """
     transform, config = _transform(model, size, whole), data_config(model, size)
     channels, *sides = config["input_size"]
+    images = [*images.values()] if isinstance(images, dict) else images
     sources = images if isinstance(images, (list, tuple)) else [images]
     loaded = [load_image(source, on_note=on_note) for source in sources]
     for source, (width, height) in ((source, image.size) for source, image in zip(sources, loaded, strict=True)):

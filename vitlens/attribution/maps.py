@@ -74,6 +74,11 @@ def explained(
     if isinstance(model, Explained):
         return model
     if isinstance(model, Attention):
+        if model[-1].gradient is None and {*needs} != {"capture"}:
+            raise ValueError(
+                "The capture has no gradients. Run `with capture(model, gradients=True) as attn: "
+                "logits = model(images)` and `attn.differentiate(logits[:, 3].sum())`, or pass model and images."
+            )
         return Explained(model)
     needs = set(needs)
     backward = bool(needs & {"gradients", "readings", "inputs"})

@@ -234,6 +234,8 @@ def _replacements(
 ) -> dict[Place, Any]:
     """Replacement for each place."""
     replacements, existing = {}, head_places(model, modules)
+    if not isinstance(heads, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in heads):
+        raise ValueError('heads must be a mapping by (layer, head), such as {(5, 2): "zero"}.')
     for (layer, head), replacement in heads.items():
         place = Place("head", POOL if layer == "pool" else layer_number(len(modules), layer), head)
         if place not in existing:
@@ -270,6 +272,8 @@ def _values(
         count += len(images)
         for place, part in outputs(model, modules, means, images, whole).items():
             means[place] = means[place] + float64(part).sum(0)
+    if means and not count:
+        raise ValueError('The replacement "mean" is a mean over reference images. Give reference=images.')
     zero = {place: 0.0 for place, word in words.items() if word == "zero"}
     means = {place: total / count for place, total in means.items()}
     return {place: torch.as_tensor(value) for place, value in {**replacements, **zero, **means}.items()}

@@ -319,7 +319,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The model inside a wrapper of torch.compile, DataParallel or DistributedDataParallel. Raises TypeError for
     anything but a model."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected a model, a torch.nn.Module, got {type(model).__name__}. Give `load_model(…)`.")
+        raise TypeError(f"Expected a torch.nn.Module, got {type(model).__name__}. `vitlens.load_model` opens one.")
     if hasattr(model, "_orig_mod"):
         return unwrap(model._orig_mod)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
