@@ -363,7 +363,7 @@ def test_errors_of_memory_and_workers_become_a_sentence():
     world = World(0, 4, torch.device("cpu"))
     for error, kind, message in (
         (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "does not hold 8 images of 8 pixels.*accumulate=4"),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: 9."), ChildProcessError, "use fewer workers"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: 9."), ChildProcessError, "Use fewer workers"),
         (RuntimeError("something else"), RuntimeError, "something else"),
     ):
         with pytest.raises(kind, match=message), numerics(tiny(batch_size=64, accumulate=2), world):
