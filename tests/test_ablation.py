@@ -68,7 +68,7 @@ def test_effects_equal_interventions_by_hand(name):
         assert row["margin"] == pytest.approx((margins[0] - margins[1]).mean().item(), rel=1e-4, abs=1e-6)
 
 
-def test_the_interval_of_a_change_is_agresti_and_mins():
+def test_paired_interval_equals_agresti_and_min():
     """Table 2 of their paper's kind: 150 and 86 of 1600 changed."""
     found = scores.paired(lost=150, gained=86, images=1600)
     n, b, c = 1602, 150.5, 86.5
@@ -91,7 +91,7 @@ def colored(folder):
     return folder
 
 
-def test_effects_of_models_in_other_precisions():
+def test_effects_in_half_precision():
     """The rounding of the weights, not that of the computation, makes the difference."""
     data, columns = labeled(), ["kl", "margin"]
     expected = ablation.effects(small().double(), data, batch=5, seed=3, **QUIET)[columns]
@@ -100,7 +100,7 @@ def test_effects_of_models_in_other_precisions():
         np.testing.assert_allclose(found, expected, rtol=0, atol=close * expected.abs().to_numpy().max())
 
 
-def test_a_stopped_ablation_keeps_the_images_it_has_seen(tmp_path, monkeypatch):
+def test_effects_written_until_interrupt(tmp_path, monkeypatch):
     model, data, out = small(), labeled(14), tmp_path / "new" / "heads.csv"
     whole = ablation.effects(model, data, batch=7, out=out, **QUIET)
     pd.testing.assert_frame_equal(pd.read_csv(out), whole, check_dtype=False)
@@ -122,7 +122,7 @@ def test_a_stopped_ablation_keeps_the_images_it_has_seen(tmp_path, monkeypatch):
     assert set(table["images"]) == {7} and len(table) == len(whole) and table["command"][0] == "ablation.effects"
 
 
-def test_the_command_writes_a_plain_table(tmp_path):
+def test_ablate_command_writes_csv(tmp_path):
     model, data = saved(tmp_path / "model"), colored(tmp_path / "data")
     out = tmp_path / "heads.csv"
     done = vitlens("ablate", model, "--data", data, "--batch", 6, "--workers", 0, "--out", out)
@@ -133,14 +133,14 @@ def test_the_command_writes_a_plain_table(tmp_path):
     pd.testing.assert_frame_equal(table.drop(columns="command"), quiet.drop(columns="command"), check_dtype=False)
 
 
-def test_wrong_ways_and_other_architectures_are_refused():
+def test_effects_reject_unknown_ways_and_architectures():
     with pytest.raises(ValueError, match="ways must be some of zero, mean, got 'average'"):
         ablation.effects(small(), labeled(), ways="average", **QUIET)
     with pytest.raises(UnsupportedModelError, match="convolutions"):
         ablation.effects(timm.create_model("resnet18"), labeled(), **QUIET)
 
 
-def test_pruning_removes_the_head_that_moves_the_probabilities_least():
+def test_pruning_removes_least_effective_head():
     model, data = small(), labeled(14)
     x = normalized(data.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])
     table = pd.DataFrame(pruning.pruned(model, [x[:6]], [(x[6:], data.labels[6:])], orders=2, way="zero"))

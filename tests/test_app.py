@@ -98,7 +98,7 @@ def refused(served, path="", **headers):
     return error.value.code
 
 
-def test_app_serves_only_named_files_to_who_has_the_cookie(served):
+def test_app_requires_cookie_and_serves_named_files(served):
     cookie = served.cookie()
     for path in ("", "?token=wrong", "front.js", "app.js", "photograph", "socket", "nothing"):
         assert refused(served, path) == 403
@@ -133,7 +133,7 @@ def test_socket_checks_cookie_origin_and_size(served):
     run(talk())
 
 
-def test_pages_share_one_model_and_are_limited(served):
+def test_app_pages_share_one_model_and_are_limited(served):
     async def talk():
         cookie = served.cookie()
         sockets = [await served.socket(cookie) for _ in range(17)]
@@ -151,7 +151,7 @@ def test_pages_share_one_model_and_are_limited(served):
     run(talk())
 
 
-def test_the_page_names_its_step_before_the_model_is_there(folder):
+def test_app_shows_step_while_opening(folder):
     may = threading.Event()
     QUICK.submit(lambda check: may.wait(PATIENCE))
     served = Served(folder)
@@ -171,7 +171,7 @@ def test_the_page_names_its_step_before_the_model_is_there(folder):
     served.end()
 
 
-def test_the_page_names_why_a_model_cannot_be_opened(tmp_path):
+def test_app_shows_error_of_opening(tmp_path):
     may = threading.Event()
     QUICK.submit(lambda check: may.wait(PATIENCE))
     served = Served(tmp_path)
@@ -189,7 +189,7 @@ def test_the_page_names_why_a_model_cannot_be_opened(tmp_path):
     assert served.error and received[-1] == ("step", str(served.error))
 
 
-def test_interrupts_do_not_wait_for_a_download():
+def test_app_interrupt_ends_download():
     code = (
         "import sys, time, types\n"
         "from vitlens.widgets.app import serve\n"

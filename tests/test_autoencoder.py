@@ -24,7 +24,7 @@ def batch(count):
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_encoder_sees_nothing_of_hidden_patches(model):
+def test_encoder_ignores_hidden_patches(model):
     x = batch(3)
     torch.manual_seed(0)
     order, visible = autoencoder.shuffled(3, 16, 0.75)
@@ -38,13 +38,13 @@ def test_the_encoder_sees_nothing_of_hidden_patches(model):
     assert not torch.equal(model.objective.encoded(model, x + noise * ~of_patch, order[:, :visible]), tokens)
 
 
-def test_the_encoder_of_all_patches_is_timms_forward(model):
+def test_encoder_of_all_patches_equals_timm(model):
     x = batch(3)
     every = torch.arange(16).expand(3, -1)
     torch.testing.assert_close(model.objective.encoded(model, x, every), model.forward_features(x))
 
 
-def test_shuffling_is_uniform_and_undone():
+def test_shuffle_is_uniform_and_inverted():
     torch.manual_seed(0)
     order, visible = autoencoder.shuffled(40_000, 16, 0.75)
     seen = torch.bincount(order[:, :visible].flatten(), minlength=16)
@@ -55,7 +55,7 @@ def test_shuffling_is_uniform_and_undone():
     assert not torch.equal(mixed, tokens) and torch.equal(autoencoder.unshuffled(mixed, order[:5]), tokens)
 
 
-def test_predictions_do_not_depend_on_the_order_that_patches_were_drawn_in(model):
+def test_decoder_ignores_order_of_patches(model):
     x = batch(2)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).expand(2, -1)
     again = torch.cat([order[:, :4].flip(1), order[:, 4:].flip(1)], 1)
@@ -63,7 +63,7 @@ def test_predictions_do_not_depend_on_the_order_that_patches_were_drawn_in(model
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_is_the_squared_error_of_hidden_normalized_patches(model):
+def test_loss_equals_squared_error_of_hidden_patches(model):
     x = batch(3)
     torch.manual_seed(0)
     order, visible = autoencoder.shuffled(3, 16, 0.75)
@@ -81,7 +81,7 @@ def test_the_loss_is_the_squared_error_of_hidden_normalized_patches(model):
     assert not predicted.grad[shown].any() and predicted.grad[~shown].any(-1).all()
 
 
-def test_a_run_resumes_exactly_and_its_encoder_is_fine_tuned(tmp_path):
+def test_autoencoder_run_resumes_and_fine_tunes(tmp_path):
     options = {"tiny": True, "device": "cpu", "quiet": True, "watch": 3, "build": autoencoder.build}
     options["overrides"] = ["image_size=8", "patch_size=2"]
     whole = runs.run("masked-autoencoder", "digits", tmp_path / "a", **options)

@@ -19,7 +19,7 @@ def transformer(width, mlp, layers, patch, size, classes, kept=None):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_plain_vit_by_hand(fused):
+def test_flops_of_plain_vit_equal_closed_form(fused):
     """Fused attention counts as its two products of matrices do, with weights and without."""
     for size, device in (((64, 64), "cpu"), ((64, 96), "meta")):
         with torch.device(device):
@@ -33,7 +33,7 @@ def test_a_plain_vit_by_hand(fused):
         assert model.training and next(model.parameters()).device.type == device
 
 
-def test_pre_training_by_hand():
+def test_exaflops_equal_closed_form():
     """Three forwards of every image, with a head of the classes of the data."""
     with torch.device("meta"):
         model = paper.build("ViT-B/16")
@@ -46,18 +46,18 @@ def test_pre_training_by_hand():
         assert cost.pretraining(7, data) == pytest.approx(3 * 7 * paper.IMAGES[data] * forward / 1e18, rel=1e-12)
 
 
-def test_stored_costs_equal_counted_ones():
+def test_stored_costs_equal_counted_costs():
     for model in ("ViT-B/16", "ViT-b/32", "R50x1", "R50+ViT-L/16"):
         assert paper.COSTS[model] == compute.cost(model)
 
 
 @pytest.mark.slow
-def test_all_stored_costs_equal_counted_ones():
+def test_all_stored_costs_equal_counted_costs():
     for model in paper.MODELS:
         assert paper.COSTS[model] == compute.cost(model)
 
 
-def test_dropped_patches():
+def test_flops_of_dropped_patches():
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, patch_drop_rate=0.5).train()
     assert compute.flops(model) == transformer(192, 768, 2, 16, (64, 64), 1000)
     for share, kept in ((0.5, 8), (0.3, 11), (0.75, 4)):
@@ -70,13 +70,13 @@ def test_dropped_patches():
         compute.flops(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1), patch_drop=0.5)
 
 
-def test_an_attention_pool_counts_with_learned_weights_and_with_frozen_ones():
+def test_flops_of_attention_pool():
     model = timm.create_model("vit_tiny_patch16_224", depth=1, global_pool="map", class_token=False)
     learned = compute.flops(model)
     assert learned == compute.flops(model.requires_grad_(False)) > 2 * 196 * 192 * 192
 
 
-def test_a_convolution_and_a_linear_layer_by_hand():
+def test_flops_of_convolution_and_linear_equal_closed_form():
     model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     assert compute.flops(model.half(), 12) == 2 * 36 * 8 * 3 * 25 + 2 * 8 * 36 * 4
     assert compute.parameters(model) == 8 * 75 + 8 + 8 * 36 * 4 + 4
@@ -84,14 +84,14 @@ def test_a_convolution_and_a_linear_layer_by_hand():
     assert compute.flops(nn.Sequential(model.float(), nn.Linear(4, 4)), 12) == compute.flops(model, 12) + 2 * 4 * 4
 
 
-def test_exaflops_of_table_6():
+def test_exaflops_match_table_6():
     """ViTs and hybrids within 3 %, ResNets within 5 %, from the stored costs, which a test above counts anew."""
     for row in TABLE_6:
         bound = 0.05 if paper.MODELS[row.model].kind == "ResNet" else 0.03
         assert paper.COSTS[row.model].pretraining(row.epochs) == pytest.approx(row.exaflops, rel=bound)
 
 
-def test_models_that_cannot_be_counted_are_refused():
+def test_flops_reject_wrong_sizes():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     with pytest.raises(ValueError, match="could not be counted at 100 × 100 pixels .* Give a supported size"):
         compute.flops(model, 100)

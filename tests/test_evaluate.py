@@ -54,7 +54,7 @@ def model(vit):
     return vit(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10, drop_path_rate=0.5)
 
 
-def test_features_are_what_the_head_reads(model):
+def test_features_equal_head_input(model):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8, generator=generator)  # more than one batch
     data = ImageSet(images, torch.arange(130) % 2, ("a", "b"))
@@ -70,7 +70,7 @@ def test_features_are_what_the_head_reads(model):
         torch.testing.assert_close(model.head(found[[0, 105]]), model(preprocess(model, pictures)), rtol=0, atol=1e-4)
 
 
-def test_features_of_models_in_other_precisions(model):
+def test_features_in_half_precision(model):
     images = torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet(images, torch.arange(9) % 2, ("a", "b"))
     expected, _ = features(model.double(), data)
@@ -85,7 +85,7 @@ def test_features_of_models_in_other_precisions(model):
         features(model, load("digits", "test", size=32))
 
 
-def test_damaged_images_count_nowhere(model, tmp_path):
+def test_read_excludes_damaged_images(model, tmp_path):
     for label, name in enumerate("ab"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32), (0, 0, 200 * label)).save(tmp_path / "train" / name / "0.png")
@@ -103,7 +103,7 @@ def test_damaged_images_count_nowhere(model, tmp_path):
         load(tmp_path, "train", size=32, on_damaged="skip")
 
 
-def test_outputs_that_are_not_finite_are_refused(model, tmp_path):
+def test_read_rejects_outputs_that_are_not_finite(model, tmp_path):
     """NaN ranks above all numbers, so that its class would be the likeliest."""
     write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c), size=(32, 32)) for c in "ab" for i in range(3)})
     stream = load(tmp_path / "set", "whole", size=32, stream=True, workers=0, on_damaged="skip")
@@ -123,7 +123,7 @@ def test_outputs_that_are_not_finite_are_refused(model, tmp_path):
             assert read(model, stream, output).values.shape[0] == 6
 
 
-def test_images_are_shown_as_the_model_was_trained(tmp_path):
+def test_opened_preprocesses_for_the_model(tmp_path):
     deit = timm.create_model("deit_tiny_patch16_224", depth=1, num_classes=2).eval()
     assert deit.pretrained_cfg["crop_pct"] == 0.9 and deit.pretrained_cfg["interpolation"] == "bicubic"
     files = [write(tmp_path / "all", {f"{c}/0.jpg": encoded(i, "JPEG", (300 + 40 * i, 260))}) / c / "0.jpg"
@@ -154,7 +154,7 @@ def classes_named(folder, out, **environment):
         torch.distributed.destroy_process_group()
 
 
-def test_processes_share_the_images_and_return_all_outputs(tmp_path, forked):
+def test_read_shares_images_between_processes(tmp_path, forked):
     folder = write(tmp_path / "set", {f"{c}/{i}.png": encoded(i + ord(c)) for c in "abc" for i in range(7)})
     for name in ("a/0.png", "c/6.png"):
         (folder / name).write_bytes(b"damaged")
@@ -173,7 +173,7 @@ def test_processes_share_the_images_and_return_all_outputs(tmp_path, forked):
     assert len(alone[0]) == 19 and len(alone[3]) == 2 and 0 not in alone[2] and 20 not in alone[2]
 
 
-def test_probe_is_its_definition():
+def test_probe_equals_definition():
     for noise in (1.0, 6.0):
         train, valid = clouds(60, 1, noise=noise), clouds(300, 2, noise=noise)
         assert linear_probe(train, valid) == pytest.approx(by_hand(train, valid))
@@ -182,7 +182,7 @@ def test_probe_is_its_definition():
     assert linear_probe(few, valid) == pytest.approx(by_hand(few, valid, folds=2))
 
 
-def test_probe_finds_what_the_features_hold_and_no_more():
+def test_probe_accuracy_of_informative_and_random_features():
     train, (x, y) = clouds(60, 1, classes=2, noise=0.1), clouds(40, 2, classes=2, noise=0.1)
     assert linear_probe(train, (x, y)) == 100
     assert linear_probe(train, (x, 1 - y)) == 0

@@ -80,7 +80,7 @@ def colored(tmp_path_factory):
 @pytest.mark.parametrize("protocol, more", [
     ("fewshot", ("--shots", "1,5")), ("knn", ("--neighbors", "3")), ("probe", ()),
 ])  # fmt: skip
-def test_classifiers_on_features(tmp_path, small, protocol, more):
+def test_evaluate_command_on_features(tmp_path, small, protocol, more):
     folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     (folder / "test" / "red" / "0.png").write_bytes(b"damaged")
     done = evaluate(small, folder, protocol, out, *more)
@@ -100,7 +100,7 @@ def test_classifiers_on_features(tmp_path, small, protocol, more):
         assert [r["neighbors"] for r in other] == [3, 1]  # another measurement
 
 
-def test_few_shot_draws_anew_for_damaged_images(tmp_path, small):
+def test_few_shot_replaces_damaged_images(tmp_path, small):
     values = []
     for name in ("damaged", "missing"):
         folder = colors(tmp_path / name)
@@ -115,7 +115,7 @@ def test_few_shot_draws_anew_for_damaged_images(tmp_path, small):
     assert "7 shots needs as many images of each class, 1 or more, but class red has 6" in done.stderr
 
 
-def test_top1_of_a_folder_of_wordnet_ids(tmp_path, thousand):
+def test_top1_of_wordnet_folders(tmp_path, thousand):
     model = biased(tmp_path / "model", thousand, c281=9, c2=9)  # it sees tabbies everywhere, and now and then a shark
     wnids = {"n01440764": 0, "n02123045": 281, "n01443537": 1}
     folder = write(tmp_path / "five", {f"{w}/{i}.png": encoded(i, size=(40, 36)) for w in wnids for i in range(4)})
@@ -141,7 +141,7 @@ def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
     return folder
 
 
-def test_classes_in_another_order_and_a_class_that_is_damaged_whole(tmp_path, monkeypatch):
+def test_top1_warns_of_class_order_and_damaged_class(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = colors(tmp_path / "colors", per_class=20)
     for order, value in (([1, 2, 0], 0), ([0, 1, 2], 100)):
@@ -173,7 +173,7 @@ def side_by_side(folder: Path, numbers) -> Path:
     return write(folder, {f"ILSVRC2012_val_{n:08d}.JPEG": encoded(n, "JPEG", (40, 36)) for n in numbers})
 
 
-def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousand):
+def test_top1_of_flat_imagenet_folder(tmp_path, thousand):
     """With labels in any form that they are published in, each the same; by ReaL alone without."""
     wnids, numbers = ImageNetInfo().label_names(), range(3, 15)
     truth = {n: (n * 37) % 1000 for n in range(1, 50_001)}
@@ -227,7 +227,7 @@ def test_a_flat_folder_of_imagenets_validation_files_is_scored(tmp_path, thousan
 
 
 
-def test_label_files_of_validation_images_that_are_refused(tmp_path):
+def test_top1_rejects_wrong_label_files(tmp_path):
     for n, (name, content, sentence) in enumerate((
         ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\n", "val.txt must .*val_00000002.JPEG has no label"),
         ("val.txt", "ILSVRC2012_val_00000001.JPEG 7\nILSVRC2012_val_00000002.JPEG 1000\n", "has the label 1000"),
@@ -255,7 +255,7 @@ def renamed(source: Path, folder: Path, order: list[int], names: list[str]) -> P
     return folder
 
 
-def test_real_is_of_names_and_not_of_places(tmp_path, thousand):
+def test_real_matches_classes_by_name(tmp_path, thousand):
     """A model that calls all images tench, with its classes in ImageNet's order and in others."""
     first = next(i for i, labels in enumerate(real_labels()) if 0 in labels) - 4
     (tmp_path / "in").mkdir()
@@ -292,7 +292,7 @@ def training(tmp_path, record, seed=0):
     return json.loads((data / f"seed-{seed}" / "training.json").read_text())
 
 
-def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
+def test_finetune_over_seeds(tmp_path, small, monkeypatch):
     folder, out = colors(tmp_path / "colors"), tmp_path / "results.json"
     runs = ("--runs", tmp_path / "runs", "--set", "epochs=1", *SHORT)
     (found,) = evaluate(small, folder, "finetune", out, *runs, "--seeds", 2).records
@@ -326,7 +326,7 @@ def test_fine_tuning_over_seeds(tmp_path, small, monkeypatch):
     assert again["steps"] == 3
 
 
-def test_convnets_are_tuned_too(tmp_path, colored):
+def test_finetune_of_convnets(tmp_path, colored):
     """Two of the five models of the paper's Table 2 are such: BiT-L and Noisy Student."""
     torch.manual_seed(0)
     save_for_hf(timm.create_model("test_efficientnet", num_classes=10), tmp_path / "net", safe_serialization=True)
@@ -338,7 +338,7 @@ def test_convnets_are_tuned_too(tmp_path, colored):
     assert "colors finetune" in done.stdout
 
 
-def test_vtab(tmp_path, small):
+def test_vtab_command(tmp_path, small):
     for name in ("vtab/pcam", "vtab/dsprites-location"):
         clip_benchmark(tmp_path, TASKS[name])
     arguments = ("--tasks", "pcam,dsprites-location", "--root", tmp_path, "--runs", tmp_path / "runs")
@@ -370,7 +370,7 @@ REFUSED = (
 )
 
 
-def test_refusals_are_one_sentence(tmp_path, small, thousand, monkeypatch):
+def test_evaluate_command_rejects_wrong_options(tmp_path, small, thousand, monkeypatch):
     monkeypatch.chdir(tmp_path)
     colors(tmp_path / "colors")
     write(tmp_path / "test-only" / "test", {"a/0.png": encoded(0)})
@@ -388,7 +388,7 @@ def test_refusals_are_one_sentence(tmp_path, small, thousand, monkeypatch):
 
 
 @pytest.mark.slow
-def test_deit_on_flowers(real_data):
+def test_evaluate_deit_on_flowers(real_data):
     """DeiT-Tiny with a few flowers: what the command found, which is kept in data/results, from features of all."""
     deit = timm.create_model("deit_tiny_patch16_224").eval()
     deit.load_state_dict(load_file(real_data / "deit-tiny" / "deit_tiny_patch16_224.safetensors"))

@@ -22,7 +22,7 @@ from vitlens.train import hardware
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_table_says_how_it_was_measured(tmp_path):
+def test_table_records_its_command(tmp_path):
     how = results.about("python -m experiments.some")
     assert how == {
         "device": hardware("cpu"), "python": sys.version.split()[0],
@@ -36,7 +36,7 @@ def test_a_table_says_how_it_was_measured(tmp_path):
     assert list(rows) == ["a", *how, "b"] and rows["b"].tolist() == ["", "one, two"]
 
 
-def test_rows_of_single_methods_join_the_table_that_is_there(tmp_path):
+def test_table_keeps_rows_of_other_methods(tmp_path):
     path = tmp_path / "table.csv"
     assert results.kept(path, ["b"], {"images": 5}) == []
     results.write(path, [{"method": name, "images": 5, "score": score} for name, score in (("a", 1), ("b", 2))])
@@ -46,13 +46,13 @@ def test_rows_of_single_methods_join_the_table_that_is_there(tmp_path):
         results.kept(path, ["b"], {"images": 6})
 
 
-def test_committed_tables_are_plain_csv_with_their_command():
+def test_committed_tables_are_csv_with_command():
     tables = sorted(ROOT.glob("data/results/*.csv"))
     assert len(tables) > 10 and not [path.name for path in tables if b"\r" in path.read_bytes()]
     assert all(pd.read_csv(path)["command"].notna().all() for path in tables)
 
 
-def test_loops_of_training_are_measured_beside_each_other(monkeypatch):
+def test_training_script_measures_all_loops(monkeypatch):
     monkeypatch.setitem(training.SQUARE, "cpu", 64)  # 2048³ in bf16 takes half a minute a product without its hardware
     monkeypatch.setitem(training.WIDTHS, "ViT-Ti", 64)
     case = training.Case("ViT-Ti", 32, 8, 4, "bf16")
@@ -69,13 +69,13 @@ def test_loops_of_training_are_measured_beside_each_other(monkeypatch):
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_training_is_measured_in_the_precisions_of_the_device(monkeypatch, has):
+def test_training_script_measures_device_precisions(monkeypatch, has):
     monkeypatch.setattr(training, "computes_bf16", lambda device: has)
     found = {case.precision for case in training.cases(torch.device("cpu"), tiny=False, batch=None)}
     assert found == ({"fp32", "bf16"} if has else {"fp32"})
 
 
-def test_the_explorer_is_timed_at_what_it_offers(vit):
+def test_explorer_script_times_supported_views(vit):
     offered = {c.name: {text for text, _ in c.options} for c in widgets.explore(vit()).page.shown.values()}
     asked = []
 
@@ -130,7 +130,7 @@ def photographs(tmp_path_factory):
     return folder
 
 
-def test_every_script_is_run():
+def test_scripts_are_all_tested():
     scripts = {path.stem for path in ROOT.glob("experiments/*.py") if "\ndef main(" in path.read_text(encoding="utf-8")}
     assert scripts == {*RUNS, "readme_picture", "speed"}  # test_speed.py runs the last
 
@@ -151,7 +151,7 @@ def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp
 
 
 @pytest.mark.slow
-def test_readme_picture_is_drawn(tmp_path, monkeypatch):
+def test_readme_picture_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     importlib.import_module("experiments.readme_picture").main(["--out", str(tmp_path / "picture.jpg")])
     assert Image.open(tmp_path / "picture.jpg").width > 1000

@@ -104,7 +104,7 @@ def assert_attention(explorer, picture=PICTURE, shape=(4, 4), **kwargs):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_views_of_a_layer_equal_independent_computations(vit, kind):
+def test_explorer_layer_views_equal_independent_computations(vit, kind):
     model = vit(**MODELS[kind])
     explorer = widgets.explore(model, PICTURE)
     maps, layers, logits = reference(model)
@@ -140,7 +140,7 @@ def test_views_of_a_layer_equal_independent_computations(vit, kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_contributions_and_lens_equal_stream(vit, kind):
+def test_explorer_contributions_and_lens_equal_stream(vit, kind):
     model = vit(**MODELS[kind])
     explorer, x, prefix = widgets.explore(model, PICTURE), given(model), model.num_prefix_tokens
     explorer.set(view="contributions", target=3, another="4")
@@ -172,7 +172,7 @@ def test_contributions_and_lens_equal_stream(vit, kind):
 
 
 @pytest.mark.parametrize("kind, way", [("class token", "mean"), ("registers", "zero"), ("distilled", "mean")])
-def test_heads_off_equal_intervene(vit, kind, way):
+def test_explorer_heads_off_equal_intervene(vit, kind, way):
     model = vit(**MODELS[kind])
     explorer, x, heads = widgets.explore(model, PICTURE), given(model), [(0, 2), (2, 0)]
     first, shares = explorer.page.forward.logits, [bar["share"] for bar in explorer.frame["bars"]]
@@ -201,7 +201,7 @@ def test_heads_off_equal_intervene(vit, kind, way):
     assert torch.equal(explorer.page.forward.logits, first) and "Switched off" not in words(explorer)
 
 
-def test_heads_off_limit_contributions_and_lens(vit):
+def test_explorer_heads_off_limit_contributions_and_lens(vit):
     explorer = widgets.explore(model := vit(), PICTURE)
     explorer.set(view="contributions", off=[(1, 1)], way="zero", layer=1, head=1, target=3)
     assert explorer.frame["parts"]["heads"][1][1] == 0 and not values(explorer).any()
@@ -232,7 +232,7 @@ def explained():
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knows_class])
-def test_maps_equal_the_method(explained, name):
+def test_explorer_maps_equal_methods(explained, name):
     explorer, model, order = explained
     explorer.set(view=name, target="predicted", against="none")
     close(values(explorer), METHODS[name](model, given(model), order[0])[0])
@@ -241,7 +241,7 @@ def test_maps_equal_the_method(explained, name):
     assert f"for “{order[2]}” (" in words(explorer) and f"rather than “{order[1]}” (" in words(explorer)
 
 
-def test_score_equals_the_curves(explained):
+def test_explorer_score_equals_curves(explained):
     explorer, model, order = explained
     target, against = order[1], order[3]
     explorer.set(view="legrad", target=target, against=against)
@@ -263,7 +263,7 @@ def test_score_equals_the_curves(explained):
     assert f"is {abs(sigmas):.3g} σ {side} 8 random orders" in found["words"]
 
 
-def test_a_registered_method_is_a_view(vit, monkeypatch):
+def test_explorer_shows_registered_methods(vit, monkeypatch):
     """Also of an explorer that is open. A method without a class does not name one."""
     for name in ("mine", "plain"):
         monkeypatch.setitem(METHODS, name, None)  # so that it is removed again
@@ -279,7 +279,7 @@ def test_a_registered_method_is_a_view(vit, monkeypatch):
     assert "for “" not in words(explorer)
 
 
-def test_a_click_on_a_class_explains_it(vit):
+def test_explorer_click_on_class_explains_it(vit):
     explorer = widgets.explore(model := vit(), PICTURE)
     with torch.no_grad():
         probabilities, order = model(given(model))[0].softmax(-1).sort(descending=True)
@@ -297,7 +297,7 @@ def test_a_click_on_a_class_explains_it(vit):
     assert probabilities[2].item() == pytest.approx(explorer.frame["bars"][2]["share"], abs=1e-6)
 
 
-def test_any_class_can_be_the_target(vit):
+def test_explorer_target_accepts_all_classes(vit):
     model = vit(num_classes=100)
     model.label_names = [f"animal {number}, beast" if number == 7 else f"plant {number}" for number in range(100)]
     explorer = widgets.explore(model, PICTURE)
@@ -328,7 +328,7 @@ def test_any_class_can_be_the_target(vit):
 
 
 @pytest.mark.parametrize("name, classes", [("relevance", 0), ("occlusion", 10)])
-def test_likeness_equals_the_method(vit, name, classes):
+def test_explorer_similarity_equals_method(vit, name, classes):
     explorer = widgets.explore(model := vit(num_classes=classes), PICTURE)
     explorer.set(view=name, target=("picture", "coffee"))
     other = functools.partial(given, model)
@@ -346,7 +346,7 @@ def test_likeness_equals_the_method(vit, name, classes):
     close(values(explorer), METHODS[name](model, other(samples()["china"]), like(other(samples()["rocket"])))[0])
 
 
-def test_models_without_classes_readout_or_pooling(vit):
+def test_explorer_without_classes_readout_or_pooling(vit):
     explorer = widgets.explore(vit(num_classes=0), PICTURE)
     with pytest.raises(ValueError, match="'View' .* one of 'attention', .* got 'lens'"):
         explorer.set(view="lens")
@@ -362,7 +362,7 @@ def test_models_without_classes_readout_or_pooling(vit):
     assert control(unread, "query")["options"] == (("patch", "patch"),)
 
 
-def test_a_single_output_is_a_value_without_percent(vit):
+def test_explorer_shows_single_output_as_value(vit):
     explorer = widgets.explore(model := vit(num_classes=1), PICTURE)
     value = model(given(model)).item()
     (bar,) = explorer.frame["bars"]
@@ -373,7 +373,7 @@ def test_a_single_output_is_a_value_without_percent(vit):
     assert "%" not in words(explorer)
 
 
-def test_image_equals_the_input_of_the_model(vit):
+def test_explorer_image_equals_model_input(vit):
     explorer = widgets.explore(vit(img_size=224, patch_size=32), PICTURE)
     shown = np.asarray(Image.open(io.BytesIO(explorer.pictures["picture"])))
     seen = preprocess(explorer.page.model, PICTURE)[0].permute(1, 2, 0).numpy()
@@ -383,7 +383,7 @@ def test_image_equals_the_input_of_the_model(vit):
     assert shown.shape == (448, 448, 3) and np.abs(shown.astype(int) - enlarged).max() <= 1
 
 
-def test_caption_colors_and_distances(explorer):
+def test_explorer_caption_colors_and_distances(explorer):
     maps, _, _ = reference(explorer.page.model)
     assert "Attention from the read-out (class token), layer 2, mean of the heads" in words(explorer)
     assert "not renormalized" in words(explorer) and "64 × 64 pixels" in words(explorer)
@@ -416,7 +416,7 @@ REFUSED = {
 }
 
 
-def test_errors_keep_the_last_good_page(explorer, monkeypatch):
+def test_explorer_errors_keep_last_valid_page(explorer, monkeypatch):
     explorer.set(layer=1, row=2)
     state, panels = dict(explorer.page.state), explorer.frame["panels"]
     for name, (value, sentence) in REFUSED.items():
@@ -440,7 +440,7 @@ def test_errors_keep_the_last_good_page(explorer, monkeypatch):
     assert explorer.frame["message"] == ""
 
 
-def test_a_click_changes_one_control(explorer, monkeypatch):
+def test_explorer_click_changes_one_control(explorer, monkeypatch):
     """It opens no file, makes no menu and looks from the patch."""
     assert explorer.wait(60, settled=True)
     before = dict(explorer.page.shown)
@@ -453,7 +453,7 @@ def test_a_click_changes_one_control(explorer, monkeypatch):
     assert "got 4" in browser(explorer, {"pick": "picture", "row": 4, "col": 1}) and selected(explorer) == [(3, 1)]
 
 
-def test_uploads(explorer):
+def test_explorer_uploads(explorer):
     exif = Image.Exif()
     exif[274] = 6
     phone = saved(PICTURE.rotate(90, expand=True), exif=exif)
@@ -466,7 +466,7 @@ def test_uploads(explorer):
     assert_attention(explorer)
 
 
-def test_a_page_keeps_uploads_and_captures_within_its_limit(vit, monkeypatch):
+def test_explorer_limits_memory_of_uploads_and_captures(vit, monkeypatch):
     assert photographs.KEPT == 256 * 2**20
     explorer = widgets.explore(vit(), PICTURE)
     one, page = explorer.page.forward.bytes, explorer.page
@@ -485,7 +485,7 @@ def test_a_page_keeps_uploads_and_captures_within_its_limit(vit, monkeypatch):
     assert [name for name, each in page.photographs.items() if each.uploaded] == ["d.png", "c.png"], "the oldest goes"
 
 
-def test_an_image_in_its_own_shape(vit):
+def test_explorer_whole_image_keeps_aspect_ratio(vit):
     model = vit(dynamic_img_size=True)
     explorer = widgets.explore(model, PICTURE)  # 451 × 300
     explorer.set(whole=True)
@@ -508,7 +508,7 @@ def test_an_image_in_its_own_shape(vit):
     assert "The last patches at the right reach 10 pixels beyond the image." in words(padded)
 
 
-def test_refused_models_and_images(vit):
+def test_explorer_rejects_models_and_images(vit):
     for make in (widgets.explore, widgets.heads, lambda m: widgets.compare(vit(), m)):
         with pytest.raises(UnsupportedModelError, match="windows"):
             make(timm.create_model("swin_tiny_patch4_window7_224"))
@@ -533,7 +533,7 @@ SAVED = {
 }  # fmt: skip
 
 
-def test_saved_files_hold_what_is_shown(explorer, monkeypatch):
+def test_explorer_saved_files_equal_page(explorer, monkeypatch):
     sent = []
     monkeypatch.setattr(explorer.connection, "_send", lambda content, buffers: sent.append((content, *buffers)))
     for view, names in SAVED.items():
@@ -551,7 +551,7 @@ def test_saved_files_hold_what_is_shown(explorer, monkeypatch):
         assert about.items() >= {key: value for key, value in shown.items() if key in names}.items()
 
 
-def test_heads(vit):
+def test_heads_enlarges_clicked_head(vit):
     model = vit(num_heads=2)
     page, (maps, _, _) = widgets.heads(model, PICTURE), reference(model)
     assert (page.frame["panels"][0]["rows"], page.frame["panels"][0]["cols"]) == (2, 3)
@@ -569,7 +569,7 @@ def test_heads(vit):
         assert tuple(tiles[y, x]) == (253, 231, 37), "the brightest of viridis"
 
 
-def test_compare_looks_from_the_same_place(vit):
+def test_compare_maps_query_between_grids(vit):
     fine, coarse = vit(img_size=128), vit(seed=1, depth=2)
     page = widgets.compare(fine, coarse, PICTURE)
     browser(page, {"pick": "left", "row": 5, "col": 2})
@@ -587,7 +587,7 @@ def test_compare_looks_from_the_same_place(vit):
         other.set(query=1)
 
 
-def test_compare_finds_the_nearest_patches_of_scikit_learn(vit):
+def test_compare_nearest_patches_equal_scikit_learn(vit):
     model, other = vit(img_size=128), samples()["coffee"]
     page = widgets.compare(model, image=PICTURE, other=other)
     page.set(view="correspondences", layer_left=1, row=2, column=5)
@@ -608,7 +608,7 @@ GRIDS = (
 )  # fmt: skip
 
 
-def test_the_same_place_is_one_in_pixels():
+def test_moved_keeps_pixel_position():
     for a in GRIDS:
         for b in GRIDS:
             shares = a.centers(dtype=torch.float64) / torch.tensor(a.image)
@@ -619,7 +619,7 @@ def test_the_same_place_is_one_in_pixels():
             assert [r * b.cols + c for r, c in found] == expected
 
 
-def test_positions(vit):
+def test_positions_equal_similarity(vit):
     model = vit(img_size=(48, 80))
     page = widgets.positions(model)
     table = model.pos_embed[0, 1:].detach().numpy()
@@ -630,7 +630,7 @@ def test_positions(vit):
     close(values(page, "one"), (unit @ unit[4]).reshape(3, 5))
 
 
-def test_training_slider_shows_its_snapshot():
+def test_training_slider_shows_snapshot():
     run = snapshots(3)
     controls, picture = widgets.training(run).children
     _, slider = controls.children
@@ -651,7 +651,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_equal_their_captures(name):
+def test_explorer_of_families_equals_captures(name):
     torch.manual_seed(0)
     sizes = {"img_size": 64, "embed_dim": 96, "depth": 2, "num_heads": 3, "num_classes": 10} | FAMILIES[name]
     model = timm.create_model(name, **{key: value for key, value in sizes.items() if value is not None}).eval()
@@ -671,7 +671,7 @@ def test_families_equal_their_captures(name):
         assert np.isfinite(values(explorer)).all() and values(explorer).std() > 0
 
 
-def test_wrapped_models_and_models_that_train_on(vit):
+def test_explorer_of_wrapped_and_training_models(vit):
     model = vit()
     explorer = widgets.explore(model, PICTURE)
     wrapped = widgets.explore(torch.nn.DataParallel(model), PICTURE)

@@ -63,7 +63,7 @@ def connected(lanes):
     page.may.set()
 
 
-def test_a_superseded_drawing_is_cancelled_and_its_messages_kept(connected):
+def test_connection_cancels_superseded_drawing(connected):
     connection, page, shown, until = connected
     connection.receive({"set": 1})
     assert page.begun.wait(PATIENCE)
@@ -75,7 +75,7 @@ def test_a_superseded_drawing_is_cancelled_and_its_messages_kept(connected):
     assert frame["thread"].startswith("vitlens test quick") and thread is threading.current_thread()
 
 
-def test_nothing_is_shown_after_close(connected):
+def test_connection_stops_after_close(connected):
     connection, page, shown, until = connected
     page.job = Job(("long",), lambda check: None)
     connection.receive({"set": 1})
@@ -86,7 +86,7 @@ def test_nothing_is_shown_after_close(connected):
     assert not shown and not page.taken and connection.settled
 
 
-def test_a_job_goes_on_while_its_key_stays_and_ends_when_it_changes(connected):
+def test_connection_keeps_job_while_key_is_equal(connected):
     connection, page, shown, until = connected
     begun, ended, runs = threading.Event(), threading.Event(), []
 
@@ -118,7 +118,7 @@ def test_a_job_goes_on_while_its_key_stays_and_ends_when_it_changes(connected):
     assert page.taken[-1] == [{"job": ("other",)}], "of the first nothing came"
 
 
-def test_a_lane_goes_on_after_a_failure_and_ends_with_its_tasks():
+def test_lane_continues_after_failure_and_closes():
     lane, started = Lane("test"), threading.Event()
     with pytest.raises(ZeroDivisionError):
         lane.run(lambda check: 1 / 0)
@@ -171,7 +171,7 @@ def drawn():
     return [(torch.rand(3), np.random.rand(3)) for _ in range(2)]
 
 
-def test_a_click_is_answered_while_a_long_map_runs(vit):
+def test_explorer_answers_clicks_during_long_map(vit):
     """Another page's heads off do not reach the map, nor do its random numbers meet those of a cell."""
     model = vit()
     explorer = widgets.explore(copy.deepcopy(model), PICTURE)
@@ -191,7 +191,7 @@ def test_a_click_is_answered_while_a_long_map_runs(vit):
     assert np.array_equal(slow.finish(), values(explorer))
 
 
-def test_the_next_setting_cancels_a_long_map(vit):
+def test_explorer_new_setting_cancels_long_map(vit):
     slow = Slow(vit()).start()
     slow.explorer.connection.receive({"set": {"view": "norms"}})
     assert slow.explorer.wait(PATIENCE) and slow.explorer.page.state["view"] == "norms"
@@ -201,7 +201,7 @@ def test_the_next_setting_cancels_a_long_map(vit):
     assert slow.explorer.frame["panels"][0]["title"] == "Length of tokens"
 
 
-def test_a_failed_map_ends_in_a_sentence(vit, monkeypatch):
+def test_explorer_shows_error_of_long_map(vit, monkeypatch):
     explorer = widgets.explore(vit(), PICTURE)
     before = values(explorer)
 
@@ -217,7 +217,7 @@ def test_a_failed_map_ends_in_a_sentence(vit, monkeypatch):
     assert explorer.frame["message"] == ""
 
 
-def test_heads_off_captures_and_modes_belong_to_their_thread(vit):
+def test_heads_off_captures_and_modes_are_thread_local(vit):
     model, x = vit(), given(vit())
     with torch.no_grad(), capture(model) as before:
         logits = model(x)
@@ -242,7 +242,7 @@ def test_heads_off_captures_and_modes_belong_to_their_thread(vit):
     assert model.training
 
 
-def test_a_widget_may_move_another_from_its_callback(vit):
+def test_widget_callback_sets_another_widget(vit):
     first, second = widgets.explore(vit(), PICTURE), widgets.explore(vit(seed=1), PICTURE)
     first.observe(lambda change: second.set(layer=first.page.state["layer"]), "frame")
     first.set(layer=1)

@@ -50,7 +50,7 @@ def batch(data, count=6):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.15])
-def test_corruption_is_independent_and_has_the_shares_of_the_paper(share):
+def test_corruption_is_independent_with_paper_shares(share):
     """Counts of 640,000 draws stay within bounds that a right program leaves once in 10⁷ runs."""
     torch.manual_seed(0)
     corrupted, source = masked.corruption(10_000, 64, share)
@@ -72,7 +72,7 @@ def test_corruption_is_independent_and_has_the_shares_of_the_paper(share):
     assert chisquare(pooled[0], pooled[1] * pooled[0].sum() / pooled[1].sum()).pvalue > 1e-6
 
 
-def test_every_level_is_floor_of_8_times_the_mean_by_256():
+def test_colors_equal_floor_of_mean():
     """All 256 even colors, and means a 256th of a pixel value to both sides of every border between two levels."""
     for side, patch in ((1, 4), (4, 16)):
         for value in range(256):
@@ -89,7 +89,7 @@ def test_every_level_is_floor_of_8_times_the_mean_by_256():
 
 
 @pytest.mark.parametrize("side", [1, 4])
-def test_colors_equal_an_independent_computation(data, side):
+def test_colors_equal_independent_computation(data, side):
     images = data[0].images
     x = normalized(images, MEAN, STD)
     pixels = masked.restored(x, torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
@@ -104,7 +104,7 @@ def test_colors_equal_an_independent_computation(data, side):
         assert found[image, patch, cell] == 64 * red + 8 * green + blue
 
 
-def test_pixels_go_into_patches_and_back(data):
+def test_assembled_inverts_in_patches(data):
     x = batch(data)
     cut = masked.in_patches(x, 4)
     assert torch.equal(cut[2, 5].reshape(4, 4, 3), x[2, :, 4:8, 4:8].permute(1, 2, 0))
@@ -112,7 +112,7 @@ def test_pixels_go_into_patches_and_back(data):
 
 
 @each_variant
-def test_the_loss_is_that_of_the_corrupted_patches_alone(data, name):
+def test_loss_covers_corrupted_patches_only(data, name):
     model, x = VARIANTS[name].build(), batch(data)
     torch.manual_seed(0)
     corrupted, source = masked.corruption(len(x), 16, 0.5)
@@ -138,7 +138,7 @@ def test_the_loss_is_that_of_the_corrupted_patches_alone(data, name):
     assert model.objective.loss(predicted, x, torch.zeros_like(corrupted)).item() == 0, "no NaN of 0 / 0"
 
 
-def test_embeddings_are_corrupted_before_positions_are_added(data):
+def test_predicted_corrupts_before_positions(data):
     """The same outputs as of timm's own forward, its patch embedding replaced by a list of corrupted embeddings."""
     model, x = VARIANTS["mean-color"].build().eval(), batch(data, 2)
     source = torch.arange(16).repeat(2, 1)
@@ -156,7 +156,7 @@ def test_embeddings_are_corrupted_before_positions_are_added(data):
 
 
 @each_variant
-def test_every_variant_learns_and_moves_all_its_weights(data, name):
+def test_masked_variants_train_all_weights(data, name):
     r = replace(VARIANTS[name], average=0.5, epochs=10, lr=3e-3)
     model, average = r.build(), {}
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -171,7 +171,7 @@ def test_every_variant_learns_and_moves_all_its_weights(data, name):
     assert found["valid_loss_average"] == pytest.approx(objective_loss(model, data[1], r), rel=1e-6)
 
 
-def test_images_that_stand_in_for_damaged_ones_do_not_count(data, tmp_path):
+def test_objective_loss_excludes_damaged_images(data, tmp_path):
     """A picture of noise is damaged; the flat one after it, which is easy to fill in, would count twice."""
     r = VARIANTS["pixels"]
     model, pictures = r.build(), [data[1].images[0], torch.full((3, 16, 16), 120, dtype=torch.uint8)]
@@ -188,7 +188,7 @@ def test_images_that_stand_in_for_damaged_ones_do_not_count(data, tmp_path):
     assert len(stream.damaged) == 1
 
 
-def test_masked_patches_go_with_all_positions_and_precisions(data):
+def test_masked_patches_support_positions_and_precisions(data):
     for positions in SETTINGS["positions"]:
         r = replace(BASE, positions=positions)
         assert next(fit(r.build(), data, r, device="cpu")).loss == pytest.approx(np.log(512), rel=0.05)
@@ -201,7 +201,7 @@ def test_masked_patches_go_with_all_positions_and_precisions(data):
 
 
 @each_variant
-def test_every_parameter_is_trained_and_mask_tokens_do_not_decay(name):
+def test_masked_optimizers_train_all_without_mask_decay(name):
     for optimizer in ("adamw", "muon", "sgd"):
         r = replace(VARIANTS[name], optimizer=optimizer, layer_decay=0.5 if optimizer == "sgd" else 1.0)
         model = r.build()
@@ -218,7 +218,7 @@ def test_every_parameter_is_trained_and_mask_tokens_do_not_decay(name):
 TINY = ("image_size=8", "patch_size=2")
 
 
-def test_a_run_resumes_from_the_top_and_its_model_is_fine_tuned(tmp_path):
+def test_masked_run_resumes_and_fine_tunes(tmp_path):
     quiet = {"tiny": True, "device": "cpu", "quiet": True}
     options = {"overrides": (*TINY, "average=0.5"), "watch": 3, **quiet}
     account = runs.run("masked-patches", "digits", tmp_path / "a", **options)
@@ -246,7 +246,7 @@ def test_a_run_resumes_from_the_top_and_its_model_is_fine_tuned(tmp_path):
     assert all(torch.equal(state[n], kept[n].float()) for n in kept)
 
 
-def test_pictures_without_classes_are_learned_from(data):
+def test_masked_run_without_classes(data):
     r = replace(BASE, num_classes=1)
     one = tuple(replace(split, class_names=("photos",)) for split in data)
     assert next(fit(r.build(), one, r, device="cpu")).loss > 0
@@ -254,7 +254,7 @@ def test_pictures_without_classes_are_learned_from(data):
         fit(replace(r, objective="labels", masked=0.0).build(), one, replace(r, objective="labels", masked=0.0))
 
 
-def test_contradictions_are_refused():
+def test_masked_recipe_rejects_contradictions():
     for settings, message in (
         ("masked=0", "share between 0 and 1"), ("masked=1", "below 1"), ("objective=colors", "one of labels"),
         ("architecture=vit_base_r50_s16_224", "plain Vision Transformers"), ("image_size=30", "multiple of patch_size"),

@@ -78,11 +78,11 @@ def processes():
     "path",
     [pytest.param(p, marks=() if p.name[:2] in DAILY else pytest.mark.slow, id=p.stem) for p in NOTEBOOKS],
 )
-def test_runs_offline_with_little_work(path, processes):
+def test_notebooks_run_offline(path, processes):
     assert processes.apply(run, (path,)) == [], "nothing goes to stderr"
 
 
-def test_widgets_stay_out_of_files_and_pictures_in():
+def test_notebooks_store_images_without_widgets():
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "VBox()"}
     picture = {"image/png": base64.b64encode(script("encoded")(Image.new("RGB", (8, 8)))).decode()}
     shown = [nbformat.v4.new_output("display_data", data) for data in (widget, picture)]
@@ -93,7 +93,7 @@ def test_widgets_stay_out_of_files_and_pictures_in():
     assert "widgets" not in book.metadata
 
 
-def test_outputs_are_clean_and_figures_fit_a_page():
+def test_notebook_outputs_are_clean():
     for path in NOTEBOOKS:
         assert path.stat().st_size <= 1_500_000
         code = [cell for cell in read(path).cells if cell.cell_type == "code"]
@@ -113,7 +113,7 @@ def test_outputs_are_clean_and_figures_fit_a_page():
         assert len(tagged) == 1, "one cell is tagged thumbnail, for the index"
 
 
-def test_links_lead_somewhere():
+def test_notebook_links_exist():
     index = links(INDEX.read_text(encoding="utf-8"))
     assert NOTEBOOKS
     for target in index:
@@ -128,7 +128,7 @@ def test_links_lead_somewhere():
         assert (FOLDER / "thumbnails" / f"{path.stem}.png").stat().st_size <= 30_000
 
 
-def test_pages_of_the_explorer_show_what_was_drawn_before_them(monkeypatch):
+def test_notebook_explorer_pages_equal_figures(monkeypatch):
     monkeypatch.chdir(FOLDER)
     monkeypatch.setenv("VITLENS_TINY", "1")
     (path,), told, pages = FOLDER.glob("10_*.ipynb"), {}, []
@@ -157,7 +157,7 @@ def test_pages_of_the_explorer_show_what_was_drawn_before_them(monkeypatch):
 
 
 @pytest.mark.slow
-def test_figures_of_another_model(tmp_path):
+def test_notebook_figures_of_another_model(tmp_path):
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
     model, out = saved(tmp_path / "small", "vit_tiny_patch16_224", **small), tmp_path / "new" / "figures"
     before = {p: p.read_bytes() for p in FOLDER.glob("**/*.*[bdg]")}
@@ -176,7 +176,7 @@ def test_figures_of_another_model(tmp_path):
     assert summary["position_rank_correlation"] == pytest.approx(rank)
 
 
-def test_models_and_notebooks_that_do_not_fit_are_refused(tmp_path):
+def test_notebooks_reject_unsupported_models(tmp_path):
     small = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
     model = saved(tmp_path / "small", "vit_tiny_patch16_224", **small)
     small = dict(embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
@@ -197,7 +197,7 @@ def told(number: str) -> tuple[str, str]:
     return "\n".join(sources(path, "markdown")), "\n".join(tables)
 
 
-def test_notebook_14_says_what_the_committed_tables_say():
+def test_notebook_14_numbers_equal_committed_tables():
     prose, shown = told("14")
     tables = {epochs: studies.read_table(RESULTS / f"masked-{name}.csv")
               for epochs, name in (("10 epochs", "cpu-short"), ("40 epochs", "cpu"))}  # fmt: skip
@@ -232,7 +232,7 @@ def test_notebook_14_says_what_the_committed_tables_say():
     assert f"at least {100 * (1 - near[2] / 8):.0f} %" in prose
 
 
-def test_notebooks_11_and_15_say_what_the_committed_tables_say():
+def test_notebooks_11_and_15_numbers_equal_committed_tables():
     prose, _ = told("11")
     table = pd.read_csv(RESULTS / "explanations.csv").set_index("method")
     for method in ("direct", "gradient_rollout"):
@@ -250,7 +250,7 @@ def test_notebooks_11_and_15_say_what_the_committed_tables_say():
     assert f"in layers {', '.join(map(str, milder[:-1]))} and {milder[-1]};" in prose
 
 
-def test_notebook_17_says_what_the_committed_table_says():
+def test_notebook_17_numbers_equal_committed_table():
     prose, shown = told("17")
     table = pd.read_csv(RESULTS / "registers.csv")
     rows = table[table["layer"] == 10].set_index("variant")
@@ -279,7 +279,7 @@ def test_notebook_17_says_what_the_committed_table_says():
     assert f"{first['accuracy']:.2f}" in shown
 
 
-def test_notebook_12_numbers_equal_the_committed_tables():
+def test_notebook_12_numbers_equal_committed_tables():
     prose, shown = told("12")
     rows = studies.read_table(RESULTS / "data-size-cpu.csv")
     vit, hybrid, resnet = dict.fromkeys(row["model"] for row in rows)
@@ -311,7 +311,7 @@ def test_notebook_12_numbers_equal_the_committed_tables():
     assert all(str(batch) in measured[-1].split("With speed")[0] for batch in batches)
 
 
-def test_notebook_13_numbers_equal_the_committed_tables():
+def test_notebook_13_numbers_equal_committed_tables():
     _, shown = told("13")
     prose = sources(NOTEBOOKS[12], "markdown")
     names = ("positions", "readout", "scaling", "bias", "equivariance", "optimizers")

@@ -27,7 +27,7 @@ NOTEBOOKS = (ROOT / "notebooks").glob("*.ipynb")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_environment_is_python_pip_and_this_project():
+def test_environment_lists_python_pip_and_project():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment["name"] == PROJECT["name"]
     *conda, pip = environment["dependencies"]
@@ -38,7 +38,7 @@ def test_environment_is_python_pip_and_this_project():
     assert f'--editable ".[{",".join(extras)}]"' in (ROOT / "Makefile").read_text()
 
 
-def test_requirements_are_floors_and_hold_what_the_user_asked_for():
+def test_requirements_are_lower_bounds():
     every = PROJECT["dependencies"] + sum(PROJECT["optional-dependencies"].values(), [])
     for requirement in every:
         assert re.fullmatch(r"[a-z0-9-]+>=[\d.]+(,<\d+)?", requirement), requirement
@@ -48,7 +48,7 @@ def test_requirements_are_floors_and_hold_what_the_user_asked_for():
     assert asked <= {requirement.split(">=")[0] for requirement in every}
 
 
-def test_what_is_no_python_is_packed_too():
+def test_package_data_is_complete():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     for path in (ROOT / "vitlens").rglob("*"):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
@@ -67,7 +67,7 @@ READMES = ("README.md", "data/README.md", "notebooks/README.md")
 TEXTS = sorted({*READMES, *DOCS, *(f"notebooks/{path.name}" for path in NOTEBOOKS)})
 
 
-def test_commands_in_texts_have_the_options_they_are_given(tmp_path, monkeypatch):
+def test_docs_commands_have_valid_options(tmp_path, monkeypatch):
     """Every `vitlens COMMAND …` in a text is understood, up to its doing anything."""
     words = r"((?:inspect|explain|app|train|evaluate|ablate|paper [a-z]+)(?: [^`\n#|]+)?)"
     content = "\n".join((ROOT / text).read_text() for text in TEXTS).replace('\\"', '"').replace("\\n", "\n")
@@ -90,7 +90,7 @@ def test_commands_in_texts_have_the_options_they_are_given(tmp_path, monkeypatch
             assert not given.get("recipe") or given["recipe"] in RECIPES, command
 
 
-def test_python_in_the_readme_and_docs_runs_as_written(tmp_path, monkeypatch):
+def test_docs_python_runs(tmp_path, monkeypatch):
     """The docs continue with the README's names; docs/models.md needs a checkpoint and a model of the reader's own."""
     import matplotlib.pyplot as plt
 
@@ -104,7 +104,7 @@ def test_python_in_the_readme_and_docs_runs_as_written(tmp_path, monkeypatch):
     plt.close("all")  # Axes that are asked for without one stay open, as pyplot's do
 
 
-def test_links_in_the_readme_and_docs_lead_somewhere():
+def test_docs_links_exist():
     for text in (*READMES, "CONTRIBUTING.md", *DOCS):
         content = (ROOT / text).read_text()
         for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)|(?:src|href)=\"([^\"]+)\"", content):
@@ -132,7 +132,7 @@ for command in commands:
 """
 
 
-def test_commands_run_where_the_extras_are_not_installed(tmp_path):
+def test_commands_run_without_extras(tmp_path):
     """In one process, training a model and looking into it."""
     blocked = {"captum", "jupyterlab", "IPython", "ipykernel", "ipywidgets", "anywidget", "transformers", "open_clip",
                "datasets", "accelerate"}  # fmt: skip
@@ -162,7 +162,7 @@ print(book.cells[-1].outputs[0].text)
 
 
 @pytest.mark.slow
-def test_a_fresh_environment_runs_notebooks_as_on_colab(tmp_path):
+def test_notebooks_run_in_fresh_environment(tmp_path):
     """The first notebook clones and installs a copy of this repository; libraries are those of this environment."""
     copy, environment = tmp_path / "copy", tmp_path / "environment"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

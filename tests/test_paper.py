@@ -39,7 +39,7 @@ def shrunk(name):
     return paper.build(name, img_size=size, **SMALL), size
 
 
-def test_table_1():
+def test_table_1_parameters_equal_timm():
     """Parameters within 1.5 % of the printed ones, with a head of 1,000 classes; those of B/32 by their difference."""
     for variant in TABLE_1:
         for name in (name for name in MODELS if name.startswith(f"ViT-{variant.name[4]}/")):
@@ -55,7 +55,7 @@ def test_table_1():
             assert variant.tokens(patch) == model.pos_embed.shape[1]
 
 
-def test_the_halved_vit_is_a_vit_small():
+def test_halved_vit_equals_vit_small():
     assert shapes(on_meta(paper.build, "ViT-b/32")) == shapes(on_meta(timm.create_model, "vit_small_patch32_224"))
     half, base = on_meta(paper.build, "ViT-b/32"), on_meta(paper.build, "ViT-B/32")
     assert (2 * half.embed_dim, len(half.blocks)) == (base.embed_dim, len(base.blocks))
@@ -69,7 +69,7 @@ both = pytest.mark.parametrize(
 
 
 @both
-def test_every_model_has_the_shapes_of_its_public_weights(names):
+def test_build_matches_shapes_of_public_weights(names):
     """Where timm has weights, its own model for them is the reference: all but positions and head are alike."""
     for name in names:
         model = MODELS[name]
@@ -81,7 +81,7 @@ def test_every_model_has_the_shapes_of_its_public_weights(names):
             assert {name: built[name] for name in reference} == reference
 
 
-def test_a_resnet_computes_what_the_one_with_weights_does():
+def test_build_resnet_equals_timm():
     built, named = paper.build("R50x1").eval(), timm.create_model("resnetv2_50x1_bit").eval()
     torch.manual_seed(0)
     for weight in named.parameters():  # small, so that the smallness of what divides them matters
@@ -92,7 +92,7 @@ def test_a_resnet_computes_what_the_one_with_weights_does():
         assert torch.equal(built.forward_features(images), named.forward_features(images))
 
 
-def test_hybrids_and_resnets_without_weights():
+def test_build_hybrids_and_resnets_without_weights():
     """R50x2 is between its relatives, and stage 4's three blocks stand in stage 3 where the stride is 16."""
     wide, plain = (on_meta(paper.build, name) for name in ("R50x2", "R50x1"))
     assert all(
@@ -107,7 +107,7 @@ def test_hybrids_and_resnets_without_weights():
 
 
 @both
-def test_every_model_runs_is_inspected_and_learns(names):
+def test_build_models_run_inspect_and_train(names):
     for name in names:
         model, size = shrunk(name)
         images, labels = torch.randn(2, 3, size, size), torch.tensor([0, 1])
@@ -135,7 +135,7 @@ def test_every_model_runs_is_inspected_and_learns(names):
         assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_arguments_win_over_the_papers_and_wrong_ones_are_told():
+def test_build_overrides_arguments():
     assert paper.build("R50x1+ViT-B/32", img_size=64, **SMALL).num_classes == 10
     with pytest.raises(ValueError, match="no model 'ViT-G/14'. Its models are ViT-B/16, "):
         paper.build("ViT-G/14")
@@ -145,7 +145,7 @@ def test_arguments_win_over_the_papers_and_wrong_ones_are_told():
         paper.build("R50x1", img_size=64)
 
 
-def test_table_7_has_the_averages_of_its_rows_and_is_table_6_where_it_is_adam():
+def test_table_7_averages_equal_rows_and_table_6():
     for row in TABLE_7:
         assert round(row.average, 2) == row.accuracy["Average"]
         if row.optimizer == "Adam":
@@ -153,7 +153,7 @@ def test_table_7_has_the_averages_of_its_rows_and_is_table_6_where_it_is_adam():
             assert {name: same.accuracy[name] for name in paper.FIVE} == {n: row.accuracy[n] for n in paper.FIVE}
 
 
-def test_average_5_of_figure_5():
+def test_average_equals_figure_5():
     """By hand from Table 6, in its order; ViT-L/32 has reached R152x2 with a sixth of its exaFLOPs."""
     assert [round(row.average, 2) for row in TABLE_6] == [
         92.50, 94.08, 94.27, 95.12, 95.44, 95.82, 89.33, 92.01, 91.67, 92.41, 94.01, 94.24, 95.09, 94.27, 94.68, 94.85,
@@ -161,7 +161,7 @@ def test_average_5_of_figure_5():
     ]  # fmt: skip
 
 
-def test_table_9_gives_the_means_of_table_2():
+def test_table_9_means_equal_table_2():
     """The last column of Table 9 is the mean over its 19 tasks, and the VTAB of Table 2 to a tenth."""
     for row in TABLE_9:
         assert len(row.accuracy) == 20
@@ -174,14 +174,14 @@ def test_table_9_gives_the_means_of_table_2():
         paper.groups({})
 
 
-def test_tables_5_and_6_agree():
+def test_table_5_equals_table_6():
     """JFT's columns of Table 5 are rows of Table 6, but for ViT-H/14, which the paper gives twice."""
     for row in TABLE_5:
         if row.data == "JFT-300M" and row.model != "ViT-H/14":
             assert row.accuracy in [r.accuracy for r in TABLE_6 if r.model == row.model]
 
 
-def test_tables_name_models_that_exist():
+def test_tables_name_known_models():
     rows = [row for table in (TABLE_2, TABLE_5, TABLE_6, TABLE_7, TABLE_9) for row in table]
     assert {row.model for row in rows} <= set(MODELS)
     assert {name for row in TABLE_3 for name in row.models} - {"ViT-*"} <= set(MODELS)
@@ -190,7 +190,7 @@ def test_tables_name_models_that_exist():
         _ = TABLE_2[-1].average
 
 
-def test_table_8_says_that_some_positions_are_needed_and_hardly_which():
+def test_table_8_positions_exceed_none():
     """D.4: 0.61382 without, 0.64206 with the default; places and kinds are those of a recipe."""
     assert (TABLE_8["none"], TABLE_8["learned-1d"]["stem"]) == ({"stem": 61.382}, 64.206)
     rest = [value for kind, row in TABLE_8.items() if kind != "none" for value in row.values()]

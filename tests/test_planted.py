@@ -29,13 +29,13 @@ def hit_rate(images, model, name, mark=0, **kwargs):
     return images.hits(METHODS[name](model, x, images.classes[:, mark], **kwargs), mark).float().mean().item()
 
 
-def test_planted_model_is_accurate_and_the_recipes(model):
+def test_planted_model_is_accurate(model):
     assert accuracy(model, planted(400, 1).data, RECIPE) >= 99.5
     shapes = {name: p.shape for name, p in RECIPE.build().named_parameters()}
     assert shapes == {name: p.shape for name, p in model.named_parameters()} and model.label_names == list(COLORS)
 
 
-def test_planted_marks_decide_the_class():
+def test_planted_marks_determine_class():
     images = planted(300, 5, marks=2)
     colors = torch.tensor(list(COLORS.values()), dtype=torch.float32)
     tiles = images.data.images.float().unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).mean((-1, -2)).flatten(2)
@@ -48,7 +48,7 @@ def test_planted_marks_decide_the_class():
     assert torch.equal(images.data.images, planted(300, 5, marks=2).data.images)
 
 
-def test_good_methods_find_the_mark(model):
+def test_methods_find_planted_mark(model):
     for name in (*GOOD, *FAIR):
         count = 10 if name in ("feature_ablation", "integrated_gradients") else 100
         options = {"n_steps": 10} if name == "integrated_gradients" else {}
@@ -59,7 +59,7 @@ def test_good_methods_find_the_mark(model):
         assert name in GOOD or hit_rate(two, model, name, against=two.classes[:, 1]) >= 0.6, name
 
 
-def test_rollout_and_random_weights_do_not_find_the_class(model):
+def test_rollout_and_random_weights_miss_planted_mark(model):
     two = planted(60, 3, marks=2)
     rates = [hit_rate(two, model, "rollout", mark) for mark in (0, 1)]
     assert hit_rate(planted(60, 2), model, "rollout") >= 0.95 and sum(rates) <= 1 + 1e-6 and max(rates) <= 0.75
@@ -69,7 +69,7 @@ def test_rollout_and_random_weights_do_not_find_the_class(model):
     assert max(hit_rate(planted(200, 2), random, name) for name in ("relevance", "legrad")) <= 0.2
 
 
-def test_energy_in_box_equals_the_sum_over_pixels():
+def test_energy_in_box_equals_sum_over_pixels():
     """Pixels outside all patches have no energy; patches that reach beyond the image are cut."""
     for size in ((64, 96), (70, 100), (60, 90)):
         grid, m = TokenGrid(4, 6, (16, 16), 0, size), maps(5, 4, 6)

@@ -40,7 +40,7 @@ class Kinds(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_step_and_validation_take_bf16_only_where_it_is_fast(chip, has):
+def test_precision_auto_selects_bf16_in_hardware(chip, has):
     chip(has)
     r = recipe("digits").tiny().override("precision=auto")
     data = load("digits", "train").subset(64), load("digits", "valid").subset(64)
@@ -67,7 +67,7 @@ def test_computes_bf16_by_device(monkeypatch):
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_run_keeps_its_precision_on_another_machine(chip, has, tmp_path):
+def test_run_keeps_precision_on_another_machine(chip, has, tmp_path):
     chosen, settings = "bf16" if has else "fp32", ["image_size=8", "patch_size=2", "batch_size=64"]
     options = {"tiny": True, "watch": 0, "device": "cpu", "quiet": True}
     chip(has)
@@ -79,7 +79,7 @@ def test_run_keeps_its_precision_on_another_machine(chip, has, tmp_path):
     assert Recipe.from_json((tmp_path / "recipe.json").read_text()).precision == chosen
 
 
-def test_recipes_leave_the_precision_to_the_device(chip):
+def test_recipes_have_precision_auto(chip):
     fixed = {name for name, each in RECIPES.items() if each.precision != "auto"}
     assert Recipe("mine").precision == "auto" and fixed == {"digits"}
     chip(False)
@@ -87,7 +87,7 @@ def test_recipes_leave_the_precision_to_the_device(chip):
     assert settled(Recipe.from_dict(trained), World()).precision == trained["precision"] == "bf16"
 
 
-def test_processes_agree_on_a_precision(monkeypatch, chip):
+def test_settled_precision_is_shared_by_processes(monkeypatch, chip):
     world = World(0, 2, torch.device("cpu"))
     chip(True)
     for others, expected in ((1.0, "bf16"), (0.0, "fp32")):

@@ -49,7 +49,7 @@ def alone(data):
     return [s.loss for s in steps], steps[-1].metrics
 
 
-def test_a_batch_in_parts_trains_the_same_model(data, alone):
+def test_accumulate_trains_the_same_model(data, alone):
     steps = list(fit(deterministic().build(), data, deterministic(accumulate=4), device="cpu"))
     assert [s.loss for s in steps] == pytest.approx(alone[0], abs=1e-5)
     assert steps[-1].metrics == pytest.approx(alone[1])
@@ -85,7 +85,7 @@ def wait_for(children) -> list[int]:
     return [child.exitcode for child in children]
 
 
-def test_processes_share_statistics_and_a_lost_one_leaves_a_checkpoint(data, alone, forked, tmp_path):
+def test_processes_share_statistics_and_save_after_loss(data, alone, forked, tmp_path):
     """Else each would validate another model, and the first one's would be saved."""
     save_for_hf(timm.create_model("test_resnet"), tmp_path / "start", safe_serialization=True)
     short = recipe("finetune-small").override("image_size=8", "resize=0", "num_classes=10", "batch_size=64")
@@ -109,7 +109,7 @@ def test_processes_share_statistics_and_a_lost_one_leaves_a_checkpoint(data, alo
     assert [s.loss for s in rest] == pytest.approx(alone[0][-len(rest) :], abs=1e-5)
 
 
-def test_parts_must_hold_whole_pairs_and_processes_see_each_other(data, monkeypatch):
+def test_processes_check_batch_parts_and_world_size(data, monkeypatch):
     r = deterministic()
     with pytest.raises(ValueError, match="even number of images, for 3 processes × accumulate 1"):
         fit(r.build(), data, r, world=World(0, 3, torch.device("cpu")))
@@ -132,7 +132,7 @@ def command(words, said=None) -> None:
     run()
 
 
-def test_the_command_in_two_processes_equals_one(tmp_path, monkeypatch):
+def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     """Started by torchrun, on a machine without a GPU and with no word about devices."""
     settings = ["optimizer=adamw", "drop_path=0", "patch_drop=0", "compile=off"]
     options = [word for setting in settings for word in ("--set", setting)]
@@ -156,7 +156,7 @@ def test_the_command_in_two_processes_equals_one(tmp_path, monkeypatch):
     assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-3) for name in a)
 
 
-def test_a_run_that_is_asked_to_end_saves_and_goes_on(forked, tmp_path, monkeypatch, capsys):
+def test_train_command_resumes_after_sigterm(forked, tmp_path, monkeypatch, capsys):
     words = [*TRAIN, "--out", tmp_path, "--device", "cpu"]
     child = forked(command, [*words, "--set", "epochs=4000"], tmp_path / "said")
     while not (tmp_path / "log.jsonl").exists() or not (tmp_path / "log.jsonl").read_text():

@@ -35,7 +35,7 @@ def shown(vit, monkeypatch):
     return page, sent
 
 
-def test_the_same_pixels_from_every_door(vit, shown, tmp_path):
+def test_uploads_equal_files_pixels(vit, shown, tmp_path):
     data, model, (page, sent) = phone(), vit(), shown
     assert len(data) > 1_400_000
     (file := tmp_path / "phone.jpg").write_bytes(data)
@@ -57,7 +57,7 @@ def test_the_same_pixels_from_every_door(vit, shown, tmp_path):
     assert notes[0] in found.notes
 
 
-def test_a_later_upload_replaces_an_unfinished_one(shown):
+def test_upload_replaces_unfinished_upload(shown):
     page, sent = shown
     first, second = phone(), saved(Image.fromarray(RAMP), "PNG")
     begun = {"upload": "first.jpg", "file": 1, "of": len(first)}
@@ -68,14 +68,14 @@ def test_a_later_upload_replaces_an_unfinished_one(shown):
     assert page.wait(60) and (np.asarray(page.page.photograph.image) == RAMP).all()
 
 
-def test_the_limit_of_uploads_holds_in_python_too(shown):
+def test_upload_limit_holds_in_python(shown):
     page, sent = shown
     assert page.frame["uploads"] == LARGEST == 64 * 2**20
     page.connection.receive({"upload": "a.png", "file": 1, "at": 0, "of": 64 * 2**20 + 1}, [b"x"])
     assert all(word in sent[-1]["problem"] for word in ("a.png", "64 MB", "smaller"))
 
 
-def test_a_small_file_in_one_message_is_an_upload_too(vit):
+def test_upload_in_one_message(vit):
     page = widgets.explore(vit(), PICTURE)
     assert browser(page, {"upload": "a.png"}, saved(Image.fromarray(RAMP), icc_profile=WIDE)) == ""
     assert "“Wide” to sRGB" in page.frame["about"]

@@ -42,7 +42,7 @@ from vitlens.evaluate.protocols import Evaluation, Tuned, vtab_tasks
 
 
 @pytest.mark.parametrize("images, penalty", [(30, 1.0), (200, 2.0**10)])
-def test_few_shot_weights_minimize_the_penalized_squares(images, penalty):
+def test_least_squares_minimizes_penalized_squares(images, penalty):
     """By numpy's least squares, in which the penalty is D + 1 more images: √λ in one feature each, with target 0."""
     (x, y), (new, _) = clouds(images, 1, classes=4, width=60), clouds(50, 2, classes=4, width=60)
     mean, deviation = x.double().numpy().mean(0), x.double().numpy().std(0) + 1e-5
@@ -58,7 +58,7 @@ def test_few_shot_weights_minimize_the_penalized_squares(images, penalty):
     np.testing.assert_allclose(ours.values(new), w @ expected, rtol=1e-4, atol=1e-7)
 
 
-def test_the_bias_is_all_but_free():
+def test_least_squares_bias_is_unpenalized():
     """Without information every image is of the class that is most frequent: values are the means of the targets."""
     x, y = torch.randn(80, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0] * 60 + [1] * 20)
     values = least_squares(x, y, 2, penalty=1e6).values(x)
@@ -68,7 +68,7 @@ def test_the_bias_is_all_but_free():
     torch.testing.assert_close(values.mean(0), torch.tensor([0.5, -0.5]).double(), rtol=2e-3, atol=0)
 
 
-def test_support_has_so_many_of_each_class_is_nested_and_follows_its_seed():
+def test_support_is_balanced_nested_and_seeded():
     labels = torch.randint(0, 7, (400,), generator=torch.Generator().manual_seed(1))
     few, many, other = support(labels, 5, 0), support(labels, 25, 0), support(labels, 5, 1)
     assert torch.bincount(labels[few]).tolist() == [5] * 7 and torch.bincount(labels[many]).tolist() == [25] * 7
@@ -81,7 +81,7 @@ def test_support_has_so_many_of_each_class_is_nested_and_follows_its_seed():
         support(torch.tensor([0, 1]), 1, 0, ("daisy", "rose", "tulip"))
 
 
-def test_few_shot_learns_what_the_features_hold():
+def test_few_shot_accuracy_of_separated_classes():
     train, test = clouds(300, 1, noise=0.5), clouds(90, 2, noise=0.5)
     drawn = supports(train[1], (1, 25), range(3))
     found = few_shot(train, test, drawn, 3)
@@ -95,7 +95,7 @@ def test_few_shot_learns_what_the_features_hold():
 # Neighbors
 
 
-def test_neighbors_vote_by_their_cosines():
+def test_nearest_votes_by_cosine():
     train, (x, y) = clouds(120, 1, classes=5, noise=4.0), clouds(2100, 2, classes=5, noise=4.0)
     (known, x) = (each[:, 1:].double().numpy() for each in (train[0], x))  # the first would settle every cosine
     cosines = (x @ known.T) / np.linalg.norm(x, axis=1)[:, None] / np.linalg.norm(known, axis=1)
@@ -107,7 +107,7 @@ def test_neighbors_vote_by_their_cosines():
         assert (ours == y).float().mean() > 0.25  # of five classes
 
 
-def test_votes_are_weighted_by_nearness():
+def test_nearest_weights_votes_by_cosine():
     far, near = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.05])
     train = torch.stack([near, far, far, far]), torch.tensor([1, 0, 0, 0])
     x = torch.tensor([[2.0, 0.0]])
@@ -118,7 +118,7 @@ def test_votes_are_weighted_by_nearness():
 # Accuracy and intervals
 
 
-def test_top_k():
+def test_top_k_counts_labels():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(500, 8)), rng.integers(0, 8, 500)
     classes = torch.from_numpy(logits).topk(5).indices
@@ -127,7 +127,7 @@ def test_top_k():
         assert found.value == pytest.approx(100 * top_k_accuracy_score(labels, logits, k=k))
 
 
-def test_wilson():
+def test_proportion_equals_wilson():
     for right, n in ((0, 10), (7, 10), (10, 10), (4368, 10_000)):
         p, z = right / n, 1.959963984540054
         center, half = p + z**2 / 2 / n, z * math.sqrt(p * (1 - p) / n + z**2 / 4 / n**2)
@@ -135,7 +135,7 @@ def test_wilson():
         assert proportion(right, n) == pytest.approx([100 * max(x, 0) for x in expected], abs=1e-9)
 
 
-def test_intervals_of_seeds_and_images_add_up_as_squares():
+def test_over_seeds_adds_squared_widths():
     seeds = 4.302653 * math.sqrt(13 / 3)  # Student's: deviation √13, t of 2 degrees 4.302653
     assert over_seeds([70.0, 72.0, 77.0], 10**12) == pytest.approx((73, 73 - seeds, 73 + seeds), abs=1e-4)
     assert over_seeds([99.0, 100.0], 50).high == 100
@@ -146,7 +146,7 @@ def test_intervals_of_seeds_and_images_add_up_as_squares():
     assert (73 - low, high - 73) == pytest.approx((math.hypot(seeds, below), math.hypot(seeds, above)), abs=1e-5)
 
 
-def test_an_interval_holds_the_truth_as_often_as_it_says():
+def test_over_seeds_interval_covers_95_percent():
     """Seeds differ by a normal deviate, images by chance: 95 % of the intervals hold the mean."""
     rng, held = np.random.default_rng(0), 0
     for _ in range(400):
@@ -157,7 +157,7 @@ def test_an_interval_holds_the_truth_as_often_as_it_says():
     assert 0.94 <= held / 400 <= 1.0
 
 
-def test_mean_of_tasks():
+def test_mean_of_adds_squared_widths():
     found = mean_of([Score(80.0, 77.0, 81.0), Score(60.0, 56.0, 65.0)])
     assert found == pytest.approx((70, 70 - math.sqrt(9 + 16) / 2, 70 + math.sqrt(1 + 25) / 2))
     assert mean_of([Score(99.0, 97.0, 100.0), Score(100.0, 90.0, 100.0)]).high == 100
@@ -166,7 +166,7 @@ def test_mean_of_tasks():
 # ReaL
 
 
-def test_real_is_what_timm_counts_on_all_images():
+def test_real_equals_timm_on_all_images():
     labels = real_labels()
     assert len(labels) == 50_000 and sum(map(bool, labels)) == 46_837 and sum(len(x) == 1 for x in labels) == 39_394
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_real_is_what_timm_counts_on_all_images():
     assert scored == 46_837 and found.value == pytest.approx(timms.get_accuracy(1)) and 49 < found.value < 53
 
 
-def test_real_of_some_images_in_any_order():
+def test_real_of_a_subset_in_any_order():
     labels = real_labels()
     names = ["val/n01/ILSVRC2012_val_00000003.JPEG", "0.tar: ILSVRC2012_val_00000001.jpg", "elsewhere.jpg"]
     numbers = validation_numbers(names)
@@ -199,7 +199,7 @@ def test_real_of_some_images_in_any_order():
 # Classes
 
 
-def test_classes_are_found_by_name(vit):
+def test_class_numbers_match_by_name(vit):
     model, info = vit(num_classes=1000, depth=1), ImageNetInfo()
     assert class_numbers(model, ("n02123045", "n01440764")).tolist() == [281, 0]
     assert class_numbers(model, ("tabby", "Tinca_tinca", "tench, Tinca tinca")[:2]).tolist() == [281, 0]
@@ -215,7 +215,7 @@ def test_classes_are_found_by_name(vit):
             class_numbers(model, names)
 
 
-def test_classes_of_other_models(vit):
+def test_class_numbers_of_other_models(vit):
     model = vit(num_classes=3, depth=1)
     assert class_numbers(model, ("daisy", "rose", "tulip")).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="among the model's 3, but 'daisy' is not"):
@@ -254,7 +254,7 @@ def test_classes_of_other_models(vit):
     assert "number 0 would be a" in matched(unnamed, ("b", "a")) and "number 0 would" in matched(unnamed, ("1b", "1a"))
 
 
-def test_order_of_classes_without_names_is_printed_and_stored(vit, tmp_path):
+def test_matched_prints_order_of_classes(vit, tmp_path):
     """F10, also where few classes change places, so that the accuracy does not show it."""
     model = vit(img_size=16, patch_size=8, depth=1, num_classes=3)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 16, 16)}
@@ -267,7 +267,7 @@ def test_order_of_classes_without_names_is_printed_and_stored(vit, tmp_path):
             assert "matched by position" in text and (sentence in text) == differ
 
 
-def test_another_order_of_the_classes_is_found():
+def test_another_order_detects_permutation():
     """Right in 68 % under a permutation; the reference is that permutation, which the function is not told."""
     rng = np.random.default_rng(0)
     for classes, each in ((200, 50), (10, 12), (3, 20)):
@@ -286,7 +286,7 @@ def test_another_order_of_the_classes_is_found():
     assert another_order(some, some, 10) == "" and another_order(some, some, 10**5) == ""
 
 
-def test_no_order_is_found_where_there_is_none():
+def test_another_order_ignores_random_predictions():
     """An assignment that is fitted to all images would name a fifth of these right, by chance alone."""
     rng = np.random.default_rng(0)
     labels = torch.arange(200).repeat_interleave(5)
@@ -301,7 +301,7 @@ def test_no_order_is_found_where_there_is_none():
 # Results
 
 
-def test_group_means_are_of_complete_groups():
+def test_group_means_need_complete_groups():
     found = {t.name: Tuned(proportion(80 + i, 100), 100, ()) for i, t in enumerate(VTAB) if t.group != "structured"}
     means = group_means(found)
     assert set(means) == {"vtab natural", "vtab specialized"}
@@ -316,7 +316,7 @@ def test_group_means_are_of_complete_groups():
 # Protocols
 
 
-def test_a_module_is_measured_as_its_folder_is(vit, tmp_path):
+def test_evaluate_module_equals_folder(vit, tmp_path):
     model = vit(img_size=8, patch_size=4, embed_dim=24, depth=1)
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 8, 8), "crop_pct": 1.0}
     save_for_hf(model, tmp_path, model_args=dict(img_size=8, patch_size=4, embed_dim=24, depth=1, num_heads=3),

@@ -18,7 +18,7 @@ from vitlens.train import RECIPES, Recipe, export, recipe, register, starting_fr
 from vitlens.train.optim import optimizers
 
 
-def test_json_round_trip_and_recipes_are_frozen():
+def test_recipe_json_round_trip():
     for name, r in RECIPES.items():
         assert Recipe.from_json(r.to_json()) == r and recipe(name) is r and r.name == name
         assert Recipe.from_json(r.tiny().to_json()) == r.tiny()
@@ -26,7 +26,7 @@ def test_json_round_trip_and_recipes_are_frozen():
         r.epochs = 3
 
 
-def test_the_tiny_mode_is_small_and_switches_nothing_off():
+def test_recipe_tiny_changes_sizes_only():
     sizes = {"width", "depth", "epochs", "steps", "warmup", "warmup_steps", "batch_size", "train_images",
              "valid_images", "log_every"}  # fmt: skip
     for name, full in RECIPES.items():
@@ -41,7 +41,7 @@ def test_the_tiny_mode_is_small_and_switches_nothing_off():
         assert model.eval()(images).shape == (1, tiny.num_classes if tiny.objective == "labels" else tiny.width)
 
 
-def test_settings_from_a_shell_are_converted():
+def test_override_converts_types():
     r = recipe("tiny-imagenet").override(
         "epochs=7", "lr=2e-3", "tf32=true", "betas=0.9,0.95", "augment.flip=0", "augment.scale=(0.5, 1)",
         "optimizer=adamw",
@@ -71,7 +71,7 @@ WRONG = (
 )  # fmt: skip
 
 
-def test_wrong_settings_are_refused():
+def test_override_rejects_wrong_settings():
     for setting, message in WRONG:
         with pytest.raises(ValueError, match=message):
             recipe("tiny-imagenet").override(setting).tiny().build()
@@ -79,7 +79,7 @@ def test_wrong_settings_are_refused():
         assert recipe("tiny-imagenet").override(setting) != recipe("tiny-imagenet")
 
 
-def test_recipes_of_earlier_versions_are_read_or_refused_with_the_script():
+def test_from_dict_reads_earlier_versions():
     plain = recipe("digits").to_dict()
     earlier = {"registers": 0, "tokenizer": "patches", "equivariance": "none", "decoder_depth": 0}
     assert Recipe.from_dict(plain | earlier) == recipe("digits")
@@ -91,7 +91,7 @@ def test_recipes_of_earlier_versions_are_read_or_refused_with_the_script():
             Recipe.from_dict(plain | earlier | change)
 
 
-def test_unknown_recipes_and_fields_and_other_types_are_refused():
+def test_recipe_rejects_unknown_names_and_types():
     with pytest.raises(ValueError, match="no recipe 'imagenet'.*tiny-imagenet"):
         recipe("imagenet")
     for field, value in (
@@ -102,13 +102,13 @@ def test_unknown_recipes_and_fields_and_other_types_are_refused():
             Recipe.from_dict({"name": "x", field: value})
 
 
-def test_a_recipe_from_outside_is_one_registered_row(request):
+def test_register_adds_recipe(request):
     request.addfinalizer(lambda: RECIPES.pop("mine"))
     mine = register(replace(recipe("digits"), name="mine"))
     assert recipe("mine") is mine
 
 
-def test_an_exported_model_is_built_with_its_keywords(tmp_path):
+def test_export_keeps_model_kwargs(tmp_path):
     r = recipe("digits").tiny().override("model.pos_embed=none", "model.init_values=0.5", "model.qk_norm=true")
     r = Recipe.from_json(replace(r, num_classes=4).to_json())
     model = r.build().eval()
@@ -117,7 +117,7 @@ def test_an_exported_model_is_built_with_its_keywords(tmp_path):
     assert opened.pos_embed is None and torch.equal(opened(x), model(x))
 
 
-def test_models_are_functions_of_the_seed_and_of_the_promised_size():
+def test_build_depends_on_seed_with_documented_size():
     before = torch.get_rng_state()
     a, b = (recipe("digits").build() for _ in range(2))
     c = replace(recipe("digits"), seed=1).build()
@@ -141,7 +141,7 @@ TABLE_3 = (  # models, data, (the smaller number of) epochs, learning rate, sche
 )  # fmt: skip
 
 
-def test_the_recipes_for_pretraining_are_table_3():
+def test_pretraining_recipes_equal_table_3():
     seen = set()
     for models, data, *numbers in TABLE_3:
         for model in models.split():
@@ -154,7 +154,7 @@ def test_the_recipes_for_pretraining_are_table_3():
     assert seen == {name for name in RECIPES if name.startswith("vit-")}
 
 
-def test_the_recipes_for_fine_tuning_are_table_4():
+def test_fine_tuning_recipes_equal_table_4():
     for name, steps, grid, warmup in (
         ("finetune-imagenet", 20_000, (0.003, 0.01, 0.03, 0.06), 500),
         ("finetune-cifar", 10_000, (0.001, 0.003, 0.01, 0.03), 500),
@@ -168,7 +168,7 @@ def test_the_recipes_for_fine_tuning_are_table_4():
         assert (r.image_size, r.resize, r.squash, r.continues) == (384, 448, True, True)
 
 
-def test_the_head_for_pretraining():
+def test_mlp_head_starts_at_bias():
     r = replace(recipe("vit-b16-imagenet").tiny(), num_classes=7)
     model = r.build().eval()
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -182,7 +182,7 @@ def test_the_head_for_pretraining():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_lies_where_the_paper_puts_it():
+def test_build_places_dropout_as_in_paper():
     r = replace(recipe("vit-b16-imagenet").tiny(), dropout=0.25)
     found = {name for name, m in r.build().named_modules() if isinstance(m, torch.nn.Dropout) and m.p == 0.25}
     inside = {f"blocks.{i}.{place}" for i in range(2) for place in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")}
@@ -228,7 +228,7 @@ def tuned(name: str = "finetune-small", *settings: str, size: int = 32) -> Recip
     return recipe(name).override(f"image_size={size}", "resize=0", "num_classes=4", *settings)
 
 
-def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained):
+def test_starting_from_keeps_weights_with_zero_head(trained):
     folder, source = trained
     for size in (32, 48):
         r = starting_from(tuned("finetune-pets", size=size), folder)
@@ -245,7 +245,7 @@ def test_a_model_to_start_from_keeps_its_weights_and_gets_a_zero_head(trained):
     assert torch.equal(state["pos_embed"][0, :1], before["pos_embed"][0, :1])
 
 
-def test_the_papers_largest_model_is_tuned_at_384_pixels(published, tmp_path):
+def test_starting_from_vit_huge_at_384_pixels(published, tmp_path):
     """H/14: of 384 pixels 27 × 14 are seen, as in the paper, whose convolution pads nothing."""
     folder, _ = published("vit_huge_patch14_224", embed_dim=48, depth=2, num_heads=3, num_classes=10)
     r = starting_from(recipe("finetune-pets").override("num_classes=4"), folder)
@@ -261,14 +261,14 @@ def exported(model, r: Recipe, tmp_path):
     return load_model(export(model, tmp_path / "exported", r, "abcd", dtype=torch.float32))
 
 
-def test_models_whose_layers_are_parallel_are_started_from(published):
+def test_starting_from_parallel_layers(published):
     folder, _ = published("vit_small_patch16_18x2_224", **SMALL | {"embed_dim": 64, "depth": 2, "num_heads": 4})
     r = starting_from(tuned(size=48), folder)
     assert (r.heads, r.width, r.depth) == (4, 64, 2)
     assert r.build()(torch.randn(1, 3, 48, 48)).tolist() == [[0.0] * 4]
 
 
-def test_models_and_settings_that_do_not_go_together_are_refused(published, trained):
+def test_starting_from_rejects_wrong_models_and_settings(published, trained):
     assert starting_from(recipe("finetune-pets").override("image_size=42", "resize=0"), trained[0]).image_size == 42
     resnet, gray = published("test_resnet")[0], published("deit_tiny_patch16_224", **SMALL, in_chans=1)[0]
     beit = published("beit_base_patch16_224", **SMALL)[0]
@@ -283,7 +283,7 @@ def test_models_and_settings_that_do_not_go_together_are_refused(published, trai
             starting_from(tuned("finetune-small", *settings), folder).build()
 
 
-def test_models_without_patches_are_started_from(published, tmp_path):
+def test_starting_from_convnets(published, tmp_path):
     """ResNets, EfficientNets and their like, by the paper's Table 4: all weights and statistics, and a zero head."""
     for name in ("test_resnet", "test_efficientnet"):
         folder, source = published(name, num_classes=10)
@@ -305,7 +305,7 @@ def test_models_without_patches_are_started_from(published, tmp_path):
         assert preprocess(opened, np.zeros((90, 60, 3), np.uint8)).shape == (1, 3, 48, 48)
 
 
-def test_a_folder_that_names_its_size_among_the_pixels_alone_is_started_from(trained):
+def test_starting_from_size_in_pretrained_cfg(trained):
     folder, source = trained
     pixels = {"input_size": [3, 32, 32], "fixed_input_size": True}
     configure(folder, model_args={"img_size": None}, pretrained_cfg=pixels)
@@ -313,7 +313,7 @@ def test_a_folder_that_names_its_size_among_the_pixels_alone_is_started_from(tra
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 4) and torch.equal(model.pos_embed, source.pos_embed)
 
 
-def test_dropout_of_the_folder_is_replaced_by_the_recipes(trained):
+def test_starting_from_uses_dropout_of_recipe(trained):
     rates = ("drop_path_rate", "proj_drop_rate", "attn_drop_rate", "drop_rate")
     configure(trained[0], model_args=dict.fromkeys(rates, 0.3))
     for expected in (0, 0.2):
@@ -322,7 +322,7 @@ def test_dropout_of_the_folder_is_replaced_by_the_recipes(trained):
         assert highest == pytest.approx(expected)
 
 
-def test_layers_nearer_to_the_image_learn_more_slowly(trained):
+def test_layer_decay_lowers_rates_of_early_layers(trained):
     settings = ("layer_decay=0.5", "optimizer=adamw", "weight_decay=0.1")
     r = starting_from(tuned("finetune-pets", *settings), trained[0])
     model = r.build()
@@ -339,7 +339,7 @@ def test_layers_nearer_to_the_image_learn_more_slowly(trained):
                 assert (decay > 0) == (model.get_parameter(name).ndim in (2, 4)), name
 
 
-def test_a_model_knows_how_its_pictures_are_made_ready():
+def test_build_sets_pretrained_cfg():
     levels = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.2)}
     chosen = replace(RECIPES["digits"].tiny(), image_size=32, patch_size=8, **levels)
     picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)

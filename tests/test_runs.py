@@ -44,7 +44,7 @@ def same_file(tmp_path, name: str) -> bool:
     return a == b
 
 
-def test_a_run_from_the_top(tmp_path):
+def test_run_writes_all_files(tmp_path):
     account = train(tmp_path / "a", watch=4)
     assert account["finished"] and account["steps"] == 16 and account["validation"]["exported"]
     written = json.loads((tmp_path / "a/model/training.json").read_text())
@@ -90,7 +90,7 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
     assert json.loads(line)["step"] == 1 and math.isfinite(json.loads(line)["loss"])
 
 
-def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
+def test_fitted_sets_epochs(tmp_path, monkeypatch):
     with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
         slow.setattr(runs, "_speed", lambda *_: 0.2)
         account = train(tmp_path, fit_minutes=60)
@@ -110,7 +110,7 @@ def test_epochs_are_fitted_to_the_time(tmp_path, monkeypatch):
     assert found.epochs == int((970 - 30 - validating) / epoch) == 93
 
 
-def test_wrong_options_are_refused_in_a_sentence(tmp_path):
+def test_run_rejects_wrong_options(tmp_path):
     for options, message in (
         ({"max_minutes": 0}, "--max-minutes must be a positive"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
         ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
@@ -140,7 +140,7 @@ def go_on(out, **options) -> dict:
     return train(out, "finetune-pets", resume=True, tiny=False, **options)
 
 
-def test_a_model_is_fine_tuned_at_a_higher_resolution_and_resumed_without_its_start(tmp_path):
+def test_run_fine_tunes_and_resumes_without_start_model(tmp_path):
     train(tmp_path / "first")
     out, start = tmp_path / "a", (tmp_path / "first/model").rename(tmp_path / "start")
     account = tune(out, start, watch=2)
@@ -156,7 +156,7 @@ def test_a_model_is_fine_tuned_at_a_higher_resolution_and_resumed_without_its_st
     assert go_on(tmp_path / "b")["finished"] and same_file(tmp_path, "model/model.safetensors")
 
 
-def test_a_recipe_from_a_file(tmp_path):
+def test_run_with_recipe_file(tmp_path):
     mine = replace(recipe("digits").tiny(), name="mine", epochs=1)
     (tmp_path / "mine.json").write_text(mine.to_json())
     account = train(tmp_path / "run", str(tmp_path / "mine.json"), tiny=False)
@@ -168,7 +168,7 @@ def test_a_recipe_from_a_file(tmp_path):
             train(tmp_path / "run", str(tmp_path / f"{name}.json"), resume=True)
 
 
-def test_exported_weights_are_the_more_accurate_or_those_that_no_test_image_chose(tmp_path):
+def test_finish_exports_better_weights(tmp_path):
     r, data = recipe("digits").tiny(), (load("digits", "train").subset(64), load("digits", "valid").subset(64))
     model = r.build()
     average = {name: p.detach() + 1 for name, p in model.named_parameters()}
@@ -185,7 +185,7 @@ def test_exported_weights_are_the_more_accurate_or_those_that_no_test_image_chos
             assert torch.equal(found[name], (p.detach() + averaged).half())
 
 
-def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatch, capsys):
+def test_run_returns_finished_run(tmp_path, monkeypatch, capsys):
     done = train(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     with monkeypatch.context() as patched:
@@ -199,7 +199,7 @@ def test_a_finished_run_is_finished_without_its_checkpoints(tmp_path, monkeypatc
     assert train(tmp_path, resume=True)["seconds"] < 1e6, "begun, not gone on with"
 
 
-def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch):
+def test_run_writes_tensorboard(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with closing(Board(tmp_path / "board")) as board:
@@ -219,7 +219,7 @@ def test_tensorboard_gets_what_the_log_gets_or_a_sentence(tmp_path, monkeypatch)
         Board(tmp_path / "board")
 
 
-def test_a_streamed_run_is_resumed_as_a_stream_and_names_what_was_damaged(tmp_path, capsys):
+def test_run_resumes_stream_and_reports_damaged_images(tmp_path, capsys):
     digits = load("digits", "train").subset(80), load("digits", "valid").subset(40)
     for split, name in zip(digits, ("train", "val"), strict=True):
         for i, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
@@ -249,7 +249,7 @@ def stopped(tmp_path):
     return tmp_path / "stopped"
 
 
-def test_a_refused_start_leaves_the_run_untouched_and_damaged_snapshots_do_not_end_it(stopped, capsys):
+def test_run_survives_rejected_start_and_damaged_snapshots(stopped, capsys):
     before = {p: p.read_bytes() for p in stopped.rglob("*") if p.is_file()}
     with pytest.raises(ValueError, match="already holds a run"):
         train(stopped, overrides=["lr=1e-3"], watch=3)
@@ -263,7 +263,7 @@ def test_a_refused_start_leaves_the_run_untouched_and_damaged_snapshots_do_not_e
     assert "Snapshots stop at step" in capsys.readouterr().err
 
 
-def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, monkeypatch):
+def test_run_rejects_changed_images_on_resume(tmp_path, monkeypatch):
     def paint(color):
         for split, count in {"train": 20, "val": 4}.items():
             for i in range(count):
@@ -289,7 +289,7 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_names(tmp_path, mo
     assert train(tmp_path / "run", resume=True, **options)["pictures"] != done["pictures"], "begun again"
 
 
-def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
+def test_run_raises_failed_save_on_stop(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -298,7 +298,7 @@ def test_a_save_that_fails_when_a_run_stops_is_heard_of(tmp_path, monkeypatch):
         train(tmp_path, **CUT)
 
 
-def test_a_model_without_a_table_of_positions_is_tuned_and_watched_as_far_as_it_goes(tmp_path, capsys):
+def test_run_fine_tunes_without_position_table(tmp_path, capsys):
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 10}
     model = timm.create_model("vit_relpos_small_patch16_224", **args)
     timm.models.save_for_hf(model, tmp_path / "relpos", model_args=args, safe_serialization=True)

@@ -35,7 +35,7 @@ def made(plan=BASE, **choices):
     return model
 
 
-def test_logits_are_those_of_the_definitions():
+def test_small_data_logits_equal_definitions():
     x, plain = images(), captured(made(), images())[0].logits()
     same = torch.eye(17, dtype=torch.bool)
     local = captured(made(attention="locality"), x)[0]  # √K as temperature, and four times that in `made`
@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_definitions():
     torch.testing.assert_close(rotated.q[:, :, 6], turned, atol=1e-5, rtol=1e-5)
 
 
-def test_shifted_patches_hold_the_pixels_of_five_images():
+def test_shifted_patches_contain_five_images():
     model, x = made(tokenizer="shifted-patches"), images()
     shifts, pixels = [(0, 0), (4, 4), (4, -4), (-4, 4), (-4, -4)], torch.zeros(16, 5, 3, 8, 8, dtype=x.dtype)
     padded = F.pad(x[0], (8, 8, 8, 8))
@@ -68,13 +68,13 @@ def test_shifted_patches_hold_the_pixels_of_five_images():
     torch.testing.assert_close(model.patch_embed(x)[0], model.patch_embed.proj.linear(flat), atol=1e-4, rtol=1e-4)
 
 
-def test_choices_are_captured_exactly():
+def test_small_data_capture_is_exact():
     for choices in (*CHOICES, ALL):
         with small_data.one_copy(model := made(**choices)):
             assert len(captured(model, images())) == 2
 
 
-def test_a_run_resumes_exactly_and_its_model_is_opened_by_the_script(tmp_path):
+def test_small_data_run_resumes_and_opens(tmp_path):
     options = {
         "tiny": True, "device": "cpu", "quiet": True, "watch": 0, "build": partial(build, **ALL),
         "overrides": ["image_size=8", "patch_size=2", "width=24", "heads=2", "average=0"],
@@ -89,7 +89,7 @@ def test_a_run_resumes_exactly_and_its_model_is_opened_by_the_script(tmp_path):
 
 
 @pytest.mark.parametrize("group, turns", [("flips", [(0, True)]), ("rotations", [(1, False), (2, False), (3, False)])])
-def test_tokens_turn_with_the_image_and_logits_stay(group, turns):
+def test_equivariant_tokens_rotate_with_image(group, turns):
     model, x = made(equivariance=group), images()
     with torch.no_grad():
         tokens, logits = model.forward_features(x), model(x)
@@ -104,7 +104,7 @@ def test_tokens_turn_with_the_image_and_logits_stay(group, turns):
     assert found["before"].logits > 0.01 and found["after"].logits < 1e-10 and found["after"].maps < 1e-10
 
 
-def test_change_is_that_of_its_definition():
+def test_change_equals_definition():
     def seen(x):
         with torch.no_grad(), capture(model) as attn:
             logits = model(x)

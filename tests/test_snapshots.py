@@ -25,7 +25,7 @@ def tiny():
     return replace(recipe("digits").tiny(), drop_path=0.2)
 
 
-def test_the_schedule_is_dense_early_and_holds_both_ends():
+def test_schedule_is_logarithmic_with_both_ends():
     steps = snapshots.schedule(15_000, 24)
     assert steps[0] == 0 and steps[1] == 1 and steps[-1] == 15_000 and len(steps) <= 24
     gaps = np.diff(steps)
@@ -35,7 +35,7 @@ def test_the_schedule_is_dense_early_and_holds_both_ends():
         snapshots.schedule(10, 1)
 
 
-def test_arrays_equal_the_analysis_functions(data):
+def test_record_equals_analysis_functions(data):
     model, r = tiny().build(), tiny()
     images = snapshots.probe(data[1], r, n=12)
     assert len(images) == 12 and len(snapshots.probe(data[1], r)) == r.batch_size < 64
@@ -66,7 +66,7 @@ def test_arrays_equal_the_analysis_functions(data):
     assert all(a.dtype == np.float16 and np.isfinite(a).all() for a in arrays.values())
 
 
-def test_numbers_of_patches_are_kept_whole_and_fractions_in_half_precision(data):
+def test_record_keeps_integers_and_halves_fractions(data):
     """float16 knows no odd number above 2,048."""
     model, source = tiny().build(), torch.tensor([[[2049, -1], [0, 4097]]])
     model.objective = SimpleNamespace(pictured=lambda model, images: {"source": source, "predicted": source / 5000})
@@ -74,7 +74,7 @@ def test_numbers_of_patches_are_kept_whole_and_fractions_in_half_precision(data)
     assert np.array_equal(arrays["source"], source) and arrays["predicted"].dtype == np.float16
 
 
-def test_training_with_and_without_recording_is_equal_to_the_bit(data):
+def test_record_keeps_training_bit_identical(data):
     r, results = tiny(), []
     for watched in (False, True):
         model = r.build()
@@ -86,7 +86,7 @@ def test_training_with_and_without_recording_is_equal_to_the_bit(data):
     assert torch.equal(*results)
 
 
-def test_the_file_grows_and_forgets_later_steps(data, tmp_path):
+def test_save_appends_and_drops_later_steps(data, tmp_path):
     path, arrays = tmp_path / "s.npz", {"a": np.arange(3, dtype=np.float16)}
     for step in (0, 1, 4, 9):
         snapshots.save(path, step, {"a": arrays["a"] + step})

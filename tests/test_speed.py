@@ -32,7 +32,7 @@ def test_training_memory_equals_closed_form_and_predicts_larger_batches():
     assert large + 4 * weights == pytest.approx(fixed + 5000 * per_image, rel=0.002)
 
 
-def test_throughput_is_that_of_the_fastest_batch(monkeypatch):
+def test_throughput_equals_fastest_batch(monkeypatch):
     """With a clock of its own: 3 s a batch and 1 s an image up to 8, then 2 s each. Memory runs out at the limit."""
     for limit, expected in ((99, (8 / 11, 8)), (4, (4 / 7, 4))):
 
@@ -48,7 +48,7 @@ def test_throughput_is_that_of_the_fastest_batch(monkeypatch):
 
 
 @pytest.mark.slow
-def test_script_writes_rows_that_fit_the_memory(tmp_path):
+def test_speed_script_writes_rows_within_memory(tmp_path):
     speed.main(["--tiny", "--out", str(tmp_path / "speed.csv")])
     rows, committed = pd.read_csv(tmp_path / "speed.csv"), pd.read_csv(TABLE)
     assert set(rows) == set(committed) and (rows["images_per_second"] > 0).all()

@@ -57,7 +57,7 @@ def reached(module: str) -> set[str]:
     return needed
 
 
-def test_rooms_do_not_import_the_rooms_above_them():
+def test_rooms_import_lower_rooms_only():
     for path in FILES:
         here = room(module_of(path))
         never = set() if here in ("cli", "__main__") else NEVER.get(here, set()) | {"widgets", "cli"} - {here}
@@ -85,7 +85,7 @@ def test_only_supported_names_classes_of_libraries():
                 assert not re.search(r"\b(timm|transformers|open_clip|torchvision)\.", asked), f"{path}: {asked}"
 
 
-def test_there_are_no_circles():
+def test_imports_are_acyclic():
     above = {module_of(path): IMPORTED[path] for path in FILES}
     while above:
         free = {module for module, needs in above.items() if not needs & above.keys() - {module}}
@@ -93,7 +93,7 @@ def test_there_are_no_circles():
         above = {module: needs for module, needs in above.items() if module not in free}
 
 
-def test_the_grid_knows_no_list_of_models_and_reports_do_not_reach_training():
+def test_grid_and_reports_import_allowed_rooms():
     assert "vitlens.recorder.supported" not in reached("vitlens.recorder.grid")
     assert "train" not in {room(module) for module in reached("vitlens.report")}
 
@@ -101,7 +101,7 @@ def test_the_grid_knows_no_list_of_models_and_reports_do_not_reach_training():
 HEAVY = ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib", "sklearn", "skimage", "scipy", "pandas")
 
 
-def test_help_and_the_papers_models_need_nothing_heavy():
+def test_help_imports_no_pytorch():
     """PyTorch and timm take seconds to import."""
     code = (
         "import sys\n"

@@ -28,7 +28,7 @@ RECORDS = [
 ]  # fmt: skip
 
 
-def test_networks_are_the_papers_kinds():
+def test_networks_equal_paper_kinds():
     for name in ("data-size-cpu", "data-size", "hybrid-cpu", "data-size-digits"):
         grids = {}
         for title, variant in study(name).models.items():
@@ -55,7 +55,7 @@ def test_network_weights_depend_on_the_seed_and_open_again(tmp_path):
         torch.testing.assert_close(load_model(tmp_path)(x), model(x), atol=2e-3, rtol=0.02)
 
 
-def test_committed_hybrid_is_as_recorded():
+def test_committed_hybrid_equals_record():
     record = {row["kind"]: row for row in read_table(RESULTS / "hybrid-cpu.csv")}
     for kind in ("ViT", "hybrid"):
         model = load_model(CHECKPOINTS / kind.lower())
@@ -70,7 +70,7 @@ def whole(tmp_path_factory):
     return run_study(DIGITS, "digits", out, device="cpu"), out
 
 
-def test_records_hold_what_was_measured(whole):
+def test_study_records_equal_measurements(whole):
     records, out = whole
     valid = studies.chosen(load("digits", "valid"), DIGITS.classes)
     for record, cell in zip(records, DIGITS.cells(), strict=True):
@@ -109,7 +109,7 @@ def test_stopped_study_continues_to_the_same_record(whole, tmp_path, monkeypatch
     assert [[r[k] for k in keys] for r in again] == [[r[k] for k in keys] for r in whole[0]]
 
 
-def test_pretrained_models_begin_where_pretraining_ended(tmp_path):
+def test_study_starts_from_pretrained_weights(tmp_path):
     small = study("masked-cpu-short").tiny()
     small = replace(small, seeds=(0,), sizes=(40,), recipe=replace(small.recipe, image_size=16, patch_size=4))
     small = replace(small, models={name: small.models[name] for name in list(small.models)[:2]})
@@ -121,7 +121,7 @@ def test_pretrained_models_begin_where_pretraining_ended(tmp_path):
     assert len(found) == 4 and not np.array_equal(*before)
 
 
-def test_subsets_nest_and_classes_are_numbered_anew():
+def test_subsets_are_nested_and_renumbered():
     digits = load("digits", "train")
     few, more = (set(studies.support(digits.labels, n, 0).tolist()) for n in (5, 20))
     assert len(few) == 50 and few < more
@@ -131,7 +131,7 @@ def test_subsets_nest_and_classes_are_numbered_anew():
     assert torch.equal(torch.tensor([int(some.class_names[k]) for k in some.labels]), digits.labels[kept])
 
 
-def test_intervals_are_students():
+def test_intervals_equal_student():
     for name in VALUES:
         (row,) = [row for row in curves(RECORDS)[name]]
         interval = ttest_1samp(VALUES[name], 0).confidence_interval(0.95)
@@ -154,7 +154,7 @@ def test_seeds_needed_equals_power_tables():
 TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if path.stem in STUDIES]
 
 
-def test_committed_tables_are_whole_studies():
+def test_committed_studies_are_complete():
     assert len(TABLES) >= 10
     for path in TABLES:
         rows, each = read_table(path), study(path.stem)
@@ -166,7 +166,7 @@ def test_committed_tables_are_whole_studies():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_models_of_committed_tables_have_the_recorded_size(path):
+def test_committed_studies_record_model_size(path):
     rows, each = read_table(path), study(path.stem)
     for row, cell in zip(rows, each.cells(), strict=True):
         if cell.seed == 0 and cell.images == min(each.sizes):

@@ -43,7 +43,7 @@ ROWS = {
 }  # fmt: skip
 
 
-def test_row_of_a_record(tmp_path):
+def test_row_of_records(tmp_path):
     for measured, row in ROWS.items():
         data, protocol, metric = measured.split(" ")
         whole = TEST_IMAGES.get(row, 50_000)
@@ -53,7 +53,7 @@ def test_row_of_a_record(tmp_path):
         assert [paper.row_of(each) for each in found] == [row, row, row if row and row.startswith("VTAB") else None]
 
 
-def test_table_2_adds_the_latest_result_of_each_model_and_recipe(tmp_path):
+def test_table_2_adds_latest_records(tmp_path):
     text = paper.table_2(of(
         tmp_path,
         {"value": 84.1, "when": "2026-02-02T00:00:00+00:00"}, {"weights": "b2", "value": 84.0}, {},
@@ -74,7 +74,7 @@ def test_table_2_adds_the_latest_result_of_each_model_and_recipe(tmp_path):
     assert "ViT-H/14 ImageNet 88.36, ImageNet ReaL 90.77, VTAB 77.16 ± 0.29" in text
 
 
-def test_table_5_keeps_models_apart_by_their_pretraining_data(tmp_path):
+def test_table_5_separates_pretraining_data(tmp_path):
     names = "tf_efficientnet_l2.ns_jft_in1k", "vit_base_patch32_384.augreg_in1k", "runs/mine"
     text = paper.table_5(of(tmp_path, *({"model": name, "value": 84.1 + n / 10} for n, name in enumerate(names))))
     source, places = "", {}
@@ -96,7 +96,7 @@ def test_table_9_has_groups_and_tasks(tmp_path):
     assert cells(text, "VTAB Sun397 ")[:4] == ["65.0", "63.5", "61.0", "60.50"]
 
 
-def test_tasks_of_vtab_are_those_that_are_evaluated():
+def test_vtab_names_equal_tasks():
     tasks = [name for name in VTAB_NAMES if name.startswith("vtab/")]
     assert [(task.name, task.group) for task in EVALUATED] == [
         (name, group.lower()) for name, group in zip(tasks, (g for g in VTAB for _ in VTAB[g]), strict=True)
@@ -106,7 +106,7 @@ def test_tasks_of_vtab_are_those_that_are_evaluated():
         assert all(published.accuracy[row] != value for row, value in older.accuracy.items())
 
 
-def test_other_files_are_refused(tmp_path):
+def test_read_rejects_other_files(tmp_path):
     path = tmp_path / "r.json"
     wrong = {"value": 0.842}, {"value": 101, "high": 102}, {"value": float("nan")}, {"value": "84"}, {"images": 0}
     texts = ["{", "3", json.dumps({k: v for k, v in RESULT.items() if k != "low"})]
@@ -116,7 +116,7 @@ def test_other_files_are_refused(tmp_path):
             records.read(path)
 
 
-def test_write_replaces_the_same_measurement_and_keeps_others(tmp_path):
+def test_write_replaces_same_key(tmp_path):
     path = written(tmp_path / "r.json", RESULT, RESULT | {"model": "other", "unknown field": 1})
     records.write(path, [records.Record(**(RESULT | change)) for change in ({"value": 84.4}, {"seeds": 3})])
     entries = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def test_write_replaces_the_same_measurement_and_keeps_others(tmp_path):
     assert entries[0]["unknown field"] == 1
 
 
-def test_names_lead_to_models_and_weights():
+def test_origin_and_matching_by_name():
     for model in MODELS.values():
         assert paper.origin(model.name) == (model, None)
         for weights in model.weights:

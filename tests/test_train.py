@@ -64,7 +64,7 @@ def by_singular_values(update: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
+def test_fit_equals_plain_loop(data, optimizer):
     r = replace(tiny(), optimizer=optimizer, average=0.0, weight_decay=0.1)
     ours = r.build()
     losses = [step.loss for _, step in zip(range(5), fit(ours, data, r, device="cpu"), strict=False)]
@@ -120,7 +120,7 @@ def test_steps_equal_a_hand_written_loop_to_the_bit(data, optimizer):
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
-def test_muon_equals_torchs():
+def test_muon_equals_torch():
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in ((48, 96), (96, 48), (64, 64), (64, 64))]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
@@ -136,7 +136,7 @@ def test_muon_equals_torchs():
         torch.testing.assert_close(p, q, atol=1e-4, rtol=1e-3)
 
 
-def test_muon_takes_a_kernel_for_the_matrix_of_its_outputs():
+def test_muon_flattens_convolution_kernels():
     for order in (torch.contiguous_format, torch.channels_last):
         kernel = nn.Parameter(torch.randn(16, 8, 3, 3).contiguous(memory_format=order))
         matrix = nn.Parameter(kernel.detach().flatten(1).clone())
@@ -149,7 +149,7 @@ def test_muon_takes_a_kernel_for_the_matrix_of_its_outputs():
         torch.testing.assert_close(kernel.flatten(1), matrix, atol=1e-6, rtol=1e-5)
 
 
-def test_schedules_equal_their_formulas():
+def test_rate_equals_formulas():
     for schedule, warmup, warmup_steps in itertools.product(("cosine", "linear"), (0.2, 0.0), (0, 20)):
         if bool(warmup) == bool(warmup_steps):
             continue
@@ -178,7 +178,7 @@ def averaged_by_hand(model: nn.Module, data, r: Recipe) -> tuple[list, dict, dic
     return steps, average, shadow
 
 
-def test_records_and_the_moving_average(data):
+def test_fit_records_and_moving_average(data):
     r = tiny(average=0.9, log_every=4)
     model = r.build()
     steps, average, shadow = averaged_by_hand(model, data, r)
@@ -207,7 +207,7 @@ def larger():
     return digits(size=32)
 
 
-def test_batch_normalization_is_averaged_and_exported_with_its_statistics(larger, convolutions, tmp_path):
+def test_export_keeps_batch_norm_statistics(larger, convolutions, tmp_path):
     model = convolutions.build()
     steps, average, shadow = averaged_by_hand(model, larger, convolutions)
     state = model.state_dict()
@@ -225,7 +225,7 @@ def test_batch_normalization_is_averaged_and_exported_with_its_statistics(larger
     assert steps[-1].metrics["top1"] > 25, "it has learned something"
 
 
-def test_statistics_of_a_step_that_is_cut_short_are_undone(larger, convolutions, tmp_path):
+def test_kept_restores_statistics_of_interrupted_step(larger, convolutions, tmp_path):
     """Two steps of two parts; a reader, then another process, ends in the second part of step 2."""
     r = replace(convolutions, accumulate=2, epochs=0, steps=2)
     whole = r.build()
@@ -248,7 +248,7 @@ def test_statistics_of_a_step_that_is_cut_short_are_undone(larger, convolutions,
         assert step.step == 2 and all(torch.equal(t, expected[name]) for name, t in model.state_dict().items())
 
 
-def test_global_state_is_left_as_found(data):
+def test_fit_restores_global_state(data):
     def precision():
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
@@ -261,7 +261,7 @@ def test_global_state_is_left_as_found(data):
         assert torch.equal(torch.get_rng_state(), before) and precision() == found
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits_in_the_middle_of_an_epoch(data, tmp_path):
+def test_fit_resumes_bit_exactly_within_epoch(data, tmp_path):
     r = tiny(average=0.9, precision="bf16")
     whole, averages = r.build(), ({}, {})
     losses = [s.loss for s in fit(whole, data, r, device="cpu", average=averages[0])]
@@ -285,7 +285,7 @@ def long_run(out, steps) -> None:
         steps.send(step.step)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path, forked):
+def test_fit_resumes_bit_exactly_after_kill(data, tmp_path, forked):
     whole = LONG.build()
     list(fit(whole, data, LONG, device="cpu"))
     tmp_path.joinpath("checkpoints").mkdir()
@@ -309,7 +309,7 @@ def stopped(data, tmp_path):
     return tmp_path, tiny(save_every=0.0)
 
 
-def test_damaged_checkpoints_are_skipped_and_replaced(stopped, data, capsys, tmp_path):
+def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
     out, r = stopped
     r = replace(r, save_every=1e9)
 
@@ -350,7 +350,7 @@ def test_damaged_checkpoints_are_skipped_and_replaced(stopped, data, capsys, tmp
     assert run_folder.load_checkpoint(folder)[1]["step"] == 4
 
 
-def test_a_step_is_yielded_before_it_is_saved(data, tmp_path):
+def test_fit_yields_before_saving(data, tmp_path):
     """So that a snapshot which its reader takes exists whenever the checkpoint does."""
     r = tiny(save_every=0.0)
     for step in fit(r.build(), data, r, device="cpu", out=tmp_path):
@@ -359,7 +359,7 @@ def test_a_step_is_yielded_before_it_is_saved(data, tmp_path):
     assert run_folder.newest_first(tmp_path / "checkpoints")[0].stem == f"step-{step.step:08d}"
 
 
-def test_errors_of_memory_and_workers_become_a_sentence():
+def test_numerics_converts_memory_and_worker_errors():
     world = World(0, 4, torch.device("cpu"))
     for error, kind, message in (
         (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "does not hold 8 images of 8 pixels.*accumulate=4"),
@@ -370,7 +370,7 @@ def test_errors_of_memory_and_workers_become_a_sentence():
             raise error
 
 
-def test_another_recipe_or_data_set_cannot_be_resumed(stopped, data):
+def test_fit_rejects_resume_with_another_recipe(stopped, data):
     out, r = stopped
     train, valid = data
     for other, images, resume, named in (
@@ -386,7 +386,7 @@ def test_another_recipe_or_data_set_cannot_be_resumed(stopped, data):
         assert torch.equal(weights(model), before), "a refusal leaves the model as it was"
 
 
-def test_what_makes_the_rest_of_a_run_differ_in_bits_is_said(stopped, data, capsys, monkeypatch):
+def test_fit_reports_loss_of_bit_exactness(stopped, data, capsys, monkeypatch):
     out, r = stopped
     next(fit(r.build(), data, r, device="cpu", out=out, resume=True))
     assert "Resumed with" not in capsys.readouterr().out
@@ -410,7 +410,7 @@ def test_what_makes_the_rest_of_a_run_differ_in_bits_is_said(stopped, data, caps
     assert "pixel_reading = 2 instead of 1" in capsys.readouterr().out
 
 
-def test_saves_that_fail_or_are_killed_leave_the_last_good_checkpoint(stopped, monkeypatch):
+def test_save_keeps_last_checkpoint_on_failure(stopped, monkeypatch):
     folder = stopped[0] / "checkpoints"
     before = {p: p.read_bytes() for p in folder.iterdir()}
 
@@ -429,7 +429,7 @@ def test_saves_that_fail_or_are_killed_leave_the_last_good_checkpoint(stopped, m
     assert not torn.exists()
 
 
-def test_losses_and_weights_that_are_not_finite_stop_the_run_and_are_not_saved(stopped, data):
+def test_fit_stops_at_values_that_are_not_finite(stopped, data):
     out, r = stopped
     model = r.build()
     losses = iter([1.0, 1.0, math.nan])
@@ -449,7 +449,7 @@ def test_losses_and_weights_that_are_not_finite_stop_the_run_and_are_not_saved(s
         assert scalars["step"] == step and all(t.isfinite().all() for t in tensors.values())
 
 
-def test_what_does_not_fit_together_is_refused_at_once(data):
+def test_fit_rejects_mismatched_arguments(data):
     for changes, named in (
         ({"image_size": 16}, "training images of 16 pixels"), ({"num_classes": 9}, "The recipe has 9 classes"),
         ({"batch_size": 300}, "exceeds the 256 training images"), ({}, "sets patch_drop"),
@@ -461,7 +461,7 @@ def test_what_does_not_fit_together_is_refused_at_once(data):
         fit(nn.Identity(), data, tiny(), device="cpu", resume=True)
 
 
-def test_an_export_opens_in_timm(data, tmp_path):
+def test_export_opens_in_timm(data, tmp_path):
     r = tiny()
     model = r.build()
     other = {name: p.detach() + 0.01 for name, p in model.named_parameters()}
@@ -486,7 +486,7 @@ def one_batch(data, r):
     return augmented(data[0].images[:32], data[0].labels[:32], r.augment, draws("cpu", 0), mean=r.mean, std=r.std)
 
 
-def test_where_compiling_fails_training_goes_on_without_it(data, monkeypatch):
+def test_compiled_falls_back_on_failure(data, monkeypatch):
     def backend(graph, inputs):
         raise RuntimeError("there is no compiler here")
 
@@ -512,7 +512,7 @@ def gradient(model: nn.Module, criterion, batch) -> tuple[torch.Tensor, set[str]
     return torch.cat([p.grad.flatten() for p in model.parameters()]), {name for name in names if "attention" in name}
 
 
-def test_bf16_on_a_cpu_trains_through_attention_that_is_not_fused(data):
+def test_compiled_uses_unfused_attention_in_bf16(data):
     """… as near to float32 as the fused kernel is, also where heads look at few patches."""
     r = replace(recipe("digits").tiny(), precision="bf16", width=64, heads=2, drop_path=0.0)
     model = r.build()
@@ -531,7 +531,7 @@ def test_bf16_on_a_cpu_trains_through_attention_that_is_not_fused(data):
     assert 0 < error < 0.03 and error < 1.5 * usual, (error, usual)
 
 
-def test_an_export_without_the_head_of_pretraining(data, tmp_path):
+def test_export_separates_pretraining_head(data, tmp_path):
     r = tiny(head="mlp", loss="sigmoid", head_bias=-2.0)
     model = r.build()
     expected = 10 * math.log1p(math.exp(-2.0)) + 2.0  # every logit is −2, and one class of ten is wanted

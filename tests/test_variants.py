@@ -96,7 +96,7 @@ def of_table(weights, prefix: str, first: int) -> torch.Tensor:
 
 
 @each_variant
-def test_capture_equals_a_computation_by_hand(variant):
+def test_variants_capture_equals_computation_by_hand(variant):
     model, x = made(variant), images().double()
     logits, maps = by_hand(model, variant, x)
     for layer, expected in zip(captured(model, x), maps, strict=True):
@@ -116,13 +116,13 @@ COUNTS = (
 )  # fmt: skip
 
 
-def test_parameters_are_counted_by_formula():
+def test_variants_parameters_equal_formula():
     plain = sum(p.numel() for p in BASE.build().parameters())
     for variant, count in COUNTS:
         assert sum(p.numel() for p in replace(BASE, **variant).build().parameters()) - plain == count, variant
 
 
-def test_only_a_bag_of_patches_ignores_their_order():
+def test_variants_without_positions_ignore_order():
     x = images().double()
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     shuffled = F.fold(F.unfold(x, 8, stride=8)[..., order], 32, 8, stride=8)
@@ -133,7 +133,7 @@ def test_only_a_bag_of_patches_ignores_their_order():
         assert change < 1e-5 if kind == "none" else change > 1e-3
 
 
-def test_saved_and_opened_and_built_by_timm(tmp_path):
+def test_variants_save_and_open_in_timm(tmp_path):
     for number, variant in enumerate(VARIANTS):
         r, model = replace(BASE, **variant), replace(BASE, **variant).build().eval()
         assert Recipe.from_json(r.to_json()) == r
@@ -150,7 +150,7 @@ def test_saved_and_opened_and_built_by_timm(tmp_path):
         assert type(opened) is type(model)
 
 
-def test_a_folder_with_other_settings_is_refused(tmp_path):
+def test_variants_reject_wrong_settings(tmp_path):
     r = replace(BASE, positions="learned-2d")
     export(r.build(), tmp_path, r, NAMES)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -170,7 +170,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "sgd"])
-def test_positions_and_tokens_do_not_decay(optimizer):
+def test_variants_positions_and_tokens_without_decay(optimizer):
     r = replace(BASE, optimizer=optimizer, weight_decay=0.1, layer_decay=1.0 if optimizer == "muon" else 0.5)
     for variant in VARIANTS:
         model = replace(r, **variant).build()
@@ -187,7 +187,7 @@ def test_positions_and_tokens_do_not_decay(optimizer):
             assert stem == {min(rates.values())} and rates["head.weight"] == max(rates.values())
 
 
-def test_filters_and_positions_are_read():
+def test_variants_filters_and_positions():
     for variant in (v for v in VARIANTS if not v.get("readout")):
         model = made(variant)
         assert filters.components(model, 3)[0].shape == (3, 8, 8, 3)
@@ -201,7 +201,7 @@ def test_filters_and_positions_are_read():
         torch.testing.assert_close(positions.similarity(model).double(), cosine, atol=1e-5, rtol=0)
 
 
-def test_the_readout_is_recorded_with_registers_of_timm():
+def test_variants_readout_with_registers():
     for readout, expected in (("class-token", [1.0] + [0.0] * 20), ("mean", [0.0] * 4 + [1 / 16] * 16)):
         model = made({"readout": readout, "model_kwargs": {"reg_tokens": 4}})
         with torch.no_grad(), capture(model) as attn:
@@ -209,7 +209,7 @@ def test_the_readout_is_recorded_with_registers_of_timm():
         assert attn.grid.readout.tolist() == expected and attn.grid.prefix == len(expected) - 16
 
 
-def test_a_model_with_a_variant_is_started_from(tmp_path):
+def test_starting_from_variant(tmp_path):
     r = replace(BASE, positions="learned-2d", positions_at="every-layer")
     model = r.build()
     export(model, tmp_path, r, NAMES, dtype=torch.float32)
