@@ -1,4 +1,4 @@
-"""What the statistics cost on a CPU: `summary` beside one plain forward and beside holding every map.
+"""Time and memory of attention statistics on a CPU: `summary`, a plain forward, and materialized maps.
 
     python -m experiments.attention --out data/results/attention-cpu.csv
 
@@ -45,7 +45,7 @@ def prepared(name: str, size: int):
 
 
 def extra(name: str, size: int, way: str) -> float:
-    """Extra peak memory in MiB of one way, beyond the model and the stored q and k. Runs in a process of its own."""
+    """Extra peak memory in MiB of one way, beyond the model and the stored q and k. Runs in a separate process."""
     *_, attn = prepared(name, size)
     with torch.no_grad():
         return memory(lambda: (attention.summary if way == "summary" else materialized)(attn))[1]

@@ -1,4 +1,4 @@
-"""Memory and time of class-specific maps through fused attention, beside the same map from materialized attention.
+"""Memory and time of class-specific maps through fused attention, compared with materialized attention.
 
     python -m experiments.attribution --out data/results/attribution-memory-cpu.csv
 
@@ -40,7 +40,7 @@ def materialized(model: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
 
 
 def measured(name: str, size: int, way: str) -> dict:
-    """What one map takes. Runs in a process of its own."""
+    """Memory and time of one map. Runs in a separate process."""
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=size).eval()
     image = torch.randn(1, 3, size, size)

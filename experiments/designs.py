@@ -14,7 +14,7 @@ from vitlens.train.recipes import FROM_MODEL, Recipe, recipe
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a study: changed settings of its recipe, and for sizes of its own a `Network`."""
+    """One model of a study: changed settings of its recipe, and a `Network` for other sizes."""
 
     settings: str = ""
     """As `vitlens train --set` takes them, separated by spaces."""
@@ -155,8 +155,8 @@ NEWER = {"relative, 2-D": "relative-2d", "sines and cosines": "sinusoidal", "rot
 PLACES = {"every layer": "every-layer", "every layer, shared": "every-layer-shared"}
 ADAM = dict(optimizer="adamw", weight_decay=0.1)  # one rate for all weights, as in the paper
 PLAIN, FLIPS = Model(), Model(choices="equivariance=flips")
-# No pilot of its own, but the lengths of an earlier benchmark, which found a lead after 1,000 steps and 10 epochs of
-# tuning, none after 40 epochs, and one of the autoencoder after 8,000 steps and 40 epochs.
+# Without a pilot, with the lengths of an earlier benchmark: it found a lead after 1,000 steps and 10 epochs of tuning,
+# no lead after 40 epochs, and a lead of the autoencoder after 8,000 steps and 40 epochs.
 TUNING = replace(
     recipe("masked-tuning"), continues=False, readout="mean",  # nothing trains a class token without labels
     patch_size=8, width=96, depth=4, heads=3, epochs=0, steps=1560,  # 40 epochs of 2,500 images
@@ -197,8 +197,8 @@ STUDIES = {each.name: each for each in (
             name="data-size-digits", image_size=8, batch_size=25, epochs=0, steps=600, log_every=50,
             precision="fp32", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
             **STANDARD | dict(
-                lr=2e-3, warmup=0.1,  # in so few steps, the ViT learns little at 1e-3
-                augment=Augment(scale=(0.8, 1.2), ratio=(3 / 4, 4 / 3)),  # a mirrored digit is none
+                lr=2e-3, warmup=0.1,  # 1e-3 is too low for 600 steps of the ViT
+                augment=Augment(scale=(0.8, 1.2), ratio=(3 / 4, 4 / 3)),  # mirrored digits are invalid
             ),
         ),
     ),

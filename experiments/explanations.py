@@ -1,4 +1,4 @@
-"""Which map to trust, on many photographs: insertion and deletion of every method, and what a map costs.
+"""Trust in maps on many photographs: insertion and deletion of every method, and the cost of a map.
 
     python -m experiments.explanations --model deit-tiny --data valid.parquet --out data/results/explanations.csv
 
@@ -86,7 +86,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def measured(model_name: str, data: Path, name: str, covers: int) -> dict[str, float]:
-    """Seconds and forwards of one map and MiB at its peak. Runs in a process of its own."""
+    """Seconds and forwards of one map and its peak memory in MiB. Runs in a separate process."""
     model = load_model(model_name)
     x = preprocess(model, photographs(data)[0])
     method = METHODS[name]

@@ -111,7 +111,7 @@ def clicks(page: Page, rng: np.random.Generator, side: int, count: int) -> list[
 def inside(
     page: Page, rng: np.random.Generator, side: int, count: int, switches: int = SWITCHES
 ) -> Iterator[tuple[str, list[float]]]:
-    """What was timed of the views of heads and classes and of the switches, and the seconds."""
+    """(action, seconds) of the views of heads and classes and of the switches."""
 
     def pressed(selector: str, numbers: Iterable[int]) -> list[float]:
         return [page.evaluate(PRESS, [selector, int(number)]) / 1000 for number in numbers]

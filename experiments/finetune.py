@@ -1,4 +1,4 @@
-"""Fine-tuning a pre-trained ViT on a small image folder, beside a linear probe and nearest neighbors on its features.
+"""Fine-tuning a pre-trained ViT on a small image folder, compared with a linear probe and nearest neighbors.
 
     python -m experiments.finetune --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
 

@@ -1,4 +1,4 @@
-"""How far class-specific maps of a model in bfloat16 lie from those of the same model in float32.
+"""Distance of class-specific maps of a model in bfloat16 from those in float32.
 
     python -m experiments.half_precision --model deit-tiny --data valid.parquet --out data/results/attribution-bf16.csv
 

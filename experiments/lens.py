@@ -1,4 +1,4 @@
-"""What tokens know after each layer: accuracy of a lens on the class token and on the patches, plain and tuned.
+"""Accuracy of plain and tuned lenses on the class token and on the patches after each layer.
 
     python -m experiments.lens --data tiny-imagenet --out data/results/lens.csv
 
@@ -31,7 +31,7 @@ from vitlens.evaluate.ablation import divergence
 from vitlens.recorder.supported import family, transformer
 from vitlens.stream import read_out
 
-LENS = "lens/tuned.safetensors"  # in a folder of its own: timm 1.0.28 opens no folder with two .safetensors
+LENS = "lens/tuned.safetensors"  # in a subdirectory, because timm 1.0.28 rejects directories with two .safetensors
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def tune(
     on_layer: Callable[[int, float], None] = lambda *_: None,
 ) -> TunedLens:
     """A `TunedLens` of a model (Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned
-    Lens"): the logits read after a layer, by the model and from each token alone, are fitted to those after the last.
+    Lens"): the logits after a layer, of the read-out and of each token, are fitted to those after the last layer.
 
-    The loss is the KL divergence of the read-out plus that of the tokens, averaged: in a mean over all of them, a class
-    token would hardly count. A fifth of the images is held out. Each layer begins with the plain lens, takes steps of
+    The loss is the KL divergence of the read-out plus the mean one of the tokens, so that a class token keeps its
+    weight. A fifth of the images is held out. Each layer begins with the plain lens, takes steps of
     Adam with 64 images each, again and again through all images, until the loss on those held out has not fallen by
     0.001 nats in five passes, and keeps the map of the last such fall; zeros are the plain lens. No labels are used.
 

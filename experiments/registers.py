@@ -1,4 +1,4 @@
-"""Registers at test time: one more token that takes over what outlier patches hold, without any training.
+"""Registers at test time: an extra token that takes over the outlier activations of patches, without training.
 
     python -m experiments.registers --data tiny-imagenet --out data/results/registers.csv
 

@@ -1,4 +1,4 @@
-"""Sinks: patches with norms far above the others', and where attention goes, layer by layer.
+"""Sinks: patches with outlier norms, and the share of attention on them, by layer.
 
     python -m experiments.sinks --data tiny-imagenet --out data/results/sinks.csv
 

@@ -1,4 +1,4 @@
-"""What a model made from much data has, and one trained from scratch on little has not, over many photographs.
+"""Attention of the pre-trained specimen and of a model trained from scratch, on many photographs.
 
     python -m experiments.specimen --data tiny-imagenet --out data/results/specimen.csv
 

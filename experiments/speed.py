@@ -32,9 +32,9 @@ MODELS = "ViT-B/32", "ViT-B/16", "ViT-L/32", "ViT-L/16", "R50x1", "R50x2"
 def throughput(model: nn.Module, image: Tensor, seconds: float = 0.5) -> tuple[float, int]:
     """Images per second of a forward pass at the fastest batch size, and that size.
 
-    image: (1, C, height, width). Batches double until two in a row are no faster by 2 %, or memory runs out.
+    image: (1, C, height, width). Batches double until two in a row gain less than 2 %, or memory runs out.
     """
-    from torch.utils.benchmark import Timer  # importing it prints a warning where there is no GPU
+    from torch.utils.benchmark import Timer  # the import prints a warning without a GPU
 
     best, fastest, slower, batch = 0.0, 0, 0, 1
     while slower < 2:
@@ -54,10 +54,10 @@ def throughput(model: nn.Module, image: Tensor, seconds: float = 0.5) -> tuple[f
 
 
 def training_memory(model: nn.Module, image: Tensor) -> tuple[int, int]:
-    """Bytes that each image of a training step adds to its peak, and those that do not depend on the batch.
+    """Peak memory of a training step: (bytes per image, bytes independent of the batch).
 
-    Small batches may peak elsewhere, where a large matrix gets its gradient: batches double until an image costs as
-    much as before, within 1 %, and all images more than the rest.
+    Small batches may peak at the gradient of a large matrix, so batches double until the bytes per image change by less
+    than 1 %, and all images take more than the rest.
     """
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -1,4 +1,4 @@
-"""What it costs to take a logit apart: `contributions` and `direct` beside one plain forward, on one image.
+"""Time and memory of `contributions` and `direct` compared with a plain forward, on one image.
 
     python -m experiments.stream --out data/results/stream-cpu.csv
 
@@ -51,7 +51,7 @@ def seconds(name: str, size: int) -> dict[str, float]:
 
 
 def extra(name: str, size: int, way: str) -> float:
-    """MiB beyond the model, the image and a forward. Runs in a process of its own."""
+    """Peak memory in MiB beyond the model, the image and a forward. Runs in a separate process."""
     model, image = prepared(name, size)
     return memory(lambda: WAYS[way](model, image))[1]
 

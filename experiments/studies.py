@@ -174,7 +174,7 @@ def seconds(log: list[dict], plan: Recipe) -> float:
 def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
     """Top-1 (%) of least squares on the features of 5 validation images of each class, on all others; mean of 3 draws.
 
-    Unlike in the paper's Fig. 4 this is no transfer to another data set: the model was trained on these classes.
+    Unlike in the paper's Fig. 4, the model was trained on these classes, without transfer to another data set.
     """
     x, y = features(model, valid)
     scores = []

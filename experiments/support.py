@@ -153,8 +153,8 @@ class _Wide(TorchFunctionMode):
 
 @contextlib.contextmanager
 def eager(model):
-    """In this block a list of the attention of every layer, by the library's own path in which it is really there:
-    transformers' eager one, timm's unfused one, or nn.MultiheadAttention's when asked for its weights, (B·H, T, T)."""
+    """Context with a list of the attention of every layer, (B·H, T, T), from the library's unfused path:
+    transformers' eager path, timm's unfused path, or nn.MultiheadAttention with need_weights."""
     maps, about, softmax = [], family(model), F.softmax
 
     def noted(*args, **kwargs):

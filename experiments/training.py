@@ -1,4 +1,4 @@
-"""Training throughput: ``vitlens.train.fit`` beside timm's training step and a plain DataLoader loop, in one run.
+"""Training throughput of ``vitlens.train.fit``, timm's training step and a plain DataLoader loop, in one run.
 
     python -m experiments.training --out data/results/throughput-h200.csv    # a GPU: 224 px, ViT-Ti/S/B, bf16
     python -m experiments.training --out data/results/throughput-cpu.csv     # a CPU: fp32 and, if it has it, bf16
@@ -76,7 +76,7 @@ TINY = Case("ViT-Ti", 32, 8, 4, "bf16")
 
 
 class Jpegs(Dataset):
-    """Encoded pictures in memory, each decoded and transformed when it is asked for, as torchvision's tutorials do."""
+    """Encoded images in memory, decoded and transformed on access, as in torchvision's tutorials."""
 
     def __init__(self, images: torch.Tensor):
         self.encoded = []

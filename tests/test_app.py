@@ -60,7 +60,7 @@ class Served:
 
 
 def run(coroutine):
-    """The result of a coroutine, in a thread of its own, because the browser of other tests has a loop in this one."""
+    """Result of a coroutine in a separate thread, because the browser of other tests has a loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 

@@ -22,7 +22,7 @@ from vitlens.train import join
 
 
 def clouds(n, seed, classes=3, width=20, noise=2.0):
-    """Features of classes around centers of their own, one of them on another scale, and their labels."""
+    """Features of classes around separate centers, one feature on another scale, and their labels."""
     centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(n) % classes
     x = centers[labels] + noise * torch.randn(n, width, generator=torch.Generator().manual_seed(seed))

@@ -130,7 +130,7 @@ def test_top1_of_wordnet_folders(tmp_path, thousand):
 
 
 def knows_colors(folder: Path, data: Path, order: list[int]) -> Path:
-    """A model without class names whose head knows the colors, its classes in another order than the folder's."""
+    """A model without class names that classifies the colors, with its classes in another order than the folder's."""
     folder = saved(folder, num_classes=3)
     network = load_model(folder)
     x, y = features(network, opened(network, data, "train", workers=0))
@@ -188,7 +188,7 @@ def test_top1_of_flat_imagenet_folder(tmp_path, thousand):
     with pytest.raises(ValueError, match="neither it nor its parent has their labels: put"):
         load(folder, "test")
 
-    order = np.random.default_rng(0).permutation(1000)  # the kit numbers classes in an order of its own, from 1
+    order = np.random.default_rng(0).permutation(1000)  # the kit numbers classes in another order, from 1
     kit = {"ILSVRC2012_ID": order + 1, "WNID": [wnids[i] for i in range(1000)]}
     synsets = np.array(
         list(zip(kit["ILSVRC2012_ID"].tolist(), kit["WNID"], strict=True)) + [(1001, "n00001740")],
@@ -349,7 +349,7 @@ def test_vtab_command(tmp_path, small):
     kept = [json.loads((folder / "seed-0" / "training.json").read_text()) for folder in folders]
     assert [k["training_images"] for k in kept] == [1000, 1000]
     assert [k["recipe"]["augment"]["flip"] for k in kept] == [0.5, 0.0]
-    assert "vtab/pcam" in done.stdout and "mean" not in done.stdout  # of a part of a group there is none
+    assert "vtab/pcam" in done.stdout and "mean" not in done.stdout  # incomplete groups have no mean
 
 
 REFUSED = (

@@ -61,7 +61,7 @@ def test_training_script_measures_all_loops(monkeypatch):
     assert all(row["images_per_second"] > 0 and row["share_of_matmul"] > 0 for row in rows)
 
     def full(*_):
-        raise MemoryError("what fit says of a device that is full")
+        raise MemoryError("the device is full")
 
     monkeypatch.setattr(training, "ours", full)
     (row,) = training.measured(case, torch.device("cpu"), turns=2, steps=1)

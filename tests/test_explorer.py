@@ -528,7 +528,7 @@ PAINTED = {"model", "words", "photograph", "view", "strength", "smooth", "lines"
 COLORED = PAINTED | {"opacity", "colors", "stretch"}
 SAVED = {
     "attention": COLORED | {"layer", "head", "query", "row", "column"}, "norms": COLORED | {"layer"},
-    "components": PAINTED | {"layer"},  # colors of their own
+    "components": PAINTED | {"layer"},  # RGB values
     "relevance": COLORED | {"target", "against"},
 }  # fmt: skip
 

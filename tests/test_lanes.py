@@ -171,7 +171,7 @@ def drawn():
     return [(torch.rand(3), np.random.rand(3)) for _ in range(2)]
 
 
-def test_explorer_answers_clicks_during_long_map(vit):
+def test_explorer_responds_to_clicks_during_long_map(vit):
     """Another page's heads off do not reach the map, nor do its random numbers meet those of a cell."""
     model = vit()
     explorer = widgets.explore(copy.deepcopy(model), PICTURE)

@@ -30,7 +30,7 @@ each_variant = pytest.mark.parametrize("name", VARIANTS)
 
 @pytest.fixture(scope="module")
 def data():
-    """64 + 48 images of 16 × 16 pixels; the labels say nothing."""
+    """64 + 48 images of 16 × 16 pixels with random labels."""
     generator = torch.Generator().manual_seed(0)
 
     def some(count):
@@ -46,7 +46,7 @@ def batch(data, count=6):
     return normalized(data[0].images[:count], MEAN, STD)
 
 
-# B.1.2: what is corrupted, and what is to be told
+# B.1.2: corruption and targets
 
 
 @pytest.mark.parametrize("share", [0.5, 0.15])

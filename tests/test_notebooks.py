@@ -26,7 +26,7 @@ from vitlens.evaluate import student
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
 INDEX = FOLDER / "README.md"
-# What is looked at, and a reader's own takes the place of; else a MODEL.
+# Name of the subject that a reader may replace, if it is not MODEL.
 SUBJECTS = {"07": "RECIPE", "08": "RUN", "09": "DATA", "12": "TABLE", "13": "TABLE", "14": "TABLE"}
 
 DAILY = ("15",)

@@ -101,7 +101,7 @@ def test_docs_python_runs(tmp_path, monkeypatch):
         code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / text).read_text(), re.S))
         exec(compile(code, text, "exec"), space)
     assert space["summary"].mean_distance.shape == (1, 12, 3) and space["logits"].shape == (1, 200)
-    plt.close("all")  # Axes that are asked for without one stay open, as pyplot's do
+    plt.close("all")  # figures made without ax= stay open, as in pyplot
 
 
 def test_docs_links_exist():

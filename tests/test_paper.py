@@ -1,4 +1,4 @@
-"""The paper as data: its models built and counted by timm, its tables against what they say of each other."""
+"""The paper as data: its models built and counted by timm, and its tables compared with each other."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ both = pytest.mark.parametrize(
 
 @both
 def test_build_matches_shapes_of_public_weights(names):
-    """Where timm has weights, its own model for them is the reference: all but positions and head are alike."""
+    """The reference is timm's model for the weights. All shapes except positions and head are equal."""
     for name in names:
         model = MODELS[name]
         built = shapes(on_meta(paper.build, model))
@@ -190,7 +190,7 @@ def test_tables_name_known_models():
         _ = TABLE_2[-1].average
 
 
-def test_table_8_positions_exceed_none():
+def test_table_8_positions_exceed_no_positions():
     """D.4: 0.61382 without, 0.64206 with the default; places and kinds are those of a recipe."""
     assert (TABLE_8["none"], TABLE_8["learned-1d"]["stem"]) == ({"stem": 61.382}, 64.206)
     rest = [value for kind, row in TABLE_8.items() if kind != "none" for value in row.values()]

@@ -56,7 +56,7 @@ def test_accumulate_trains_the_same_model(data, alone):
 
 
 def train(rank: int, port: int, convolutions: str, text: str, out) -> None:
-    """What each of two processes does: a short run with batch normalization, and a slow one whose steps it stores."""
+    """Work of each of two processes: a short run with batch normalization, and a slow run whose steps are stored."""
     torch.set_num_threads(1)
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
               "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core  # fmt: skip
@@ -124,7 +124,7 @@ TRAIN = ["vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
 
 
 def command(words, said=None) -> None:
-    """Run the command in this process, which it ends; `said` is a file for what it says."""
+    """Run the command in this process until its exit. said: file for its output."""
     torch.set_num_threads(1)
     sys.argv = [str(word) for word in words]
     if said:

@@ -204,7 +204,7 @@ def test_class_numbers_match_by_name(vit):
     assert class_numbers(model, ("n02123045", "n01440764")).tolist() == [281, 0]
     assert class_numbers(model, ("tabby", "Tinca_tinca", "tench, Tinca tinca")[:2]).tolist() == [281, 0]
     every = tuple(info.index_to_description(i) for i in range(1000))
-    apart = [i for i in range(1000) if every.count(every[i]) == 1]  # two classes are called sunglasses, say
+    apart = [i for i in range(1000) if every.count(every[i]) == 1]  # two classes are called sunglasses
     assert class_numbers(model, tuple(every[i] for i in apart)).tolist() == apart and len(apart) > 990
     assert class_numbers(model, every).tolist() == list(range(1000))  # all of them, in order
     assert class_numbers(model, ("partridge",)).tolist() == [every.index("partridge")]  # and not the ruffed grouse
@@ -268,7 +268,7 @@ def test_matched_prints_order_of_classes(vit, tmp_path):
 
 
 def test_another_order_detects_permutation():
-    """Right in 68 % under a permutation; the reference is that permutation, which the function is not told."""
+    """Predictions are right in 68 % under a permutation. The reference is that permutation."""
     rng = np.random.default_rng(0)
     for classes, each in ((200, 50), (10, 12), (3, 20)):
         labels = torch.arange(classes).repeat_interleave(each)

@@ -209,7 +209,7 @@ SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_head
 
 @pytest.fixture
 def trained(published):
-    """A folder with a small ViT of 32 pixels and 10 classes, with colors of its own, and the model."""
+    """A folder with a small ViT of 32 pixels and 10 classes, with unusual mean and std, and the model."""
     folder, model = published("vit_tiny_patch16_224", **SMALL)
     configure(folder, pretrained_cfg={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})
     return folder, model

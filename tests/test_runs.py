@@ -1,4 +1,4 @@
-"""`vitlens train` from the top: what it leaves behind, what it goes on from, what it refuses."""
+"""`vitlens train` from start to end: files, resumption, and rejected options."""
 
 import json
 import math
@@ -34,12 +34,12 @@ CUT = {"max_minutes": 1e-9}  # stopped after its first step
 
 
 def train(out, recipe_name="digits", data="digits", **options) -> dict:
-    """A tiny run on the CPU that says nothing and takes no snapshots, unless told otherwise."""
+    """A tiny quiet run on the CPU without snapshots by default."""
     return runs.run(recipe_name, data, out, **QUIET | options)
 
 
 def same_file(tmp_path, name: str) -> bool:
-    """Whether the runs a and b have left the same bytes."""
+    """True if the runs a and b wrote the same bytes."""
     a, b = ((tmp_path / run / name).read_bytes() for run in "ab")
     return a == b
 
@@ -273,7 +273,7 @@ def test_run_rejects_changed_images_on_resume(tmp_path, monkeypatch):
     options = {"data": tmp_path / "data", "overrides": ["batch_size=4"]}
     paint("red")
     train(tmp_path / "run", **CUT, **options)
-    with monkeypatch.context() as older:  # a version that did not tell of pictures
+    with monkeypatch.context() as older:  # a version without a fingerprint of the images
         facts_of = loop.facts_of
         older.setattr(loop, "facts_of", lambda *of: {k: v for k, v in facts_of(*of).items() if k != "pictures"})
         train(tmp_path / "older", **CUT, **options)
@@ -311,7 +311,7 @@ def test_run_fine_tunes_without_position_table(tmp_path, capsys):
 
 
 class Colors(nn.Module):
-    """An objective with a weight of its own: the mean color of an image from the model's features."""
+    """An objective with learned weights: the mean color of an image from the model's features."""
 
     def __init__(self, width: int):
         super().__init__()

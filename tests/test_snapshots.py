@@ -1,4 +1,4 @@
-"""Snapshots are what the analysis functions say, and taking them changes nothing."""
+"""Snapshots equal the analysis functions, and training with them is bit-identical."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def test_record_equals_analysis_functions(data):
 
 
 def test_record_keeps_integers_and_halves_fractions(data):
-    """float16 knows no odd number above 2,048."""
+    """float16 cannot represent odd numbers above 2,048."""
     model, source = tiny().build(), torch.tensor([[[2049, -1], [0, 4097]]])
     model.objective = SimpleNamespace(pictured=lambda model, images: {"source": source, "predicted": source / 5000})
     arrays = snapshots.record(model, snapshots.probe(data[1], tiny(), n=2))

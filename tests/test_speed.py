@@ -33,7 +33,7 @@ def test_training_memory_equals_closed_form_and_predicts_larger_batches():
 
 
 def test_throughput_equals_fastest_batch(monkeypatch):
-    """With a clock of its own: 3 s a batch and 1 s an image up to 8, then 2 s each. Memory runs out at the limit."""
+    """With a simulated clock: 3 s a batch and 1 s an image up to 8, then 2 s each. Memory runs out at the limit."""
     for limit, expected in ((99, (8 / 11, 8)), (4, (4 / 7, 4))):
 
         def timer(_, globals, num_threads, limit=limit):

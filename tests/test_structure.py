@@ -16,7 +16,7 @@ NEVER = {
     "train": {"attribution", "evaluate", "faithfulness", "plot", "report"},
     "faithfulness": {"plot", "report"}, "attribution": {"plot", "report", "faithfulness"},
 }  # fmt: skip
-"""What each room does without. Besides, nothing but `cli` imports the widgets, and nothing imports `cli`."""
+"""Rooms that each room must not import. Only `cli` imports the widgets, and no room imports `cli`."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

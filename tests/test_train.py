@@ -1,4 +1,4 @@
-"""The loop does what a plain PyTorch loop does, and a run that was stopped or killed goes on to the same end."""
+"""`fit` equals a plain PyTorch loop, and a stopped or killed run resumes to the same result."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def by_singular_values(update: torch.Tensor) -> torch.Tensor:
-    """What Muon's iteration does to a matrix, done to its singular values: five times the quintic, in float64."""
+    """Muon's iteration on the singular values of a matrix: the quintic applied five times, in float64."""
     u, s, vt = torch.linalg.svd(update.double(), full_matrices=False)
     s = s / s.norm()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The paper's variants are what their definitions say: by hand, by counting, saved and opened."""
+"""The paper's variants equal their definitions: computed by hand, counted, saved and opened."""
 
 import copy
 import json
@@ -103,7 +103,7 @@ def test_variants_capture_equals_computation_by_hand(variant):
         torch.testing.assert_close(layer.weights(), expected, atol=1e-12, rtol=0)
     with torch.no_grad():
         torch.testing.assert_close(model(x), logits, atol=1e-10, rtol=0)
-    assert 0.2 < maps[0].amax(-1).mean() < 0.99  # neither uniform nor one-hot, or little would be told apart
+    assert 0.2 < maps[0].amax(-1).mean() < 0.99  # neither uniform nor one-hot, so that differences are visible
 
 
 # Parameters beside those of the plain model: T = 17, D = 24, P = 16, K = 12, L = 3.
@@ -138,7 +138,7 @@ def test_variants_save_and_open_in_timm(tmp_path):
         r, model = replace(BASE, **variant), replace(BASE, **variant).build().eval()
         assert Recipe.from_json(r.to_json()) == r
         opened = load_model(export(model, tmp_path / str(number), r, NAMES, dtype=torch.float32))
-        copied = copy.deepcopy(model)  # with a shared table of its own
+        copied = copy.deepcopy(model)  # with a shared table
         sizes = dict(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=10)
         direct = timm.create_model("vitlens_vit", **sizes, **keywords(variant)).eval()
         direct.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""The real applications for the browser tests: JupyterLab and Notebook 7, each with a home of its own, and the app."""
+"""Applications for the browser tests: JupyterLab and Notebook 7, each with a separate home directory, and the app."""
 
 import contextlib
 import json

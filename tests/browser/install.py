@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 
 
 def found() -> str | None:
-    """$CHROMIUM, then `chromium` on the path, then Playwright's own; None if there is none."""
+    """$CHROMIUM, then `chromium` on the path, then Playwright's own, or None."""
     if path := os.environ.get("CHROMIUM") or shutil.which("chromium"):
         return path
     with sync_playwright() as playwright:

@@ -42,7 +42,7 @@ def page(front, browser):
     page = browser.new_page(viewport={"width": 1400, "height": 1100})
     front.open(page, "widgets.ipynb", "img.widget-image, .jupyter-widgets img")
     page.wait_for_function("() => document.querySelectorAll('.vitlens[data-answers]').length === 4")
-    errors = []  # from now on: an application may have some of its own while it starts
+    errors = []  # from now on: an application may have errors while it starts
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
     assert not errors
@@ -235,7 +235,7 @@ def test_explorer_bars_and_switches(page, model):
 
 
 def test_explorer_uploads_and_downloads(page, model, tmp_path):
-    """A file of several parts, and files that are no image."""
+    """An image in several parts, and files of other kinds."""
     explorer, vit = Widget(page, 0), opened_model(model)
     pixels, exif = np.random.default_rng(0).integers(0, 255, (700, 900, 3), np.uint8), Image.Exif()
     exif[274] = 6  # lies on its side, as telephones write them

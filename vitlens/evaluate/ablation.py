@@ -49,7 +49,7 @@ def effects(
     model: a timm name, a directory or a timm model. data: a data set of `data.load`, or loaded images. ways:
     replacements, "zero" or "mean" over these images by position. images: number of images, drawn by `seed`, default
     all. out: a CSV, rewritten after each batch, so that a stopped ablation keeps its results. settings: root, workers,
-    device, checkpoint, command and say of `Evaluation`.
+    device, checkpoint, command and `say` of `Evaluation`.
 
     Columns, each measure with its 95 % interval (_low, _high): `accuracy` without the head, in percent; `change` of
     the accuracy, in points (`scores.paired`); `flipped`, the percentage of images with another predicted class; `kl`,

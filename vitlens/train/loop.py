@@ -137,7 +137,7 @@ def _steps(model, data, recipe, out, resume, average, criterion, world) -> Itera
             state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
             average.update({name: t.clone() for name, t in state.items()})
             averaged = [(average[name], t) for name, t in state.items()]  # both change in place
-        # Each process has statistics of its own images, so their mean is taken.
+        # The mean over processes, each with the statistics of its images.
         statistics = [b for name, b in model.named_buffers() if name.endswith(STATISTICS) and world.size > 1]
         optimizer = optimizers(model, recipe)
         folder = RunFolder(out, recipe, (model, average, optimizer), facts_of(model, train, recipe, world), world)

@@ -95,7 +95,7 @@ class Recipe:
     positions: str = setting("learned-1d", """Position embedding: "learned-1d", as in the paper; "none"; "learned-2d",
         half a vector for the column and half for the row; or "relative-1d" within attention (Table 8).""",
         variants.SETTINGS["positions"])
-    positions_at: str = setting("stem", """Where learned positions are added: "stem", "every-layer" with a table for
+    positions_at: str = setting("stem", """Place of learned positions: "stem", "every-layer" with a table for
         each, or "every-layer-shared".""", variants.SETTINGS["positions_at"])
     readout: str = setting("class-token", """Input of the head: "class-token", as in the paper, or "mean" of the patches
         after the last norm, as good in the paper at a lower rate (Fig. 9).""", variants.SETTINGS["readout"])
@@ -111,7 +111,7 @@ class Recipe:
     continues: bool = setting(False, "The recipe fine-tunes trained models and needs one to start from.")
     model_kwargs: dict = setting(dict, """More keywords of timm's architecture, set as model.pos_embed=none. With init,
         the keywords of that model.""")
-    # What is learned.
+    # Objective.
     objective: str = setting("labels", """"labels", or prediction of corrupted patches without labels (the paper's
         B.1.2): "mean-color", "colors-4x4" of their parts, or "pixels".""", ("labels", *OBJECTIVES))
     masked: float = setting(0.0, "Share of corrupted patches; 0 with labels.", BELOW_1)
