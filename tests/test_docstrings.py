@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, extraglobs=names):
         printed = []
         result = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(example, out=printed.append)
+        plt.close("all")
         assert not result.failed, "".join(printed)
 
 

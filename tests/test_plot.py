@@ -619,6 +619,16 @@ def test_attributions_show_every_map_with_its_caption():
     assert np.array_equal(shown[1].get_array(), expected.get_array())
 
 
+def test_attributions_show_the_images_compared_with():
+    pair = [("samoyed.jpg", picture(30, 40)), ("horses.jpg", picture(40, 30))]
+    title = "Why is this image less similar to samoyed.jpg than to horses.jpg? The cosines differ by 0.00263. " * 2
+    figure = plot.attributions(picture(), {"a": np.ones((14, 20))}, grid=CUT, title=title, compared=pair)
+    shown = figure.axes[0].child_axes
+    assert [ax.texts[0].get_text() for ax in shown] == ["samoyed.jpg", "horses.jpg"]
+    assert all(np.array_equal(ax.images[0].get_array(), image) for ax, (_, image) in zip(shown, pair, strict=True))
+    assert_tidy(figure)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_gallery_is_a_row_for_each_name(shared):
     rows = {"picture": [picture(8, 8), picture(8, 8)], "map": [np.eye(4), 120 * np.eye(4)]}

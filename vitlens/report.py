@@ -489,7 +489,12 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     about = models.title(model)
     if target.numbers is None:
         name, value = target.called(0), target.score(output)[0].item()
-        return {"target": name, "value": value, "title": f"Why is {name} {_number(value)}? {about}"}
+        title = f"Why is {name} {_number(value)}? {about}"
+        if than := getattr(target.function, "than", ""):
+            more, differ = "more" if value > 0 else "less", _number(abs(value))
+            title = f"Why is this image {more} similar to {target.function.to} than to {than}? "
+            title += f"The cosines differ by {differ}. {about}"
+        return {"target": name, "value": value, "title": title}
     names = models.label_names(model, output.shape[-1])
     numbers = [None if part is None else part.item() for part in (target.numbers, target.against)]
     name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
@@ -528,7 +533,7 @@ def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterat
         stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(explanation.name).stem)
         figure = plot.attributions(
             explanation.pixels, explanation.maps, grid=explanation.grid, title=explanation.title, note=note,
-            captions=captions,
+            captions=captions, compared=getattr(explanation.question.function, "images", ()),
         )  # fmt: skip
         yield _write(out, {f"{k:02d}-{stem}.png": figure, **contents})[0]
     if tables:

@@ -96,19 +96,22 @@ class Similarity:
     """A function of features: their cosine with those of another image or of a text.
 
     to: what is compared, in words. embed: model → unit vector, (D,). vector: that vector, once the model is known, or
-    the difference of two such vectors. unit: the unit of the score.
+    the difference of two such vectors. unit: the unit of the score. than: the words for what it is contrasted with.
+    images: (name, source) of the images compared with.
     """
 
     to: str
     embed: Callable[[nn.Module], Tensor] | None = None
     vector: Tensor | None = None
     unit: str = "a cosine, at most 1"
+    than: str = ""
+    images: tuple[tuple[str, object], ...] = ()
 
     of_features = True
 
     @property
     def name(self) -> str:
-        return f"the similarity to {self.to}"
+        return f"the similarity to {self.to}{f' minus that to {self.than}' if self.than else ''}"
 
     def bound(self, model: nn.Module) -> Similarity:
         """The same function, with its vector in the space of this model's features."""
@@ -125,7 +128,8 @@ class Similarity:
             vector = self.vector - other.vector
         if not vector.any():
             raise NothingToExplain(f"{self.to} cannot be contrasted with itself. Give another image or text.")
-        return Similarity(f"{self.to} less that to {other.to}", None, vector, "a difference of two cosines")
+        images = self.images + other.images
+        return Similarity(self.to, None, vector, "a difference of two cosines", other.to, images)
 
     def __call__(self, features: Tensor) -> Tensor:
         features = _wide(features)
@@ -164,7 +168,8 @@ def like(images: object, *, name: str = "") -> Similarity:
         batches = [each if isinstance(each, Tensor) else preprocess(model, each, size=size) for each in sources]
         return _unit(torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0))
 
-    return Similarity(name, embed)
+    shown = [(Path(each).name if isinstance(each, str | Path) else name, each) for each in sources]
+    return Similarity(name, embed, images=tuple(pair for pair in shown if not isinstance(pair[1], Tensor)))
 
 
 def text(prompt: str, *, tokenizer: Callable | None = None) -> Similarity:

@@ -29,6 +29,9 @@ def lines(
     ends of what is shaded about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for
     logarithmic axes; with "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette; if
     there are fewer colors than columns, evenly spaced hues take their place.
+
+    >>> import pandas as pd
+    >>> figure = vitlens.plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
     """
     import seaborn as sns
 
@@ -68,6 +71,8 @@ def intervals(
 
     values: by name, as a dictionary or a pandas Series. errors: half the length of each interval, by the same names.
     points: the single measurements behind each value, small gray dots. level: a dashed line to compare with.
+
+    >>> figure = vitlens.plot.intervals({"ViT": 80.1, "ResNet": 78.5}, {"ViT": 1.0, "ResNet": 1.2})
     """
     import seaborn as sns
 
@@ -95,6 +100,8 @@ def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
     loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
     during training keeps its scale; without records the axes are empty. The legend at the foot has the last
     accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
+
+    >>> figure = vitlens.plot.training([{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}])
     """
     import pandas as pd
 
@@ -196,6 +203,9 @@ def attention_distances(
 
     panels: (L, H) by title. uniform: one distance for all, or one by title. controls: (L, H) of models with random
     weights, by title.
+
+    >>> distance, uniform = vitlens.attention.mean_distance(attn), attn.grid.uniform_distance()
+    >>> figure = vitlens.plot.attention_distances({"cat": distance[0], "rocket": distance[1]}, uniform=uniform)
     """
     uniform = uniform if isinstance(uniform, Mapping) else dict.fromkeys(panels, uniform)
     with styled():
@@ -266,6 +276,9 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     curves: by name of the map, (deletion (S,), insertion (S,)). control: (orders, S) of both for random orders, drawn
     as a band from the lowest to the highest and their mean, dashed. shares: (S,) of the patches, 0 to 1. score: its
     name, for the axis.
+
+    >>> curve, orders = np.linspace(1, 0, 5), np.ones((3, 5))
+    >>> figure = vitlens.plot.insertion_deletion({"map": (curve, curve)}, (orders, orders), shares=np.linspace(0, 1, 5))
     """
     chance = np.stack([np.asarray(orders, dtype=float) for orders in control])
     every = np.concatenate([np.ravel(values) for both in (*curves.values(), chance) for values in both])

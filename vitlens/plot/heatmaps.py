@@ -11,7 +11,20 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from vitlens.images import ModelInput, load_image
-from vitlens.plot.style import INK, MARGIN, WIDTH, array, color_bar, colors, frames, scale_bar, styled, translucent
+from vitlens.plot.style import (
+    INK,
+    MARGIN,
+    WIDTH,
+    array,
+    bare,
+    color_bar,
+    colors,
+    frames,
+    scale_bar,
+    styled,
+    translucent,
+    wrapped,
+)
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, transformer, unwrap
 
@@ -27,6 +40,9 @@ def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarr
 
     method: "nearest" (patches stay what they are), "bilinear" (stays within the range of the map), "bicubic" or
     "lanczos" (may overshoot). All keep a constant map constant.
+
+    >>> vitlens.plot.upsample(np.eye(2), (224, 224)).shape
+    (224, 224)
     """
     values = array(map, 2, "A map of shape (rows, cols)")
     enlarged = Image.fromarray(values.astype(np.float32)).resize(size[::-1], Image.Resampling[method.upper()])
@@ -41,6 +57,9 @@ def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
     are. All is done in floating point, where the authors go through 8 bits. A constant map has nothing to stretch: it
     becomes 1 everywhere if it is positive, and 0 otherwise. Pixels that were cut off before the model looked are 0;
     padding beyond the picture is left out.
+
+    >>> vitlens.plot.mask(vitlens.attention.rollout(attn)[0], attn.grid).shape
+    (224, 224)
     """
     values = array(map, 2, "A map of shape (rows, cols)")
     checked_grid(values.shape, None, grid)
@@ -217,6 +236,8 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
     max where a map holds negative ones; with `signed` they do so in all of them. NaN is gray.
+
+    >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
     values = {n: array(m, 2, "A map of shape (rows, cols)") for n, m in maps.items()}
     with styled():
@@ -240,6 +261,9 @@ def overlays(
     between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them and in the
     picture; or one for each map, by the same names. Raises ValueError for a map of another shape than the grid,
     IndexError for a patch outside it.
+
+    >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
+    >>> figure = vitlens.plot.overlays(vitlens.restore(model, images)[0], maps, grid=attn.grid)
     """
     picture = load_image(image)
     patches = query if isinstance(query, Mapping) else dict.fromkeys((None, *maps), query)
@@ -265,14 +289,19 @@ def overlays(
 
 def attributions(
     image, maps: Mapping[str, object], *, grid: TokenGrid, title: str, captions: Mapping[str, str] | None = None,
-    note: str = "", cols: int = 4,
+    note: str = "", cols: int = 4, compared: Sequence[tuple[str, object]] = (),
 ) -> plt.Figure:  # fmt: skip
-    """A picture, and the same picture under the map of each method, `cols` to a line.
+    """An image, and the same image under the map of each method, `cols` to a line.
 
     Each map has its own colors from 0 to its largest value, or from −max to max if some are negative. That value stands
     below the map, and what it means at the foot. image: what `load_image` takes, as the model saw it. maps: (rows,
     cols) by the name of their method. title: what is explained. captions: a line or two below each map, by the same
-    names. note: what the captions mean, at the foot.
+    names. note: what the captions mean, at the foot. compared: (name, image) of the images that this one is compared
+    with; the first four are small below the input.
+
+    >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
+    >>> pixels = vitlens.restore(model, images)[0]
+    >>> figure = vitlens.plot.attributions(pixels, maps, grid=attn.grid, title="Why tabby?")
     """
     picture, below, signed = load_image(image), {}, False
     maps = {name: array(values, 2, "A map of shape (rows, cols)") for name, values in maps.items()}
@@ -284,12 +313,20 @@ def attributions(
         below[name] = f"{end}\n{(captions or {}).get(name, '')}".strip()
     signed = ", or from −max (blue) to max (red) where some values are negative" if signed else ""
     note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
+    note, title = wrapped(note, WIDTH, 6.2), wrapped(title, WIDTH, 9)
     lines, text = -(-(len(maps) + 1) // cols), max(len(each.splitlines()) for each in below.values())
-    height = lines * (WIDTH / cols * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines()) + 40
+    height = lines * (WIDTH / cols * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines())
+    height += 20 + 20 * len(title.splitlines()) + (max(0, 120 - 15 * text) if compared else 0)
     with styled():
         figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)
         draw_input(axes.flat[0], picture, grid, loc="left")
+        for k, (name, image) in enumerate(compared[:4]):
+            room = max(0.25, 1 / len(compared))  # of the width of the input
+            thumbnail = axes.flat[0].inset_axes((room * k, -0.34, min(0.31, room - 0.02), 0.31), anchor="SW")
+            thumbnail.imshow(load_image(image))
+            bare(thumbnail)
+            write_below(thumbnail, wrapped(name, room * 200, 6))
         for ax, (name, values) in zip(axes.flat[1:], maps.items(), strict=False):
             overlay(picture, values, grid=grid, ax=ax, style="heat", colorbar=False)
             name_above(ax, name, loc="left")
@@ -309,6 +346,9 @@ def gallery(
     rows: by name, equally many (h, w), maps, or (h, w, 3), pictures. titles: above the columns. captions: a short line
     below each picture of the rows of these names. shared: one color scale with a bar for all rows of maps, from 0 to
     the largest value, and one for those that hold negative ones, ±max; False gives each map its own, without bars.
+
+    >>> rollouts = vitlens.attention.rollout(attn).numpy()
+    >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
     """
     images = {name: [np.asarray(each) for each in row] for name, row in rows.items()}
     columns, captions = len(next(iter(images.values()))), captions or {}

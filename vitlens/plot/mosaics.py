@@ -21,6 +21,8 @@ def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes 
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line.
     Every tile is scaled on its own, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all of
     them, and brightness cannot be compared between tiles.
+
+    >>> figure = vitlens.plot.filters(*vitlens.filters.components(model))
     """
     if isinstance(components, tuple):
         components, explained_variance = components
@@ -50,6 +52,8 @@ def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure
     similarity: (rows, cols, rows, cols), as `vitlens.positions.similarity` returns it. Positions count from 1, as in
     the paper. Of large grids only every so-many-th row and column of tiles is shown, as written at the axes: as many as
     stay readable, at most 14 each way. The tiles themselves are always complete.
+
+    >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model))
     """
     values = array(similarity, 4, "Similarity of shape (rows, cols, rows, cols)")
     rows, cols = values.shape[:2]
@@ -143,6 +147,9 @@ def all_heads(weights, *, query: tuple[int, int] | None = None, ax: plt.Axes | N
     weights: (L, H, rows, cols), every head on a color scale up to its own largest weight, which is written below it.
     query: (row, column) of the patch that asks, counted from 0 and marked by two ticks beside each map, since a frame
     would cover so small a cell; None for another token.
+
+    >>> maps = [attn.grid.image_map(layer.weights((3, 4))[0, :, 0]) for layer in attn]
+    >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4))
     """
     values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)")
     layers, heads, rows, cols = values.shape
@@ -182,6 +189,8 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
     long sequences only the beginning and the end are shown. Numbers are positions in the sequence, from 0; prefix
     tokens, which are no part of the picture, are gray. Pixels that no patch sees are on the left only, and padding
     beyond the picture is gray.
+
+    >>> figure = vitlens.plot.patches(vitlens.restore(model, images)[0], grid=attn.grid)
     """
     picture = load_image(image)
     checked_grid((grid.rows, grid.cols), image, grid)

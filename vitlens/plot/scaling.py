@@ -39,6 +39,8 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
     in percent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
     average, right ImageNet; axes reach as far as the points. The models of the table are named where there is room:
     if no point of your own lies a factor of ten outside its range.
+
+    >>> figure = vitlens.plot.transfer({"mine": (10, None, 77.0)})
     """
     points = points or {}
     _sorted([point[:1] for point in points.values()] or [[1]])
@@ -83,6 +85,8 @@ def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
 
     Drawn from Table 9 and, for BiT, the public BiT-M. points: your own by name, in percent by "VTAB", "Natural",
     "Specialized" and "Structured", as `paper.groups` gives them; those that are missing are left out.
+
+    >>> figure = vitlens.plot.vtab({"mine": {"Natural": 75.0}})
     """
     own = dict(points or {})
     if unknown := {group for values in own.values() for group in values} - set(LIMITS):
@@ -117,6 +121,8 @@ def pretraining_size(
 
     points: your own by name, pairs (images, top-1 in percent). BiT, whose range over all sizes the paper shades
     without numbers, is its largest ResNet, R152x4, by its own paper and Table 2.
+
+    >>> figure = vitlens.plot.pretraining_size({"mine": [(1_281_167, 77.0)]})
     """
     own = {name: _sorted(rows) for name, rows in (points or {}).items()}
     with canvas(ax, 900, 420) as (ax, result):
@@ -148,6 +154,8 @@ def few_shot(
     curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent; the last two are drawn as
     a band, or as error bars where there are more than three curves, whose bands would cover each other. The paper
     printed no numbers, so that only your own are drawn. The legend lists the curves by their last accuracy.
+
+    >>> figure = vitlens.plot.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
     """
     series = {name: _sorted(rows) for name, rows in curves.items()}
     with canvas(ax, 900, 400) as (ax, result):
