@@ -367,7 +367,10 @@ class _Rollout(Statistic):
 
     def __init__(self, query=None, head_fusion: str = "mean", discard: float = 0.0):
         self.query, self.discard = query, discard
-        self.fuse = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}[head_fusion]
+        fusions = {"mean": Tensor.mean, "max": Tensor.amax, "min": Tensor.amin}
+        if head_fusion not in fusions:
+            raise ValueError(f"head_fusion must be mean, max or min, got {head_fusion!r}.")
+        self.fuse = fusions[head_fusion]
 
     def applies(self, attn):
         return self.query is not None or attn.grid is None or attn.grid.readout is not None

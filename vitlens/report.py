@@ -51,8 +51,8 @@ STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders: see `scor
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
 
-Images = Iterable[tuple[str, object]]
-"""(name, source) pairs; a source is anything that `load_image` takes."""
+Images = Mapping[str, object] | Iterable[tuple[str, object]]
+"""Images by name, or (name, source) pairs. A source is anything that `load_image` takes."""
 Note = Callable[[str], None] | None
 
 
@@ -68,7 +68,10 @@ def prepared(
     [('chelsea', torch.Size([1, 3, 224, 224]))]
     """
     like, size = next(model.parameters()), models.built_size(model)
-    for name, source in images:
+    for pair in images.items() if isinstance(images, Mapping) else images:
+        if not isinstance(pair, tuple):
+            raise ValueError("Expected images by their names, such as {'cat': 'cat.jpg'} or [('cat', 'cat.jpg')].")
+        name, source = pair
         try:
             image = models.preprocess(model, source, size=size, on_note=on_note)
         except ImageError as error:

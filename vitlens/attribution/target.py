@@ -268,7 +268,12 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
     if names is None and any(isinstance(each, str) for each in targets):
         names = label_names(model, total)
     known = [_number(model, each, names, total) if isinstance(each, str) else each for each in targets]
-    numbers = [operator.index(each) for each in known]
+    try:
+        numbers = [operator.index(each) for each in known]
+    except TypeError as error:
+        raise ValueError(f"target must be a class number or name, got {target!r}.") from error
+    if len(numbers) not in (1, count):
+        raise ValueError(f"target must be one class or one for each of {count} images, got {len(numbers)}.")
     if outside := [number for number in numbers if not 0 <= number < total]:
         raise ValueError(f"{model_name(model)} has classes 0 to {total - 1}, got {outside[0]}.")
     return torch.tensor(numbers, device=logits.device).expand(count)

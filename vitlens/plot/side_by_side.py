@@ -104,17 +104,18 @@ def correspondences(
     return result
 
 
-def inspected(found: Mapping[str, object]) -> plt.Figure:
+def inspected(found: object | Mapping[str, object]) -> plt.Figure:
     """The four figures of a model's inspection on one page, or those of several models, a column for each.
 
-    found: `vitlens.report.Inspection` by the heading of their model. Above each figure is its number; where a model
-    lacks a figure, the reason. Rollouts are those of the first six images, of several models of the first four; numbers
-    are those of all images. Several models share one panel of distances, as shares of the distance of uniform
-    attention, with the mean change of a head where all have the same layers, heads and patches.
+    found: a `vitlens.report.Inspection`, or several by the heading of their model. Above each figure is its number;
+    where a model lacks a figure, the reason. Rollouts are those of the first six images, of several models of the first
+    four; numbers are those of all images. Several models share one panel of distances, as shares of the distance of
+    uniform attention, with the mean change of a head where all have the same layers, heads and patches.
 
     >>> found = vitlens.report.inspect(model, [("cat", cat)])
     >>> figure = vitlens.plot.inspected({"the bundled model": found})
     """
+    found = found if isinstance(found, Mapping) else {found.model: found}
     alone, first = len(found) == 1, next(iter(found.values()))
     columns, room = 6 if alone else 4, WIDTH / len(found)
     shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())

@@ -187,7 +187,10 @@ def array(values, ndim: int | tuple[int, ...], wanted: str) -> np.ndarray:
     """`values`, an array or a tensor on any device, as floats. Raises ValueError for another number of axes."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
-    result = np.asarray(values, dtype=float)
+    try:
+        result = np.asarray(values, dtype=float)
+    except TypeError as error:
+        raise ValueError(f"{wanted} expected, got {type(values).__name__}.") from error
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
         raise ValueError(f"{wanted} expected, got shape {result.shape}.")
     return result

@@ -265,6 +265,8 @@ def _values(
 ) -> dict[Place, Tensor]:
     """The tensor that replaces the output at each place."""
     words = {place: value for place, value in replacements.items() if isinstance(value, str)}
+    if unknown := {*words.values()} - {"zero", "mean"}:
+        raise ValueError(f'A replacement must be "zero", "mean" or a tensor, got {unknown.pop()!r}.')
     means, count = {place: 0 for place, word in words.items() if word == "mean"}, 0
     batches = reference.split(REFERENCE_BATCH) if isinstance(reference, Tensor) else reference or ()
     for images in batches if means else ():
