@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -156,6 +157,7 @@ def answers() -> list[tuple[str, str, str]]:
             return [(code, expected, answer(code, names)) for code, expected in GUESSES]
         finally:
             os.chdir(home)
+            plt.close("all")
 
 
 if __name__ == "__main__":
