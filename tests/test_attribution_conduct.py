@@ -55,7 +55,7 @@ class Attentions(TorchDispatchMode):
 def test_quick_methods_share_one_forward_and_one_backward(vit):
     model, calls = vit(img_size=SIZE), []
     x = images()
-    shared = {name: method for name, method in methods().items() if method.knows_class and method.needs in SHARED}
+    shared = {name: method for name, method in methods().items() if method.depends_on_target and method.needs in SHARED}
     alone = {name: method(model, x, TARGET, against=5) for name, method in shared.items()}
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     with Attentions() as seen:
@@ -84,7 +84,7 @@ def test_rows_of_the_registry():
         assert method.function is function and function.__doc__.startswith("(B, rows, cols)")
         assert list(inspect.signature(function).parameters)[:3] == ["model", "images", "target"]
         assert name in dir(attribution) and name in attribution.__all__
-    assert [name for name, method in METHODS.items() if not method.knows_class] == ["rollout"]
+    assert [name for name, method in METHODS.items() if not method.depends_on_target] == ["rollout"]
     refuses("no method 'relevanz'.*The methods are relevance, gradient_rollout", methods, ["relevanz"])
 
 
@@ -164,7 +164,7 @@ def test_classes(vit):
     model.label_names = names
     assert torch.equal(relevance(model, x, "tabby cat"), relevance(model, x, 7))
     for method in METHODS.values():
-        if method.knows_class:
+        if method.depends_on_target:
             refuses("no class called 'tabi'. Did you mean tabby", method, model, x, "tabi")
     for target, words in (
         ("zebra", "no class called 'zebra'. Give a number from 0 to 9"), ("-1", "classes 0 to 9, got -1"),

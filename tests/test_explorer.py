@@ -231,7 +231,7 @@ def explained():
     return widgets.explore(model, PICTURE), model, order
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knows_class])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.depends_on_target])
 def test_explorer_maps_equal_methods(explained, name):
     explorer, model, order = explained
     explorer.set(view=name, target="predicted", against="none")

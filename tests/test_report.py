@@ -266,13 +266,13 @@ def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
 
 
 def test_a_registered_method_is_explained_as_its_documentation_shows(vit):
-    """The example in the docstring of `vitlens.attribution`, run as it is."""
+    """Run the example in the docstring of `vitlens.attribution` unchanged."""
     import textwrap
 
     from vitlens import attribution
     from vitlens.attribution import METHODS, Method, explained, register
 
-    lines = attribution.__doc__.split("to add one:\n")[1].split("Raises")[0]
+    lines = attribution.__doc__.split("adds a method:\n")[1].split("Raises")[0]
     names = {"explained": explained, "register": register, "Method": Method}
     try:
         exec(textwrap.dedent(lines), names)

@@ -26,7 +26,7 @@ KWARGS = {
     "integrated_gradients": dict(n_steps=2),
     "gradient_shap": dict(n_samples=2),
 }
-CLASSY = [name for name, method in METHODS.items() if method.knows_class]
+CLASSY = [name for name, method in METHODS.items() if method.depends_on_target]
 GRADIENT = [name for name, method in METHODS.items() if method.needs in ("gradients", "readings", "inputs")]
 
 

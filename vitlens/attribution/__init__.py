@@ -1,4 +1,4 @@
-"""Attribution maps: which patches speak for a class, or for another score, by many methods with one signature.
+"""Attribution maps: the patches that raise a class's logit, or another score, by many methods with one signature.
 
     relevance(model, images, target)            # (B, rows, cols), float32 or wider, on the model's device
 
@@ -8,15 +8,15 @@ the model's output, (B, outputs) → (B,). `like(image)` and `text("a cat")` are
 features, which models without classes have too. names: the class names in order, by default the model's own. The map
 explains the target's logit, or, with `against` another class or function, the difference of the two.
 
-The model runs in eval mode and is left as it was, including every `.grad`. Maps are not rescaled. The quick methods can
-share one forward and one backward, or take a capture of your own:
+The model runs in eval mode. Its mode and every `.grad` are unchanged afterwards. Maps are not rescaled. The quick
+methods can share one forward and one backward, or take your capture:
 
     run = explained(model, images, target, needs={"gradients", "readings"})
     relevance(run), legrad(run)
     with capture(model, gradients=True) as attn: logits = model(images)
     attn.differentiate(logits[:, 3].sum()); relevance(attn)
 
-Help texts, lists and the explorer's menu are made from the rows of `METHODS`; to add one:
+Help texts, lists and the explorer's menu are made from the rows of `METHODS`. `register` adds a method:
 
     def mine(model, images=None, target=None, *, against=None, names=None, power=1.0):
         attn = explained(model, images, target, against=against, names=names).attn
@@ -24,8 +24,8 @@ Help texts, lists and the explorer's menu are made from the rows of `METHODS`; t
 
     register(Method("mine", "my method", "gradients", "one forward and one backward", mine))
 
-Raises ValueError for classes and images that the model does not take, for outputs that are not finite, and where no
-gradient reaches a layer; UnsupportedModelError for a model that vitlens refuses.
+Raises ValueError for classes and images that the model does not take, for outputs that are not finite, and if no
+gradient reaches a layer. Raises UnsupportedModelError for a model that vitlens refuses.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ _ARGUMENTS = ("model", "images", "target", "against", "names")
 
 @dataclass(frozen=True)
 class Method:
-    """One attribution method. It is called like its function.
+    """An attribution method. Calling it calls its function.
 
-    name: in Python and on the command line. title: for people. needs: "capture", "gradients", "readings" or "inputs"
-    for a method that takes an `Explained` made with these; "model" for one that runs the model once itself, "pixels" or
-    "patches" for one that does so many times, with gradients by the pixels or with patches covered. cost: of one map,
-    in words. source: the function, or the module to import it from when it is first used. quick: `explain` uses it by
-    default. forwards_per_patch: where the cost grows with the patches.
+    >>> vitlens.attribution.METHODS["relevance"].cost
+    'one forward and one backward, shared by all that need no more'
+
+    name: in Python and on the command line. title: in figures and lists. needs: "capture", "gradients", "readings" or
+    "inputs" for a method that takes an `Explained` made with these, "model" for one that runs the model once itself,
+    "pixels" or "patches" for one that runs it many times, with gradients by the pixels or with patches covered. cost:
+    of one map, in words. source: the function, or the module from which its first call imports it. quick: True for the
+    defaults of `explain`. forwards_per_patch: forwards that each patch adds to the cost.
     """
 
     name: str
@@ -68,12 +71,12 @@ class Method:
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
-        """Its own options by name: its parameters without those that all methods have."""
+        """Options by name: the parameters that other methods do not have."""
         parameters = inspect.signature(self.function).parameters
         return {name: option for name, option in parameters.items() if name not in _ARGUMENTS}
 
     @property
-    def knows_class(self) -> bool:
+    def depends_on_target(self) -> bool:
         """True if the map depends on the target."""
         return self.needs != "capture"
 
@@ -82,20 +85,28 @@ class Method:
 
 
 SHARED = ("capture", "gradients", "readings", "inputs")
-"""`needs` of methods that take an `Explained` in place of the model."""
+"""Values of `needs` of the methods that take an `Explained` in place of the model."""
 
 METHODS: dict[str, Method] = {}
-"""All methods by name, in the order in which lists show them."""
+"""All methods by name, in the order of lists and menus."""
 
 
 def register(method: Method) -> Method:
-    """Add a method to `METHODS`, `vitlens explain`, and the explorer."""
+    """Add a method to `METHODS`, `vitlens explain` and the explorer, in place of one of its name, and return it.
+
+    >>> vitlens.attribution.register(vitlens.attribution.METHODS["legrad"]).title
+    'LeGrad'
+    """
     METHODS[method.name] = method
     return method
 
 
 def methods(names: Iterable[str] | None = None) -> dict[str, Method]:
-    """Methods by name; without names the quick ones. Raises ValueError for an unknown name."""
+    """Methods by name, by default the quick ones. Raises ValueError for an unknown name.
+
+    >>> list(vitlens.attribution.methods(["relevance", "legrad"]))
+    ['relevance', 'legrad']
+    """
     if names is None:
         return {name: method for name, method in METHODS.items() if method.quick}
     for name in (names := list(names)):

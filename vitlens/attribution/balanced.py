@@ -1,4 +1,4 @@
-"""Balanced gradients, and a forward in which every multiplier is held fixed, so that a logit is an exact sum.
+"""Balanced gradients, and a forward with fixed multipliers, in which a logit is an exact sum.
 
 The weights of attention, the deviations by which norms divide and, for balanced gradients, the gates of activations are
 constants for autograd. All values stay those of the model, bit for bit. Nothing is patched: a mode sees PyTorch's
@@ -27,7 +27,7 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
     LibraGrad (Mehri et al., CVPR 2025): gradients flow as if the weights of attention, the deviations by which norms
     divide and the gates of the activations (Φ(x) in GELU's x·Φ(x), the gating half of a GLU) were constants, as in
     CP-LRP (Ali et al. 2022). So the model is a linear function of each layer's tokens, and gradient × input, summed
-    over all tokens, is the logit minus what the biases add. That is checked for the first layer.
+    over all tokens, is the logit minus the additions of the biases. This sum is checked for the first layer.
 
     >>> vitlens.attribution.balanced_gradients(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
@@ -48,10 +48,10 @@ def balanced_gradients(model: nn.Module, images: Tensor, target=None, *, against
         *by_tokens, by_zeros = torch.autograd.grad(
             target.score(output).sum(), [*tokens, zeros], allow_unused=True, materialize_grads=True
         )
-    require_layers(model, target, torch.stack([by.flatten(1).any(1) for by in by_tokens]))
-    written = [product(each, by) for each, by in zip(tokens, by_tokens, strict=True)]
-    require_sum(model, torch.cat([written[0], by_zeros[:, None]], 1), target.score(output.detach()))
-    return attn.grid.image_map(torch.stack(written).sum(0))
+    require_layers(model, target, torch.stack([gradient.flatten(1).any(1) for gradient in by_tokens]))
+    products = [product(x, gradient) for x, gradient in zip(tokens, by_tokens, strict=True)]
+    require_sum(model, torch.cat([products[0], by_zeros[:, None]], 1), target.score(output.detach()))
+    return attn.grid.image_map(torch.stack(products).sum(0))
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def require_sum(model: nn.Module, parts: Tensor, logits: Tensor) -> None:
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The same values, detached. The capture must not see this: it refuses graphs that are cut by accident."""
+    """The tensor, detached. Hidden from the capture, which refuses a graph that is cut."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
 
@@ -99,8 +99,8 @@ def leaf(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 class _Fixed(Constants):
     """Make attention weights and the deviations in norms constants for autograd, too, so that its graph is linear.
 
-    All values stay as they are, bit for bit. Biases, those of layers and other vectors that are added, are multiplied
-    by 1 + zeros, so the gradient by the zeros is what all of them add, image by image.
+    All values are those of the model, bit for bit. Biases and other added vectors are multiplied by 1 + zeros, so the
+    gradient by the zeros is the sum of all biases, for each image.
     """
 
     def __init__(self, model: nn.Module, zeros: Tensor, activations: bool):
@@ -116,11 +116,11 @@ class _Fixed(Constants):
                 kwargs = {**kwargs, "attn_mask": held(kwargs["attn_mask"])}
             return super().__torch_function__(func, types, (query, key, value, *rest), kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
-        with torch._C.DisableTorchFunction():  # outer modes must not see what replaces the call
+        with torch._C.DisableTorchFunction():  # hide the replacement of the call from outer modes
             return self._linear(func, result, *args, **kwargs)
 
     def _linear(self, func: Callable, result: object, *args, **kwargs):
-        """The result of a call, or a tensor of the same values to which autograd has a linear way."""
+        """The result of a call, or a tensor of the same values with a linear graph."""
         if not (isinstance(result, Tensor) and result.requires_grad):
             return result
         if func in _NORMS:
@@ -129,8 +129,8 @@ class _Fixed(Constants):
         if func in _LENGTHS or (self.activations and func in _SIGMOIDS):
             return held(result)
         if self.activations and func in _ACTIVATIONS:
-            given = held(args[0])
-            return self._stand_in(result, args[0], torch.where(given == 0, 0.5, held(result) / given))
+            x = held(args[0])
+            return self._stand_in(result, args[0], torch.where(x == 0, 0.5, held(result) / x))
         bias = None
         if func is F.linear:
             bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
@@ -139,11 +139,11 @@ class _Fixed(Constants):
         return result if bias is None else self._stand_in(result, result, bias=bias)
 
     def _stand_in(self, result: Tensor, x: Tensor, factor=None, axes: tuple[int, ...] = (), bias=None) -> Tensor:
-        added = None if bias is None else self._of_each(result) * held(bias)
-        return _StandIn.apply(result.data, x, factor, axes, added)  # .data: what is saved of the result stays as it is
+        added = None if bias is None else self._zeros_like(result) * held(bias)
+        return _StandIn.apply(result.data, x, factor, axes, added)  # .data: autograd may have saved the result
 
-    def _of_each(self, result: Tensor) -> Tensor:
-        """The zeros, for a result (B, …); or (T, B, D) or (T·B, D), as it is inside of torch.nn.MultiheadAttention."""
+    def _zeros_like(self, result: Tensor) -> Tensor:
+        """The zeros in a shape that broadcasts to (B, …), or (T, B, D) or (T·B, D) in torch.nn.MultiheadAttention."""
         images = len(self.zeros)
         if len(result) != images and result.dim() == 2:
             return self.zeros.repeat(len(result) // images)[:, None]
@@ -153,7 +153,7 @@ class _Fixed(Constants):
 
 
 class _StandIn(torch.autograd.Function):
-    """Values to which autograd has a linear way: factor·(x − its mean over `axes`) + added, of equal values."""
+    """Values with the gradient of the linear function factor·(x − its mean over `axes`) + added, which equals them."""
 
     @staticmethod
     def forward(ctx, values: Tensor, x: Tensor, factor: Tensor | None, axes: tuple[int, ...], added: Tensor | None):
@@ -174,7 +174,7 @@ class _StandIn(torch.autograd.Function):
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight=None, bias=None, eps: float = 1e-5) -> tuple:
-    """The factor, the axes of the mean, and the bias of a layer norm whose standard deviation is a constant."""
+    """Factor, axes of the mean and bias of a layer norm with a constant standard deviation."""
     axes = tuple(range(-len(shape), 0))
     scale = (held(x).var(axes, correction=0, keepdim=True) + eps).rsqrt()
     return scale if weight is None else scale * held(weight), axes, bias

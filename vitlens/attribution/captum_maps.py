@@ -1,12 +1,12 @@
-"""Methods that differentiate by pixels, two of them by captum, which is imported when it is used, or cover patches.
+"""Methods that differentiate by pixels or cover patches. Two of them call captum, which is imported on first use.
 
 All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: the pixels
 that replace the image's, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
 internal_batch_size: number of images in one forward. seed: seed of the random numbers, the same for every image. Images
 are explained one at a time, so a batch gives the maps of its images alone.
 
-Gradient SHAP and KernelSHAP are written out, because captum draws from the global generators, which other threads use
-too. Their random numbers are those that captum draws after the same seed.
+Gradient SHAP and KernelSHAP do without captum, which draws from the global generators that other threads use too. Their
+random numbers are those of captum after the same seed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from vitlens.recorder.grid import TokenGrid
 
 COVERS = METHODS["kernel_shap"].forwards_per_patch
 LEAST = 3
-"""Covers of KernelSHAP for each patch: the default, and the fewest that are accepted."""
+"""Covers of KernelSHAP for each patch: the default and the smallest number."""
 
 
 @dataclass(frozen=True)
 class OneImage:
-    """An image (1, C, H, W), its baseline, and scores: images → (B, 1), in float32 or wider, because they are added
-    up. The model itself runs in its own precision."""
+    """An image (1, C, H, W), its baseline, and the function from images to scores (B, 1).
+
+    Scores are summed, so they are float32 or wider. The model runs in its precision.
+    """
 
     image: Tensor
     blank: Tensor
@@ -40,7 +42,7 @@ class OneImage:
 
     @torch.no_grad()
     def seen(self, covers: Tensor, internal_batch_size: int) -> Tensor:
-        """(N,) scores of the image with the patches that are 1 in covers, (N, P), and the baseline elsewhere."""
+        """(N,) scores of the image. Patches that are 0 in covers, (N, P), show the baseline."""
         pixels, scores = self.grid.pixel_patches(self.image.device)[None], []
         for part in covers.to(self.image).split(internal_batch_size):
             seen = part[:, pixels]
@@ -55,14 +57,14 @@ def integrated_gradients(
     """(B, rows, cols) Integrated Gradients (Sundararajan, Taly and Yan 2017), summed over each patch.
 
     The gradient of the target's logit by the pixels, averaged on the straight line from the baseline to the image and
-    multiplied by their difference. The map sums to logit(image) − logit(baseline), as closely as n_steps allows: of
-    photographs and DeiT-Tiny it is off by 0.5 to 4 % with 50 steps, and by less than 0.1 % with 1,000.
+    multiplied by their difference. The map sums to logit(image) − logit(baseline). For photographs and DeiT-Tiny the
+    error is 0.5 to 4 % with 50 steps, and less than 0.1 % with 1,000.
 
     >>> vitlens.attribution.integrated_gradients(model, images, "Egyptian cat", n_steps=4).shape
     torch.Size([2, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. n_steps: points on the
-    line, by Gauss-Legendre quadrature. baseline, internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. n_steps: points on the line, by
+    Gauss-Legendre quadrature. baseline, internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -86,8 +88,8 @@ def gradient_shap(
     >>> vitlens.attribution.gradient_shap(model, images, "Egyptian cat", n_samples=4).shape
     torch.Size([2, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. stdevs: standard deviation
-    of the noise on the image, in normalized units. Other options: as in `help(vitlens.attribution.captum_maps)`.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. stdevs: standard deviation of the noise on
+    the image, in normalized units. Other options: as in `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -126,15 +128,15 @@ def occlusion(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0, window: int = 3,
     internal_batch_size: int = 16,
 ) -> Tensor:  # fmt: skip
-    """(B, rows, cols) occlusion (Zeiler and Fergus 2014): the logit lost when a square around the patch is covered.
+    """(B, rows, cols) occlusion (Zeiler and Fergus 2014): loss of the logit when a square around the patch is covered.
 
-    A square of window × window patches moves patch by patch; a patch gets the mean over the squares that cover it.
+    A square of window × window patches moves patch by patch. The value of a patch is the mean over the squares on it.
 
     >>> vitlens.attribution.occlusion(model, images[:1], window=13).shape
     torch.Size([1, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline,
-    internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline, internal_batch_size: as in
+    `help(vitlens.attribution.captum_maps)`.
     """
 
     def map_of(one: OneImage) -> Tensor:
@@ -155,14 +157,14 @@ def feature_ablation(
     model, images, target=None, *, against=None, names=None, baseline: float | Tensor = 0.0,
     internal_batch_size: int = 16,
 ) -> Tensor:  # fmt: skip
-    """(B, rows, cols) the logit lost when one patch is covered: P forwards of an image.
+    """(B, rows, cols) loss of the logit when one patch is covered, with P forwards of an image.
 
     >>> small = vitlens.load_model("test_vit", pretrained=False)
     >>> vitlens.attribution.feature_ablation(small, torch.zeros(1, 3, 160, 160)).shape
     torch.Size([1, 10, 10])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline,
-    internal_batch_size: as in `help(vitlens.attribution.captum_maps)`.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. baseline, internal_batch_size: as in
+    `help(vitlens.attribution.captum_maps)`.
     """
     return occlusion(model, images, target, against=against, names=names, baseline=baseline, window=1,
                      internal_batch_size=internal_batch_size)  # fmt: skip
@@ -174,19 +176,19 @@ def kernel_shap(
 ) -> Tensor:  # fmt: skip
     """(B, rows, cols) KernelSHAP (Lundberg and Lee 2017): the patches' Shapley values, by regression on random covers.
 
-    Each cover is tried with its complement (Covert and Lee 2021), so effects of pairs of patches do not disturb the
-    estimate. It is less certain the more patches there are: of scores that saturate when a few of a tenth of the
-    patches are seen, the map correlates with the known values by 0.9 for 196 patches and by 0.3 for 1,024. To see how
-    certain a map is, try a second seed: for DeiT-Tiny, the maps of two seeds correlated by 0.6 for one photograph, and
-    by 0.02 for another.
+    Each cover is paired with its complement (Covert and Lee 2021), so effects of pairs of patches do not disturb the
+    estimate. Its error grows with the number of patches. For scores that saturate when a few of a tenth of the patches
+    are seen, the map correlates with the known values by 0.9 for 196 patches and by 0.3 for 1,024. A second seed shows
+    the error of a map. For DeiT-Tiny, the maps of two seeds correlated by 0.6 for one photograph and by 0.02 for
+    another.
 
     >>> small = vitlens.load_model("test_vit", pretrained=False)
     >>> vitlens.attribution.kernel_shap(small, torch.zeros(1, 3, 160, 160), n_samples=300).shape
     torch.Size([1, 10, 10])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. n_samples: covers tried,
-    and forwards, of an image; by default 16 for each patch. Fewer than three for each patch raise ValueError: below two
-    the values are undetermined, and shortly above noise exceeds them. Other options: as in
+    model, images, target, against, names: as in `help(vitlens.attribution)`. n_samples: number of covers, and of
+    forwards, of an image, by default 16 for each patch. Fewer than three for each patch raise ValueError: below two the
+    values are undetermined, and shortly above noise exceeds them. Other options: as in
     `help(vitlens.attribution.captum_maps)`.
     """
 
@@ -198,9 +200,9 @@ def kernel_shap(
 
 
 def _covers(patches: int, count: int, seed: int) -> Tensor:
-    """(count, P) 1 where a patch is seen: all patches, none, then random ones, each cover with its complement.
+    """(count, P) covers, 1 for a visible patch: all patches, none, then random covers, each with its complement.
 
-    k patches are seen with the probability that the Shapley kernel gives to all covers of this size.
+    The number of visible patches has the probability of all covers of this size under the Shapley kernel.
     """
     if count < LEAST * patches:
         raise ValueError(f"KernelSHAP of {patches} patches needs {LEAST * patches} covers or more, got {count}.")
@@ -217,7 +219,7 @@ def _covers(patches: int, count: int, seed: int) -> Tensor:
 
 
 def _shapley_values(one: OneImage, covers: Tensor, internal_batch_size: int) -> Tensor:
-    """(1, P) values by linear regression on covers, in which all patches and none weigh a million times the others."""
+    """(1, P) values by linear regression on covers. All patches and none weigh a million times more."""
     from sklearn.linear_model import LinearRegression
 
     scores, weights = one.seen(covers, internal_batch_size).float().cpu(), torch.ones(len(covers))
@@ -240,14 +242,16 @@ def _each_image(
     map_of: Callable[[OneImage], Tensor], model: nn.Module, images: Tensor, target: object, against: object,
     names: object, baseline: float | Tensor, gradients: bool = False,
 ) -> Tensor:  # fmt: skip
-    """(B, rows, cols) from map_of(OneImage) → (1, P) of each image. gradients: the map is made of gradients, so they
-    must reach every layer, and the score must have a slope."""
+    """(B, rows, cols) maps from `map_of`: OneImage → (1, P).
+
+    gradients: require that gradients reach every layer and that the score has a slope.
+    """
     model, images, target, against = checked(model, images, target, against)
     with explaining(model):
         with torch.no_grad():
             one, *others = images.split(1)
             attn, output = captured(model, one, of_features(target))
-            output = torch.cat([output, *(outputs_of(model, each, of_features(target)) for each in others)])
+            output = torch.cat([output, *(outputs_of(model, other, of_features(target)) for other in others)])
         target = resolved(model, output, target, against, names)
         if gradients:
             explained(model, images[:1], target.of(torch.zeros(1, dtype=torch.long, device=images.device)))
@@ -267,6 +271,6 @@ def _each_image(
 
 
 def _patch_sums(values: Tensor, grid: TokenGrid) -> Tensor:
-    """(B, C, H, W) values of pixels → (B, P), summed over the channels and pixels of each patch."""
+    """(B, P) sums of pixel values (B, C, H, W) over the channels and pixels of each patch."""
     pixels, patches = values.sum(1).flatten(1), grid.pixel_patches(values.device).flatten()
     return pixels.new_zeros(len(pixels), grid.patches).index_add_(1, patches, pixels)

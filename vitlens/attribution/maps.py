@@ -1,7 +1,7 @@
-"""Maps of a target from one forward and one backward, and what all methods share: `explained`, `explaining`.
+"""Maps of a target from one forward and one backward, and the functions that all methods share.
 
-Parameters enter every torch function detached, so autograd keeps nothing for their sake, frozen models work like any
-other, no `.grad` and no `requires_grad` is touched, and threads do not interfere.
+Parameters enter every torch function detached. So autograd stores nothing for them, frozen models work like any other,
+`.grad` and `requires_grad` do not change, and threads do not interfere.
 
 Shapes: B batch, L layers, H heads, T tokens, Q queries of one block.
 """
@@ -35,7 +35,7 @@ from vitlens.recorder.supported import (
 )
 
 Hook = tuple[Callable, Callable]
-"""A method of a module that registers hooks, and a hook."""
+"""(method of a module that registers hooks, hook)."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Explained:
     """One forward and one backward, from which the quick methods make their maps: `relevance(explained(…))`.
 
     attn: the capture, with the gradient of the score in each layer. output: (B, classes) logits, or (B, D) features.
-    target: the explained class or function. readings: the same capture, with in each layer the gradient of the score
-    that is read right after it. inputs: by layer, the input (B, T, C) of its attention, and the score's gradient by it.
+    target: the explained class or function. readings: the same capture, with the gradient in each layer of the score
+    read right after it. inputs: by layer, the input (B, T, C) of its attention, and the score's gradient by it.
     """
 
     attn: Attention
@@ -61,15 +61,15 @@ def explained(
     against: object = None, names: Sequence[str] | None = None, needs: Collection[str] = ("gradients",),
     layer: int = -1,
 ) -> Explained:  # fmt: skip
-    """`Explained`: the model, run once and differentiated once, from which several methods make their maps.
+    """`Explained`: one forward and one backward, from which several methods make their maps.
 
     >>> run = vitlens.attribution.explained(model, images, needs={"gradients", "readings"})
     >>> vitlens.attribution.relevance(run).shape, vitlens.attribution.legrad(run).shape
     (torch.Size([2, 14, 14]), torch.Size([2, 14, 14]))
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. In place of the model it takes a capture
-    that was differentiated, or an `Explained`, which is returned. needs: any of "capture", "gradients", "readings" and
-    "inputs", those of `layer`; see `Explained`.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. model may also be a capture that was
+    differentiated, or an `Explained`, which is returned. needs: any of "capture", "gradients", "readings" and "inputs"
+    (fields of `Explained`). layer: the layer of the inputs. Raises ValueError for a capture without gradients.
     """
     if isinstance(model, Explained):
         return model
@@ -108,14 +108,14 @@ def explained(
 
 
 def _keep_inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], given: list[Tensor]) -> Iterator[Hook]:
-    """Hooks that append what the attention of a block is given, in a graph that begins with the block at the latest."""
+    """Hooks that append the inputs of a block's attention, in a graph that begins with the block at the latest."""
 
     def begin(_, args: tuple) -> tuple:
         return args if args[0].requires_grad else (args[0].detach().requires_grad_(), *args[1:])
 
     yield block.register_forward_pre_hook, begin
     for _, module in modules:
-        if hasattr(module, "in_norm"):  # a ParallelScalingBlock is its own attention, and reads its norm's output
+        if hasattr(module, "in_norm"):  # a ParallelScalingBlock is the attention, and its input is its norm's output
             yield module.in_norm.register_forward_hook, lambda _, args, output: given.append(output)
         else:
             with_names = partial(module.register_forward_pre_hook, with_kwargs=True)
@@ -125,18 +125,18 @@ def _keep_inputs(block: nn.Module, modules: list[tuple[str, nn.Module]], given: 
 def _read(
     model: nn.Module, attn: Attention, tokens: list[Tensor], output: Tensor, target: Target, *, keep_graph: bool
 ) -> Attention:
-    """A twin of the capture whose layers know the gradient of the score read right after each of them, by the model's
-    own final norm, pooling and head."""
+    """A twin of the capture with the gradients, layer by layer, of the score read right after the layer by the model's
+    final norm, pooling and head."""
     inner, readings = transformer(model), attn.twin()
-    outputs = [family(inner).head(each, pre_logits=target.of_features) for each in tokens]
+    outputs = [family(inner).head(leaving, pre_logits=target.of_features) for leaving in tokens]
     require_own_head(model, outputs[-1], output)
-    readings.differentiate([target.score(each).sum() for each in outputs], keep_graph=keep_graph)
+    readings.differentiate([target.score(read).sum() for read in outputs], keep_graph=keep_graph)
     require_layers(model, target, readings.reached())
     return readings
 
 
 def require_own_head(model: nn.Module, read: Tensor, output: Tensor) -> None:
-    """Raise ValueError for a module whose output is not what its Vision Transformer reads from the last layer."""
+    """Raise ValueError for a module with another head than its Vision Transformer's."""
     if transformer(model) is not model and not torch.equal(read, output):
         raise ValueError(
             f"Every layer is read with the Vision Transformer's own head, but {model_name(model)} has another one. "
@@ -168,8 +168,7 @@ def outputs_of(model: nn.Module, images: Tensor, features: bool) -> Tensor:
 def captured(model: nn.Module, images: Tensor, features: bool = False, **options) -> tuple[Attention, Tensor]:
     """A capture of the Vision Transformer that `model` is or wraps, and the outputs of `model`.
 
-    options: those of `capture`. Raises ValueError where a wrapper resizes the images, because the map would not lie on
-    them.
+    options: those of `capture`. Raises ValueError if a wrapper resizes the images, because maps would not fit them.
     """
     inner, returned = transformer(model), [None]
     keep = (inner.register_forward_hook, lambda _, args, output: returned.append(getattr(output, "logits", output)))
@@ -189,10 +188,10 @@ def captured(model: nn.Module, images: Tensor, features: bool = False, **options
 
 @contextlib.contextmanager
 def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants | None = None) -> Iterator[None]:
-    """In this block the model can be run in eval mode, and differentiated; afterwards it is as it was.
+    """Run the model in eval mode in this block, with gradients by activations. Restores its mode afterwards.
 
-    constants: the mode that makes its parameters constants, by default `Constants(model)`, which also refuses a forward
-    that leaves autograd's graph.
+    constants: the mode that makes its parameters constants, by default `Constants(model)` with the check that a forward
+    stays in autograd's graph.
     """
 
     def refuse(where: str) -> None:
@@ -211,7 +210,7 @@ def explaining(model: nn.Module, *, gradients: bool = True, constants: Constants
 
 @contextlib.contextmanager
 def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
-    """Register hooks for this block; they see this thread alone."""
+    """Register hooks for this block and this thread."""
     thread = threading.get_ident()
 
     def here(hook: Callable) -> Callable:
@@ -224,7 +223,7 @@ def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
 
 
 def require_layers(model: nn.Module, target: Target, reached: Tensor) -> None:
-    """Raise ValueError if the gradient of an image is all zero in a layer: its map would look like a finding.
+    """Raise ValueError if the gradient of an image is all zero in a layer, because its map would be wrong.
 
     reached: (L, B), as `attn.reached()`.
     """
@@ -258,8 +257,8 @@ def rollout(
     >>> vitlens.attribution.rollout(model, images).shape
     torch.Size([2, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`; the target and what follows are ignored.
-    query, head_fusion, discard: as in `vitlens.attention.rollout`.
+    model, images: as in `help(vitlens.attribution)`. target, against and names have no effect. query, head_fusion,
+    discard: as in `vitlens.attention.rollout`.
     """
     attn = explained(model, images, target, against=against, names=names, needs=("capture",)).attn
     return attention.rollout(attn, query, head_fusion, discard)
@@ -268,12 +267,12 @@ def rollout(
 def relevance(
     model, images=None, target=None, *, against=None, names=None, query: tuple[int, int] | None = None
 ) -> Tensor:
-    """(B, rows, cols) relevance of each patch to what the head reads, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
+    """(B, rows, cols) relevance of each patch to the read-out, after Chefer, Gur and Wolf (ICCV 2021, eq. 5, 6).
 
     R starts as the identity and every layer adds R ← R + Ā·R, with Ā = mean over heads of (A ⊙ ∇A)⁺ and ∇A the gradient
     of the target's logit. The map is the read-out's row of R − I, pulled back from the top, r ← r + r·Ā, so R is never
-    formed. I is left out because a mean over patches reads the patches themselves; for a class token this changes
-    nothing. An attention pool is one more layer. Prefix tokens are dropped, nothing is rescaled.
+    formed. I is left out because a mean over patches reads the patches themselves. For a class token this changes
+    nothing. An attention pool is one more layer. Prefix tokens are dropped without rescaling.
 
     >>> vitlens.attribution.relevance(model, images, "Egyptian cat", against="tabby").shape
     torch.Size([2, 14, 14])
@@ -301,9 +300,8 @@ def gradient_rollout(
       paired with its own gradient;
     * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
 
-    What reaches a patch through identities alone is left out: a mean over patches reads the patches themselves, and the
-    identities would carry that into the map. An attention pool is one more layer, without identity. Prefix tokens are
-    dropped, nothing is rescaled.
+    The part that reaches a patch through identities alone is left out, because a mean over patches reads the patches
+    themselves. An attention pool is one more layer, without identity. Prefix tokens are dropped without rescaling.
 
     >>> vitlens.attribution.gradient_rollout(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
@@ -333,15 +331,15 @@ def attention_gradient(
 ) -> Tensor:  # fmt: skip
     """(B, rows, cols) attention × gradient of one layer: the read-out row of the mean over heads of (A ⊙ ∇A)⁺.
 
-    The product of Barkan et al.'s Grad-SAM (2021), read as the head reads; ∇A is the gradient of the target's logit.
+    The product of Barkan et al.'s Grad-SAM (2021). ∇A is the gradient of the target's logit.
 
     >>> vitlens.attribution.attention_gradient(model, images, "Egyptian cat", layer=5).shape
     torch.Size([2, 14, 14])
 
-    model, images, target, against, names: as in `help(vitlens.attribution)`. layer: its number, −1 for the last block;
-    by default the last attention before the head, which is the pool's in a model with an attention pool. query: as in
-    `relevance`. The map of a query is zero where no gradient reaches it: in a model that reads its class token, of
-    every patch in the last layer.
+    model, images, target, against, names: as in `help(vitlens.attribution)`. layer: its number, −1 for the last block.
+    The default is the last attention before the head, which is an attention pool's if the model has one. query: as in
+    `relevance`. The map of a query is zero if no gradient reaches it, as for the patches in the last layer of a model
+    that reads its class token.
     """
     attn = explained(model, images, target, against=against, names=names).attn
     read, pooled = _readout(attn, query)
@@ -353,9 +351,9 @@ def attention_gradient(
 def legrad(model, images=None, target=None, *, against=None, names=None, first: int = 0) -> Tensor:
     """(B, rows, cols) LeGrad (Bousselham et al., ICCV 2025, arXiv 2404.03214).
 
-    The tokens Z_l that leave layer l are read as if it were the last, by the model's own final norm, pooling and head:
+    The tokens Z_l that leave layer l are read as if it were the last, by the model's final norm, pooling and head:
     s_l = head(pool(norm(Z_l))), the logit of the target. The map is the mean over layers of (∂s_l/∂A_l)⁺, averaged over
-    heads and over all T queries; it is not multiplied by A_l. The authors sum over layers and stretch to 0…1; for
+    heads and over all T queries. It is not multiplied by A_l. The authors sum over layers and stretch to 0…1. For
     models with an attention pool they take the gradient of the pool's map, while here every model is read through its
     layers.
 
@@ -371,13 +369,13 @@ def legrad(model, images=None, target=None, *, against=None, names=None, first: 
 
 
 def grad_cam(model, images=None, target=None, *, against=None, names=None, layer: int = -1) -> Tensor:
-    """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the tokens that one layer's attention is given.
+    """(B, rows, cols) Grad-CAM (Selvaraju et al. 2017, eq. 1 and 2) of the input tokens of one layer's attention.
 
     (Σ_c w_c·a_pc)⁺, with w_c the mean over the patches of ∂y/∂a_pc and y the target's logit. The activation a_pc of
-    patch p is what the attention reads: the output of the block's `norm1`, where pytorch-grad-cam puts its hook on a
-    ViT, or the block's input where the block normalizes afterwards. Behind the last attention the class token reads no
-    patch, so every patch's gradient is zero there. Blocks with two attentions side by side have the channels of both.
-    ∂y/∂a_pc counts all ways from the activation to the logit, past the attention too.
+    patch p is the input of the attention: the output of the block's `norm1`, as in pytorch-grad-cam's example for ViTs,
+    or the input of a block that normalizes afterwards. Behind the last attention the class token reads no patch, so
+    every patch's gradient is zero there. Blocks with two parallel attentions have the channels of both. ∂y/∂a_pc
+    includes all paths from the activation to the logit, also those around the attention.
 
     >>> vitlens.attribution.grad_cam(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
@@ -393,29 +391,29 @@ def grad_cam(model, images=None, target=None, *, against=None, names=None, layer
 
 
 def _readout(attn: Attention, query: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """The row from which a map starts, as two (B, T) parts: what is read from the tokens, and what a pool gives them.
+    """The row from which a map starts, as two (B, T) parts: the weights of the read-out and those of an attention pool.
 
-    What is read is the patch `query`, (row, column), or the grid's read-out. An attention pool is one more layer, whose
-    only queries are its latents: its part is (A ⊙ ∂score/∂A)⁺, mean over heads, so it depends on the target too.
+    The first part is one-hot for a patch `query`, (row, column), else the grid's read-out. An attention pool is one
+    more layer, with its latents as queries. Its part is (A ⊙ ∂score/∂A)⁺, mean over heads, and depends on the target.
     """
     read = attention.read_row(attn, query)
     pooled = torch.zeros_like(read)
-    if query is None and attn.pool is not None:  # of several latents, those that are not read have no gradient
+    if query is None and attn.pool is not None:  # latents that the head does not read have no gradient
         product = attn.pool.weights() * attn.pool.weights_gradient()
         pooled[:, attn.grid.tokens - product.shape[-1] :] = product.clamp_(min=0).mean(1).sum(1)
         read = torch.zeros_like(read)
     return read, pooled
 
 
-def _blocks(layer: Layer, wanted: Tensor) -> Iterator[Tensor]:
-    """Yield the positions of the wanted queries, as many at a time as one block of rows holds. wanted: (T,) bool."""
+def _blocks(layer: Layer, selected: Tensor) -> Iterator[Tensor]:
+    """Yield the positions of the selected queries in blocks of rows. selected: (T,) bool."""
     batch, heads, tokens, _ = layer.k.shape
-    size = max(8, attention.BLOCK.get(wanted.device.type, attention.BLOCK["cpu"]) // (batch * heads * tokens))
-    yield from wanted.nonzero().flatten().split(size)
+    size = max(8, attention.BLOCK.get(selected.device.type, attention.BLOCK["cpu"]) // (batch * heads * tokens))
+    yield from selected.nonzero().flatten().split(size)
 
 
 def attention_times_gradient(layer: Layer, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (queries (Q,), A ⊙ ∂score/∂A (B, H, Q, T)) for all queries with a weight in row, (B, T)."""
+    """Yield (queries (Q,), A ⊙ ∂score/∂A (B, H, Q, T)) for all queries with a nonzero weight in row, (B, T)."""
     for queries in _blocks(layer, row.ne(0).any(0)):
         yield queries, layer.logits(queries).softmax(-1).mul_(layer.weights_gradient(queries))
 

@@ -25,15 +25,15 @@ from vitlens.recorder.supported import embed_texts, model_name, pooled
 
 
 class NothingToExplain(ValueError):
-    """The target has no slope: a class contrasted with itself, or an image compared with itself."""
+    """Error for a target without slope: a class contrasted with itself, or an image compared with itself."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target of known images: of a class each, or of a function of the output or the features.
+    """The class of each image of a batch, or a function of the output or the features.
 
-    numbers: (B,) class numbers. against: (B,) numbers of the classes that they are contrasted with, or None. outputs:
-    meaning of the model's outputs, one of `vitlens.models.OUTPUTS`. function: in place of the numbers.
+    numbers: (B,) class numbers. against: (B,) numbers of the contrasted classes, or None. outputs: meaning of the
+    model's outputs, one of `vitlens.models.OUTPUTS`. function: in place of the numbers.
     """
 
     numbers: Tensor | None = None
@@ -61,14 +61,14 @@ class Target:
         return {"probability": f"the probability of the class{among}"} | logit
 
     def score(self, output: Tensor) -> Tensor:
-        """(B,) logits of the classes, less those of the contrast, or scores of the function."""
+        """(B,) logits of the classes minus those of the contrast, or scores of the function."""
         if self.function is not None:
             return self.function(output)
         score = output.gather(-1, self.numbers[:, None])[:, 0]
         return score if self.against is None else score - output.gather(-1, self.against[:, None])[:, 0]
 
     def measured(self, output: Tensor, measure: str) -> Tensor:
-        """(B,) one of the `measures`. The probability of a class with a contrast is that among the two."""
+        """(B,) values of one of the `measures`. With a contrast, the probability is that among the two classes."""
         if measure != "probability":
             return self.score(output)
         if self.against is not None:
@@ -76,12 +76,12 @@ class Target:
         return scores(self.outputs, output).gather(-1, self.numbers[:, None])[:, 0]
 
     def require_slope(self, output: Tensor) -> None:
-        """Raise NothingToExplain where the score has a maximum; a logit has none."""
+        """Raise NothingToExplain if a similarity is at its maximum."""
         if isinstance(self.function, Similarity):
             self.function.require_slope(output)
 
     def of(self, images: Tensor) -> Target:
-        """The target of some images, by their (N,) numbers."""
+        """The targets of the images with these numbers, (N,)."""
         numbers, against = (part if part is None else part[images] for part in (self.numbers, self.against))
         return replace(self, numbers=numbers, against=against)
 
@@ -95,9 +95,9 @@ class Target:
 class Similarity:
     """A function of features: their cosine with those of another image or of a text.
 
-    to: what is compared, in words. embed: model → unit vector, (D,). vector: that vector, once the model is known, or
-    the difference of two such vectors. unit: the unit of the score. than: the words for what it is contrasted with.
-    images: (name, source) of the images compared with.
+    to: name of that image or text. embed: model → unit vector, (D,). vector: result of `embed`, or the difference of
+    two such vectors. unit: the unit of the score. than: name of the contrasted image or text. images: (name, source) of
+    the compared images.
     """
 
     to: str
@@ -114,7 +114,7 @@ class Similarity:
         return f"the similarity to {self.to}{f' minus that to {self.than}' if self.than else ''}"
 
     def bound(self, model: nn.Module) -> Similarity:
-        """The same function, with its vector in the space of this model's features."""
+        """The same function with its vector in the features of this model."""
         if self.vector is not None:
             return self
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
@@ -136,7 +136,7 @@ class Similarity:
         return features @ self.vector.to(features) / features.norm(dim=-1)
 
     def require_slope(self, features: Tensor) -> None:
-        """Raise NothingToExplain at a cosine of ±1: its gradient is nothing but rounding errors."""
+        """Raise NothingToExplain at a cosine of ±1, whose gradient consists of rounding errors."""
         unit, vector = _unit(features), self.vector.to(_wide(features))
         across = vector - (unit @ vector)[:, None] * unit
         if (across.norm(dim=-1) <= torch.finfo(features.dtype).eps ** 0.5 * vector.norm()).any():
@@ -152,9 +152,9 @@ def like(images: object, *, name: str = "") -> Similarity:
     >>> vitlens.attribution.relevance(model, images[1:], vitlens.attribution.like(cat)).shape
     torch.Size([1, 14, 14])
 
-    images: what `load_image` takes, shown to the model as `preprocess` does, or a prepared batch (1, C, H, W). Of
-    several, a list or a batch (N, C, H, W), it is the cosine with the mean of their unit features. name: what to call
-    them, by default the name of the file. Raises ImageError, once the model is known, for a file that is not an image.
+    images: a source of `load_image`, which `preprocess` prepares for the model, or a prepared batch (1, C, H, W). For
+    several, a list or a batch (N, C, H, W), the cosine with the mean of their unit features. name: for titles, by
+    default that of the file. A method raises ImageError for a file that is not an image.
     """
     sources = images if isinstance(images, list | tuple) else [images]
     count = sum(len(source) if isinstance(source, Tensor) else 1 for source in sources)
@@ -165,7 +165,7 @@ def like(images: object, *, name: str = "") -> Similarity:
 
     def embed(model: nn.Module) -> Tensor:
         size, to = built_size(model), next(model.parameters())
-        batches = [each if isinstance(each, Tensor) else preprocess(model, each, size=size) for each in sources]
+        batches = [image if isinstance(image, Tensor) else preprocess(model, image, size=size) for image in sources]
         return _unit(torch.cat([_unit(pooled(model, batch.detach().to(to))) for batch in batches]).mean(0))
 
     shown = [(Path(each).name if isinstance(each, str | Path) else name, each) for each in sources]
@@ -199,7 +199,7 @@ def of_features(target: object) -> bool:
 
 
 def bound(model: nn.Module, target: object, against: object = None) -> tuple[object, object]:
-    """target and against, with a function (and its contrast) as one `Target`. Classes are returned as given.
+    """target and against, with a function and its contrast as one `Target`. Classes are returned unchanged.
 
     Raises ValueError for classes of a model without a classifier.
     """
@@ -208,7 +208,7 @@ def bound(model: nn.Module, target: object, against: object = None) -> tuple[obj
     if not callable(target):
         require_classes(model)
         return target, against
-    one, other = (each.bound(model) if isinstance(each, Similarity) else each for each in (target, against))
+    one, other = (f.bound(model) if isinstance(f, Similarity) else f for f in (target, against))
     if other is None:
         return Target(function=one), None
     if not callable(other) or of_features(one) != of_features(other):
@@ -228,8 +228,7 @@ def resolved(
 ) -> Target:
     """The `Target` for the output (or features) of a model. target, against: as `bound` returns them.
 
-    Raises ValueError for an output that is not finite, so that no map of it is shown, and NothingToExplain for a class
-    contrasted with itself.
+    Raises ValueError for an output that is not finite, and NothingToExplain for a class contrasted with itself.
     """
     if not isinstance(output, Tensor) or output.dim() != 2:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -256,20 +255,19 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
     """(B,) class numbers for (B, classes) logits.
 
     target: None for the predicted class, one class for all images, or a sequence or 1-D tensor with one for each. A
-    class is a number or a name. names: of all classes in order, by default the model's own. Of a name with synonyms,
-    separated by commas as in ImageNet, one is enough; case is ignored. Raises ValueError for a class that the model
-    does not have.
+    class is a number, a name, or one of several synonyms separated by commas as in ImageNet, in any case. names: of all
+    classes in order, by default the model's own. Raises ValueError for a class that the model does not have.
     """
     count, total = logits.shape
     if target is None:
         return logits.argmax(-1)
     target = target.tolist() if hasattr(target, "tolist") else target  # tensors, NumPy's arrays and numbers
     targets = target if isinstance(target, list | tuple) else [target]
-    if names is None and any(isinstance(each, str) for each in targets):
+    if names is None and any(isinstance(label, str) for label in targets):
         names = label_names(model, total)
-    known = [_number(model, each, names, total) if isinstance(each, str) else each for each in targets]
+    known = [_number(model, label, names, total) if isinstance(label, str) else label for label in targets]
     try:
-        numbers = [operator.index(each) for each in known]
+        numbers = [operator.index(number) for number in known]
     except TypeError as error:
         raise ValueError(f"target must be a class number or name, got {target!r}.") from error
     if len(numbers) not in (1, count):
@@ -281,15 +279,15 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
 
 def _number(model: nn.Module, name: str, names: Sequence[str] | None, total: int) -> int:
     """The number of a class by its whole name, one of its synonyms, or its number as a string."""
-    wanted = name.strip().lower()
+    key = name.strip().lower()
     labels = [label.lower() for label in names or ()]
     synonyms = [[part.strip() for part in label.split(",")] for label in labels]
-    numbers = [i for i, label in enumerate(labels) if label == wanted]
-    numbers = numbers or [i for i, parts in enumerate(synonyms) if wanted in parts]
+    numbers = [i for i, label in enumerate(labels) if label == key]
+    numbers = numbers or [i for i, parts in enumerate(synonyms) if key in parts]
     if len(numbers) == 1:
         return numbers[0]
-    if not numbers and wanted.removeprefix("-").isdecimal():
-        return int(wanted)
+    if not numbers and key.removeprefix("-").isdecimal():
+        return int(key)
     problem = f"has several classes called {name!r}, {numbers}" if numbers else f"has no class called {name!r}"
     close = [] if numbers else [part.strip() for label in names or () for part in label.split(",")]
     hint = suggestion(name, close) or f" Give a number from 0 to {total - 1}."

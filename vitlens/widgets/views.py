@@ -362,7 +362,7 @@ def explaining(method: Method) -> View:
         with until(forward.model, check), forward.switched():
             values = method(forward.model, forward.batch, choice.question(forward), against=choice.against)[0]
         values = values.detach().float().cpu().numpy()
-        if not method.knows_class:
+        if not method.depends_on_target:
             return Map(values, begin)
         words = f"{begin} for {_called(forward, choice.target)}"
         if choice.against is not None:
@@ -370,7 +370,7 @@ def explaining(method: Method) -> View:
         return Map(values, words, title=f"Why similar: {method.title}" if isinstance(choice.target, Likeness) else "")
 
     return View(
-        f"Why this class: {method.title}" if method.knows_class else begin, make, group=SLOWER if slow else WHY,
+        f"Why this class: {method.title}" if method.depends_on_target else begin, make, group=SLOWER if slow else WHY,
         entry=begin, layered=False, explains=True, contrasts=True, slow=slow,
     )  # fmt: skip
 
