@@ -1,15 +1,15 @@
-"""How far to trust a map: scores from covering or showing the patches that it highlights, and from random weights.
+"""Tests of maps: scores from covering or showing the patches that a map highlights, and from random weights.
 
     maps = {"relevance": relevance(model, images, target), "rollout": …}     # each (B, rows, cols)
     table(model, images, maps, target)                # all areas and ranks, and the areas of random orders
 
-Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for what speaks for the class.
-Leading dimensions, such as one for methods, come first in the results too. model: anything that gives (B, classes)
-logits; for a model that vitlens does not know, give its patches by `grid=TokenGrid(…)`. images: (B, C, H, W),
-normalized as the model expects. target, against: as in `vitlens.attribution`. The model is left as it was.
+Maps are tensors (…, B, rows, cols) on the patches of the images, with larger values for patches that raise the score.
+Leading dimensions, such as one for methods, come first in the results too. model: any module that returns (B, classes)
+logits. A model that vitlens does not support needs `grid=TokenGrid(…)`. images: (B, C, H, W), normalized as the model
+expects. target, against: as in `vitlens.attribution`. The model is unchanged afterwards.
 
-No score proves that a map is right: each measures one consequence that a right map would have, and covered patches make
-images of a kind that the model never saw. Compare maps by the same score, the same baseline and the same step.
+No score proves that a map is right. Each measures one consequence of a right map, and covered patches make images of a
+kind that the model was not trained on. Compare maps by the same score, the same baseline and the same step.
 """
 
 from __future__ import annotations
@@ -39,15 +39,20 @@ if TYPE_CHECKING:
 
 BASELINES = {
     "mean": "by the mean color",
-    "blur": "by the blurred picture",
+    "blur": "by the blurred image",
     "zero": "by the color that is zero to the model",
 }
-"""What may cover a patch, by name, and in words."""
+"""Replacements of covered patches, by name, as words of a figure."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """(…, B, S) scores after deletion and insertion of counts[s] patches. counts: (S,) from 0 to P."""
+    """(…, B, S) scores after deletion and insertion of counts[s] patches. counts: (S,) from 0 to P.
+
+    >>> rollout = vitlens.attribution.rollout(model, images[:1])
+    >>> vitlens.faithfulness.curves(model, images[:1], rollout, step=98).counts.tolist()
+    [0, 98, 196]
+    """
 
     counts: Tensor
     deletion: Tensor
@@ -68,7 +73,11 @@ class Curves:
 
 
 def usual_step(patches: int, steps: int = 32) -> int:
-    """Smallest number of patches at a time that makes at most `steps` steps; at most 32 are the default of `curves`."""
+    """Smallest number of patches per step that gives at most `steps` steps. The default of `curves` has at most 32.
+
+    >>> vitlens.faithfulness.usual_step(patches=196)
+    7
+    """
     return math.ceil(patches / steps)
 
 
@@ -79,18 +88,23 @@ def curves(
 ) -> Curves:  # fmt: skip
     """Insertion and deletion curves of maps (…, B, rows, cols), patch by patch (Petsiuk, Das and Saenko, RISE, 2018).
 
-    Deletion covers the patches of the image with the baseline, highest value first; insertion uncovers them in the same
-    order. Scores are read after 0, step, 2·step … P patches. Both use one baseline, so one's end is the other's start;
-    Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
+    Deletion covers the patches of the image with the baseline, highest value first. Insertion uncovers them in the same
+    order. Scores are computed after 0, step, 2·step … P patches. Both use one baseline, so the end of one curve is the
+    start of the other. Petsiuk et al. delete to "zero" and insert into a blurred image, which takes two calls.
 
-    baseline: "mean" (each image's own mean color), "blur" (standard deviation: a patch's longer side), "zero" (in the
-    model's input space) or a tensor that fits the images. step: patches at a time; by default as many as make at most
-    32 steps, 7 of 196. score: of a class its "probability", the default, or its "logit"; with `against` another class,
-    the probability among the two, or the difference of the logits. The score of a function is its value, not rescaled:
-    a cosine need not be 0 where all patches are covered, so compare areas of one target only. seed: the order among
-    patches of the same value, the same for all maps and images. internal_batch_size: images in one forward.
+    >>> rollout = vitlens.attribution.rollout(model, images[:1])
+    >>> both = vitlens.faithfulness.curves(model, images[:1], rollout, step=98)
+    >>> both.insertion.shape, both.insertion_area.shape
+    (torch.Size([1, 3]), torch.Size([1]))
 
-    Raises ValueError for maps that do not fit the patches or are not finite, and as `vitlens.attribution` does.
+    baseline: "mean" (the mean color of each image), "blur" (standard deviation: a patch's longer side), "zero" (in the
+    model's input space) or a tensor that fits the images. step: patches per step, by default as in `usual_step`, 7 of
+    196. score: the "probability" of a class (the default) or its "logit". With `against` another class, the probability
+    among the two, or the difference of the logits. The score of a function is its value. A cosine need not be 0 for a
+    covered image, so compare areas of one target only. seed: of the order among patches of one value, the same for all
+    maps and images. internal_batch_size: images in one forward.
+
+    Raises ValueError for maps that do not fit the patches or are not finite, and the errors of `vitlens.attribution`.
     """
     parts = partial_curves(
         model, images, maps, target, against=against, baseline=baseline, step=step, score=score, seed=seed, grid=grid,
@@ -104,7 +118,7 @@ def partial_curves(
     baseline: str | Tensor = "mean", step: int | None = None, score: str | None = None, seed: int = 0,
     grid: TokenGrid | None = None, internal_batch_size: int = 32,
 ) -> Iterator[tuple[int, int, Curves]]:  # fmt: skip
-    """Yield (images done, total, `curves` so far) after each batch; scores that are not computed yet are NaN.
+    """Yield (images done, total, `curves` so far) after each batch. Scores that are not computed yet are NaN.
 
     The uncovered and the fully covered image come first, once for all maps and both curves, then map after map.
     """
@@ -125,7 +139,7 @@ def partial_curves(
     images = _on_model(model, images)
     device, pixels, blanks = images.device, grid.pixel_patches(images.device), blank(images, baseline, grid)
     counts = torch.tensor([*range(0, patches, step), patches], device=device)
-    # First every image whole and empty, then, map by map, what lies between: deletion and insertion.
+    # First the whole and the empty images, then, map by map, the steps of deletion and insertion.
     shown = _ranks(maps, seed).to(device).reshape(-1, batch, 1, patches) < counts[1:-1, None]  # (maps, B, S − 2, P)
     between = torch.stack([~shown, shown], 2).flatten(0, -2)
     ends = torch.tensor([True, False], device=device).repeat_interleave(batch)[:, None].expand(-1, patches)
@@ -150,8 +164,12 @@ def table(
 ) -> DataFrame:  # fmt: skip
     """A DataFrame with one row for each image and map: its areas, its rank, and the areas of random orders.
 
+    >>> maps = {"rollout": vitlens.attribution.rollout(model, images[:1])}
+    >>> vitlens.faithfulness.table(model, images[:1], maps, orders=2, step=98)["rank"].tolist()
+    [1]
+
     maps: (B, rows, cols) by the name of their method. orders: number of random orders (`random_maps`), the same for all
-    images. options: those of `curves`. Columns: see `ranked`.
+    images. options: those of `curves`. Columns: as in `ranked`.
     """
     grid = _grid(model, images, grid)
     stacked = with_random(maps, grid, orders, seed)
@@ -165,13 +183,16 @@ def with_random(maps: Mapping[str, Tensor], grid: TokenGrid, orders: int, seed: 
 
 
 def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
-    """A DataFrame with one row for each image and map. The curves are of maps of these names, then of random orders.
+    """A DataFrame with one row for each image and map, from the curves of maps of these names and of random orders.
 
-    Columns: image, its number in the batch; method; deletion and insertion, the areas; difference, insertion −
-    deletion; rank, 1 for the map of this image with the largest difference (equal ones share the better rank);
-    random_orders, their number; random_deletion_mean, random_deletion_std and so on, the mean and the standard
-    deviation (n − 1) of their areas; difference_z_score, the number of standard deviations by which the difference lies
-    above their mean, not finite where all orders have the same score; steps, the number of steps of the curves.
+    Columns, all per image and map:
+
+    * image: number in the batch. method: name of the map. deletion, insertion: areas. difference: insertion − deletion.
+    * rank: 1 for the map of this image with the largest difference. Equal maps share the better rank.
+    * random_orders: their number. random_deletion_mean, random_deletion_std …: mean and standard deviation (n − 1) of
+      their areas. difference_z_score: standard deviations by which the difference exceeds their mean, not finite if all
+      orders have one score.
+    * steps: number of steps of the curves.
     """
     import pandas as pd
 
@@ -196,7 +217,10 @@ def ranked(both: Curves, names: Sequence[str]) -> DataFrame:
 def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
     """(count, rows, cols) maps that rank the patches at random, without ties: the control of every score.
 
-    A larger count with the same seed begins with the same maps. The order that breaks ties is not among them.
+    >>> vitlens.faithfulness.random_maps(attn.grid, count=3).shape
+    torch.Size([3, 14, 14])
+
+    A larger count with the same seed begins with the same maps. None of them is the order that breaks ties.
     """
     return _permutations(grid.patches, count + 1, seed)[1:].float().unflatten(-1, (grid.rows, grid.cols))
 
@@ -204,8 +228,8 @@ def random_maps(grid: TokenGrid, count: int, seed: int = 0) -> Tensor:
 def _ranks(maps: Tensor, seed: int) -> Tensor:
     """(…, P) rank of each patch, 0 for the highest value, of (…, rows, cols) maps.
 
-    Ties are broken at random by the seed, alike for all maps and images: so a constant map is a random order, equal
-    maps score alike, and an image gives in a batch what it gives alone.
+    The seed breaks ties at random, in one order for all maps and images. So a constant map is a random order, equal
+    maps have equal scores, and the scores of an image do not depend on its batch.
     """
     shuffled = _permutations(maps.shape[-2:].numel(), 1, seed)[0]
     order = maps.detach().cpu().flatten(-2)[..., shuffled].argsort(dim=-1, descending=True, stable=True)
@@ -213,7 +237,7 @@ def _ranks(maps: Tensor, seed: int) -> Tensor:
 
 
 def _permutations(patches: int, count: int, seed: int) -> Tensor:
-    """(count, P), on the CPU, where the same seed means the same numbers everywhere."""
+    """(count, P) random orders, drawn on the CPU, so that a seed gives the same numbers on all devices."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(patches, generator=generator) for _ in range(count)])
 
@@ -223,14 +247,14 @@ def blank(images: Tensor, baseline: str | Tensor, grid: TokenGrid) -> Tensor:
     if isinstance(baseline, Tensor):
         return baseline.detach().to(images).expand_as(images)
     if baseline not in BASELINES:
-        raise ValueError(f"A baseline is one of {', '.join(BASELINES)}, or a tensor, got {baseline!r}.")
+        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, or a tensor, got {baseline!r}.")
     if baseline == "mean":
         return images.mean((2, 3), keepdim=True).expand_as(images)
     return blurred(images, max(grid.patch)) if baseline == "blur" else torch.zeros_like(images)
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """(B, C, H, W) images, mirrored at the edges, blurred by a Gaussian of sigma pixels that is cut off at 4 sigma."""
+    """(B, C, H, W) images blurred by a Gaussian of sigma pixels, cut off at 4 sigma, with mirrored edges."""
     from scipy.ndimage import gaussian_filter
 
     smooth = gaussian_filter(images.detach().cpu().double().numpy(), (0, 0, sigma, sigma), mode="reflect")
@@ -238,23 +262,23 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 
 def _on_model(model: nn.Module, images: Tensor) -> Tensor:
-    """The images where the model's parameters are, in their dtype."""
+    """The images on the device and in the dtype of the model's parameters."""
     return images.detach().to(next(model.parameters(), images))
 
 
 def _grid(model: nn.Module, images: Tensor, grid: TokenGrid | None) -> TokenGrid:
-    """The grid of the images' patches: the one given, or a known model's own."""
+    """The grid of the images' patches: the argument, or that of a supported model."""
     bare = unwrap(model)
     require_images(images, bare)
     if grid is None:
         if not known(bare):
-            raise ValueError(f"The patches of {model_name(bare)} are unknown. Give them: `grid=TokenGrid(…)`.")
+            raise ValueError(f"The patches of {model_name(bare)} are unknown. Pass `grid=TokenGrid(…)`.")
         return token_grid(bare, tuple(images.shape[-2:]))
     return grid
 
 
 def _target(model: nn.Module, images: Tensor, target, against, internal_batch_size: int) -> Target:
-    """The `Target` of the images. Runs the model once on each, unless target is a `Target` already."""
+    """The `Target` of the images. Runs the model once on each image, unless target is a `Target`."""
     bare = unwrap(model)
     target, against = bound(bare, target, against)
     if isinstance(target, Target):
@@ -266,11 +290,15 @@ def _target(model: nn.Module, images: Tensor, target, against, internal_batch_si
 
 @dataclass(frozen=True)
 class Randomization:
-    """How similar the maps of ever more random models are to the model's own map.
+    """Similarity of a model's map to its maps after more and more parts are randomized.
 
-    parts: (S,) the model's parts in the order in which they were randomized; step s has all of parts[: s + 1] random.
-    rank_correlation: (S, B) Spearman's, over the patches of each image; two constant maps count as 1, one as 0. ssim:
-    (S, B) structural similarity of the maps stretched to 0 … 1, nan on grids below 3 × 3. threshold: see `unchanged`.
+    >>> small, x = vitlens.load_model("test_vit", pretrained=False), torch.zeros(1, 3, 160, 160)
+    >>> vitlens.faithfulness.randomization(small, x, vitlens.attribution.rollout).parts[:2]
+    ('head', 'norm')
+
+    parts: (S,) names in the order of randomization. At step s all of parts[: s + 1] are random. rank_correlation:
+    (S, B) Spearman's correlation over the patches of each image, 1 for two constant maps and 0 for one. ssim: (S, B)
+    structural similarity of the maps stretched to 0 … 1, nan on grids below 3 × 3. threshold: as in `unchanged`.
     """
 
     parts: tuple[str, ...]
@@ -280,8 +308,10 @@ class Randomization:
 
     @property
     def unchanged(self) -> bool:
-        """True if, with all weights random, the mean |rank correlation| of the map is above the threshold. The sign is
-        left out, because a random model may turn the map of a class into its negative."""
+        """True if the mean |rank correlation| exceeds the threshold when all weights are random.
+
+        The sign is dropped, because a random model may turn the map of a class into its negative.
+        """
         return self.rank_correlation[-1].abs().mean().item() > self.threshold
 
 
@@ -291,15 +321,19 @@ def randomization(
 ) -> Randomization:  # fmt: skip
     """Cascading randomization (Adebayo et al., Sanity Checks for Saliency Maps, 2018), from the head to the input.
 
-    The parts are the model's own, blocks one by one, from the last it holds to the first: in a timm model the head, the
-    final norm, the last block … the first, the patch embedding, the position embedding and the class token. Parts that
-    the target does not depend on, such as the text tower of CLIP, are left out. Every parameter of a part is drawn anew
-    from a normal distribution with its own mean and standard deviation; buffers stay.
+    The parts of a timm model are the head, the final norm, the last block … the first block, the patch embedding, the
+    position embedding and the class token. Parts without effect on the target, such as the text tower of CLIP, are left
+    out. Every parameter of a part is replaced by normal random numbers of its mean and standard deviation. Buffers
+    stay.
 
-    method: (model, images, target (B,)) → (B, rows, cols), as all of `vitlens.attribution` are; it is called once for
-    the model and once for each part, with a copy of the model in eval mode. The target stays that of the model as it
-    is. threshold: above which a map is flagged, 0.5 by choice, as Adebayo et al. name none; unrelated maps of P patches
-    have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196.
+    >>> small, x = vitlens.load_model("test_vit", pretrained=False), torch.zeros(1, 3, 160, 160)
+    >>> vitlens.faithfulness.randomization(small, x, vitlens.attribution.rollout).rank_correlation.shape
+    torch.Size([11, 1])
+
+    method: (model, images, target (B,)) → (B, rows, cols), such as a function of `vitlens.attribution`. It is called
+    once for the model and once for each part, with a copy of the model in eval mode and the target of the original
+    model. threshold: limit of `unchanged`, 0.5 by choice, because Adebayo et al. state none. Unrelated maps of P
+    patches have a mean |rank correlation| of about 0.8 / √P, 0.06 for 196.
     """
     target = _target(model, images, target, None, 32)
     target = target if target.numbers is None else target.numbers
@@ -316,9 +350,9 @@ def randomization(
 
 
 def _cascade(model: nn.Module, seed: int, image: Tensor, features: bool) -> Iterator[str]:
-    """Randomize the model in place, part by part from the top; yield the name of each part once it is random.
+    """Randomize the model in place, part by part from the top, and yield the name of each random part.
 
-    Only parameters that the logits of an image depend on, or its features: not those of a text tower.
+    Parameters without effect on the logits or features of an image, as in a text tower, are left out.
     """
     generator = torch.Generator().manual_seed(seed)
     parts: dict[str, list[Tensor]] = {}

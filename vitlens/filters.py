@@ -13,7 +13,7 @@ __dir__ = __all__.copy
 
 
 def kernels(model: nn.Module) -> Tensor:
-    """(D, p, q, C) the filters that turn a patch into a token, one per output channel.
+    """(D, p, q, C) filters of the patch embedding, one per output channel.
 
     >>> vitlens.filters.kernels(model).shape
     torch.Size([192, 16, 16, 3])
@@ -28,9 +28,9 @@ def kernels(model: nn.Module) -> Tensor:
         projection = getattr(embed, "proj", embed)
         weight = projection.weight.detach()
     except AttributeError:
-        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so no filters to show.") from None
+        raise ValueError(f"{type(model).__name__} has no linear patch embedding, so it has no filters.") from None
     if hasattr(embed, "backbone"):
-        raise ValueError(f"{type(model).__name__} is a hybrid: it embeds a feature map, so its filters are no images.")
+        raise ValueError(f"{type(model).__name__} is a hybrid: its filters are of a feature map, not of an image.")
     if weight.dim() == 4:
         return weight.permute(0, 2, 3, 1)
     p, q = about.grid(about.preprocessing["input_size"][1:]).patch  # linear over flattened patches: NaFlex and SigLIP 2
@@ -44,9 +44,9 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
 
     >>> figure = vitlens.plot.filters(vitlens.filters.components(model))
 
-    The D filters are the samples, the p·q·C pixels of a patch the variables; the mean filter is subtracted. Components
-    are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive (the sign of a
-    principal component means nothing). There are at most min(D − 1, p·q·C) of them.
+    The D filters are the samples, and the p·q·C pixels of a patch the variables. The mean filter is subtracted.
+    Components are orthonormal over pixels, ordered by variance, and signed so that their largest entry is positive,
+    because the sign is arbitrary. There are at most min(D − 1, p·q·C) of them.
     model_or_weight: a model, or a kernel (D, C, p, q) as PyTorch stores it.
     """
     if isinstance(model_or_weight, Tensor):
@@ -67,7 +67,7 @@ def components(model_or_weight: nn.Module | Tensor, k: int = 28) -> tuple[Tensor
 def spectral_centroid(tiles: Tensor) -> Tensor:
     """(…,) mean spatial frequency of tiles (…, p, q, C), weighted by power, in cycles per pixel.
 
-    0 for a plain tile, √½ for a chessboard, about 0.38 for noise of any size; NaN for a tile of zeros, which has none.
+    0 for a uniform tile, √½ for a chessboard, about 0.38 for noise of any size, NaN for a tile of zeros.
 
     >>> vitlens.filters.spectral_centroid(torch.ones(16, 16, 3))
     tensor(0.)

@@ -18,7 +18,7 @@ __dir__ = __all__.copy
 
 
 def table(model: nn.Module) -> Tensor:
-    """(rows, cols, D) position embeddings of the patches, those at the stem, without those of prefix tokens.
+    """(rows, cols, D) position embeddings of the patches at the stem, without those of prefix tokens.
 
     >>> vitlens.positions.table(model).shape
     torch.Size([14, 14, 192])
@@ -39,7 +39,7 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
     >>> vitlens.positions.similarity(model).shape
     torch.Size([14, 14, 14, 14])
 
-    [r, c] is the tile of position (r, c), whose own entry is 1. Takes a model or a (rows, cols, D) table. Nothing is
+    [r, c] is the tile of position (r, c), with 1 at (r, c). Takes a model or a (rows, cols, D) table, which is not
     centered.
     """
     positions = model_or_table if isinstance(model_or_table, Tensor) else table(model_or_table)
@@ -50,14 +50,14 @@ def similarity(model_or_table: nn.Module | Tensor) -> Tensor:
 def resize(
     pos_embed: Tensor, size: tuple[int, int], *, prefix: int, grid: tuple[int, int], method: str = "paper"
 ) -> Tensor:
-    """(1, prefix + rows·cols, D) position embeddings for another grid; prefix rows stay as they are.
+    """(1, prefix + rows·cols, D) position embeddings for another grid, with the same prefix rows.
 
     >>> vitlens.positions.resize(model.pos_embed, (24, 24), prefix=1, grid=(14, 14)).shape
     torch.Size([1, 577, 192])
 
-    pos_embed: (1, prefix + grid rows·cols, D) as timm stores them; grid: its (rows, cols); size: the new ones.
-    method: "paper" (section 3.2: bilinear with aligned end points, as scipy.ndimage.zoom of order 1 does it) or "timm"
-    (bicubic, antialiased, pixel centers aligned).
+    pos_embed: (1, prefix + grid rows·cols, D) as in timm. grid: its (rows, cols). size: the new (rows, cols). method:
+    "paper" (section 3.2: bilinear with aligned end points, like scipy.ndimage.zoom of order 1) or "timm" (bicubic,
+    antialiased, pixel centers aligned).
     """
     rows, cols = grid
     if method == "timm":
@@ -65,17 +65,17 @@ def resize(
 
         return resample_abs_pos_embed(pos_embed, size, [rows, cols], num_prefix_tokens=prefix)
     if method != "paper":
-        raise ValueError(f'method is "paper" or "timm", but got {method!r}.')
+        raise ValueError(f'method must be "paper" or "timm", got {method!r}.')
     image = pos_embed[:, prefix:].unflatten(1, (rows, cols)).permute(0, 3, 1, 2)
     image = F.interpolate(float64(image), size=size, mode="bilinear", align_corners=True).to(pos_embed)
     return torch.cat([pos_embed[:, :prefix], image.flatten(2).mT], 1)
 
 
 def by_direction(similarities: Tensor) -> Tensor:
-    """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, in line with neither.
+    """(3, n) mean similarity of positions 1 … n patches apart: in one row, in one column, and in other directions.
 
-    similarities: (rows, cols, rows, cols); n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
-    in line with neither counts for the distances that it is within half a patch of, and each of them alike.
+    similarities: (rows, cols, rows, cols). n = min(rows, cols) − 1. Pairs of one offset are averaged first. An offset
+    in another direction counts, with equal weight, for all distances within half a patch.
 
     >>> vitlens.positions.by_direction(vitlens.positions.similarity(model)).shape
     torch.Size([3, 13])
@@ -92,8 +92,8 @@ def by_direction(similarities: Tensor) -> Tensor:
 def rank_correlation(similarities: Tensor) -> float:
     """Spearman's correlation of similarity with distance on the grid, over all pairs of different positions.
 
-    similarities: (rows, cols, rows, cols). −1: nearer is always more similar; about 0: no structure, as in an
-    untrained table; nan for fewer than three positions, and for similarities that are not finite.
+    similarities: (rows, cols, rows, cols). The result is −1 if nearer positions are always more similar, about 0 for an
+    untrained table, and nan for fewer than three positions or similarities that are not finite.
 
     >>> vitlens.positions.rank_correlation(vitlens.positions.similarity(model)) < -0.2
     True
@@ -110,6 +110,6 @@ def rank_correlation(similarities: Tensor) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, the mean one where values are equal. By hand: importing scipy.stats takes a second."""
+    """Ranks from 0, with mean ranks for equal values. By hand, because importing scipy.stats takes a second."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (count.cumsum() - (count + 1) / 2)[place]

@@ -1,21 +1,21 @@
-"""The residual stream, taken apart exactly: what each head, MLP and patch writes into a logit, and what tokens know.
+"""Exact contributions of each head, MLP and patch to a logit, and the logits of tokens after any layer.
 
-In a pre-norm Vision Transformer every head and every MLP adds a vector to the tokens, and nothing else touches them
-before the final norm. Hold fixed what multiplies on the way out (what norms divide by, gates on the outputs of
-attention, the weights of an attention pool) and a logit is a sum of what each of them wrote:
+In a pre-norm Vision Transformer every head and every MLP adds a vector to the tokens, and nothing else changes them
+before the final norm. With fixed multipliers behind them (deviations in norms, gates on the outputs of attention,
+weights of an attention pool) a logit is the sum of their contributions:
 
     >>> added = vitlens.stream.contributions(model, images, "tabby")
-    >>> added.heads.shape  # and with the MLPs, the embedding and the biases, the logits:
+    >>> added.heads.shape  # with the MLPs, the embedding and the biases they sum to the logits:
     torch.Size([2, 12, 3])
     >>> torch.allclose(added.parts.sum(1), added.logits, atol=1e-4)
     True
 
 Each function takes `model`, `images`, `target`, `against` and `names` as in `vitlens.attribution`, and runs the model
-once in eval mode, without autocast or TF32. Autograd follows the residual stream alone. The sum is compared with the
-logit before anything is returned. `lens` reads every token after any layer.
+once in eval mode, without autocast or TF32. Autograd follows the residual stream alone. Every sum is checked against
+the logit. `lens` reads every token after any layer.
 
-Raises UnsupportedModelError for models that a capture refuses, for blocks that normalize what they add or that vitlens
-does not know, and where the parts do not add up to the logit; ValueError as `vitlens.attribution` does.
+Raises UnsupportedModelError for models that a capture refuses, for blocks that normalize their additions or that
+vitlens does not support, and if the parts do not sum to the logit. Raises ValueError as `vitlens.attribution` does.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, D width.
 """
@@ -53,10 +53,10 @@ __dir__ = __all__.copy
 class Contributions:
     """Additions of each part of a model to the logit of each image's class, or to the difference of two.
 
-    logits: (B,) the model's own. embedding: (B,) of the tokens that enter the first layer. heads: (B, L, H). mlps:
-    (B, L). pool: (B,) of the MLP of an attention pool, 0 where there is none. biases: (B,) of all biases behind the
-    heads: those of the outputs of attention, of the final norm and of the head. parts: (B, parts) all of these, in the
-    order of `names`; they add up to the logits.
+    logits: (B,) of the model. embedding: (B,) of the tokens that enter the first layer. heads: (B, L, H). mlps: (B, L).
+    pool: (B,) of the MLP of an attention pool, 0 without a pool. biases: (B,) of all biases behind the heads: those of
+    the outputs of attention, of the final norm and of the head. parts: (B, parts) all of these, in the order of
+    `names`. They sum to the logits.
 
     >>> vitlens.stream.contributions(model, images).names[:3]
     ['embedding', 'layer 0 head 0', 'layer 0 head 1']
@@ -79,17 +79,17 @@ class Contributions:
     @property
     def names(self) -> list[str]:
         layers, heads = self.heads.shape[1:]
-        each = [[*(f"layer {i} head {j}" for j in range(heads)), f"layer {i} MLP"] for i in range(layers)]
-        return ["embedding", *sum(each, []), "MLP of the pool", "biases"]
+        names = [[*(f"layer {i} head {j}" for j in range(heads)), f"layer {i} MLP"] for i in range(layers)]
+        return ["embedding", *sum(names, []), "MLP of the pool", "biases"]
 
 
 def contributions(model: nn.Module, images: Tensor, target=None, against=None, *, names=None) -> Contributions:
-    """The `Contributions` of every part to the logit of the target, which is their sum (Elhage et al. 2021, "A
-    Mathematical Framework for Transformer Circuits"; for ViTs Gandelsman, Efros and Steinhardt 2024).
+    """The `Contributions` of every part to the logit of the target, which is their sum.
 
-    A head's addition is read from its output on the way to the read-out; its effect on later layers counts as theirs.
-    With `against`, everything is for the difference of the two logits. An attention pool reads each token by weights
-    that are held fixed, like the mean does; its MLP is one more part.
+    Only the direct path of a head to the logit counts as its contribution. Effects through later layers count as
+    theirs. With `against`, the contributions are to the difference of the two logits. The weights of an attention pool
+    are held fixed, and its MLP is one more part. Source: Elhage et al. 2021, "A Mathematical Framework for Transformer
+    Circuits", and for ViTs Gandelsman, Efros and Steinhardt 2024.
 
     >>> vitlens.stream.contributions(model, images, "Egyptian cat", "tabby").heads.shape
     torch.Size([2, 12, 3])
@@ -102,11 +102,11 @@ def contributions(model: nn.Module, images: Tensor, target=None, against=None, *
 def direct(
     model: nn.Module, images: Tensor, target=None, against=None, *, names=None, tokens: bool = False
 ) -> Tensor:
-    """(B, L, H, rows, cols) what each patch, through each head of each layer, writes directly into the logit.
+    """(B, L, H, rows, cols) contribution of each patch, through each head of each layer, to the logit.
 
-    For patch j it is Σ_i A_ij·(g_i·v_j) over the tokens i that are read, with g the gradient of the logit by the head's
-    output along the residual stream. Of a class token that is one row of attention a layer. Signed and not rescaled:
-    summed over patches and prefix tokens it is the head's contribution.
+    For patch j it is Σ_i A_ij·(g_i·v_j) over the tokens i of the read-out, with g the gradient of the logit by the
+    head's output along the residual stream. For a class token this is one row of attention per layer. The sum over
+    patches and prefix tokens is the contribution of the head.
 
     >>> vitlens.stream.direct(model, images, "Egyptian cat").shape
     torch.Size([2, 12, 3, 14, 14])
@@ -129,7 +129,7 @@ def apart(
 
     model, images, target, against, names: as in `help(vitlens.attribution)`.
     """
-    found, attn, chosen = _read_directly(model, images, target, against, names)
+    added, attn, chosen = _read_directly(model, images, target, against, names)
     require_layers(model, chosen, attn.reached())
     layers = []
     with torch.no_grad():
@@ -138,13 +138,13 @@ def apart(
             for _, read in attention_times_gradient(layer, layer.gradient.any(-1).any(1)):
                 written += read.sum(2)
             layers.append(written)
-    return found, torch.stack(layers, 1)
+    return added, torch.stack(layers, 1)
 
 
 def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, names=None) -> Tensor:
-    """(B, rows, cols) what each patch writes directly into the logit, through all heads of all layers.
+    """(B, rows, cols) direct contribution of each patch to the logit, through all heads of all layers.
 
-    `vitlens.stream.direct`, summed over layers and heads. Effects through later layers are left out.
+    The sum of `vitlens.stream.direct` over layers and heads. Effects through later layers are left out.
 
     >>> vitlens.attribution.direct(model, images, "Egyptian cat").shape
     torch.Size([2, 14, 14])
@@ -155,7 +155,7 @@ def direct_map(model: nn.Module, images: Tensor, target=None, *, against=None, n
 
 
 def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> tuple[Contributions, Attention, Target]:
-    """The contributions, a capture whose layers know the gradient along the residual stream, and the target."""
+    """The contributions, a capture with the gradients along the residual stream, and the target."""
     model, images, target, against = checked(model, images, target, against)
     inner, leaves = transformer(model), defaultdict(list)
     require_pre_norm(inner)
@@ -170,15 +170,15 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
                 hooks.append((module.register_forward_hook, lambda _, args, out, at=where: leaf(out, leaves[at])))
     with held_fixed(model, images, hooks) as zeros:
         attn, output = captured(model, images, of_features(target), gradients=True)
-        attn.cuts.clear()  # the hooks detach what layers read
+        attn.cuts.clear()  # the hooks detach the inputs of the layers
         chosen = resolved(model, output, target, against, names)
-        also = [each for found in leaves.values() for each in found]
+        also = [tensor for group in leaves.values() for tensor in group]
         *gradients, by_zeros = attn.differentiate(chosen.score(output).sum(), also=[*also, zeros])
     with torch.no_grad():
         written = {"pool": torch.zeros_like(by_zeros)}
-        for where, found in leaves.items():
-            written[where] = sum(product(each, gradients.pop(0)).sum(1) for each in found)
-        found = Contributions(
+        for where, group in leaves.items():
+            written[where] = sum(product(tensor, gradients.pop(0)).sum(1) for tensor in group)
+        added = Contributions(
             chosen.score(output.detach()),
             written["embedding"],
             torch.stack([product(layer.output, layer.gradient).sum(-1) for layer in attn], 1),
@@ -186,29 +186,29 @@ def _read_directly(model: nn.Module, images: Tensor, target, against, names) -> 
             written["pool"],
             by_zeros,
         )
-    require_sum(model, found.parts, found.logits)
-    return found, attn, chosen
+    require_sum(model, added.parts, added.logits)
+    return added, attn, chosen
 
 
 def require_pre_norm(model: nn.Module) -> None:
-    """Raise UnsupportedModelError unless every block adds what attention and MLP make of the normalized tokens."""
+    """Raise UnsupportedModelError unless every block adds the outputs of attention and MLP to the tokens."""
     if reason := family(model).stream_problem:
         raise UnsupportedModelError(f"vitlens cannot take the logits of {model_name(model)} apart: {reason}.")
 
 
 def lens(model: nn.Module, images: Tensor, layer: int = -1) -> tuple[Tensor, Tensor]:
-    """The logits of a model if it ended after a layer (nostalgebraist 2020, "interpreting GPT: the logit lens").
+    """The logits of a model that ends after a layer (nostalgebraist 2020, "interpreting GPT: the logit lens").
 
-    >>> read, each = vitlens.stream.lens(model, images, layer=9)
-    >>> read.shape, each.shape
+    >>> whole, by_token = vitlens.stream.lens(model, images, layer=9)
+    >>> whole.shape, by_token.shape
     (torch.Size([2, 200]), torch.Size([2, 197, 200]))
 
-    The tokens after the layer pass the model's own final norm, pooling and head: (B, classes) logits as the model reads
-    them, which after the last layer are its own, bit for bit; and (B, T, classes) logits of every token alone, as if it
-    were all there is to read. Early layers do not write for this norm and head, so a lens may miss what they know.
+    The tokens after the layer pass the model's final norm, pooling and head. The first result is the (B, classes)
+    logits, after the last layer those of the model, bit for bit. The second is the (B, T, classes) logits of every
+    token alone. Early layers are not trained for this norm and head, so a lens may miss information in them.
 
     layer: its number, −1 for the last. Raises IndexError for a layer that does not exist, and ValueError for a module
-    with a head of its own behind its Vision Transformer.
+    with another head behind its Vision Transformer.
     """
     model, images, *_ = checked(model, images)
     inner = transformer(model)
@@ -229,8 +229,7 @@ def read_out(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_each(model: nn.Module, tokens: Tensor) -> Tensor:
-    """(B, T, classes) logits of each of the tokens (B, T, D) after a layer, alone: in all places of a sequence with one
-    patch.
+    """(B, T, classes) logits of tokens (B, T, D) after a layer, each alone at all positions of a one-patch sequence.
 
     >>> vitlens.stream.read_each(model, torch.zeros(2, 197, 192)).shape
     torch.Size([2, 197, 200])

@@ -30,9 +30,9 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
     >>> len(layers), layers[-1].shape
     (12, torch.Size([2, 197, 192]))
 
-    Tokens are the residual stream as it leaves the layer, before any final norm, prefix tokens first. The model runs in
-    eval mode; images are cast to its precision and device. Works inside `capture(model)` too. Of a module that holds
-    one supported model, the logits are the module's own. Raises UnsupportedModelError for models that a capture
+    Tokens are the residual stream after the layer, before any final norm, prefix tokens first. The model runs in eval
+    mode, and images are cast to its precision and device. Works inside `capture(model)` too. The logits of a module
+    that holds one supported model are the output of the module. Raises UnsupportedModelError for models that a capture
     refuses, and ValueError for images that the model does not take.
     """
     model, inner = unwrap(model), transformer(model)
@@ -59,12 +59,12 @@ def features(model: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def similarity(tokens: Tensor, query: Tensor) -> Tensor:
-    """(…, T) cosine similarity of every token with what a query reads: 1 the same direction, 0 unrelated.
+    """(…, T) cosine similarity of every token with a weighted sum of tokens: 1 same direction, 0 unrelated.
 
     >>> vitlens.tokens.similarity(vitlens.tokens.features(model, images)[0][-1], attn.grid.readout).shape
     torch.Size([2, 197])
 
-    tokens: (…, T, D). query: (T,) or (…, T), a probability row: one-hot for one token, `grid.readout` for the read-out.
+    tokens: (…, T, D). query: (T,) or (…, T) weights of sum 1: one-hot for a token, `grid.readout` for the read-out.
     """
     read = (query.to(tokens)[..., None, :] @ tokens).squeeze(-2)
     return torch.cosine_similarity(tokens, read[..., None, :], dim=-1)
@@ -89,8 +89,8 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
     >>> scores.shape
     torch.Size([196, 3])
 
-    tokens: (P, D) of one image, or of several, one after the other, for common colors. The mean is subtracted;
-    components are ordered by variance and signed so that the largest score is positive (a sign means nothing).
+    tokens: (P, D) of one image, or of several concatenated images for common colors. The mean is subtracted. Components
+    are ordered by variance and signed so that the largest score is positive, because the sign is arbitrary.
     """
     centered = float64(tokens) - float64(tokens).mean(0)
     variances, axes = torch.linalg.eigh(centered.mT @ centered)
@@ -103,7 +103,7 @@ def components(tokens: Tensor, k: int = 3) -> tuple[Tensor, Tensor]:
 def colors(scores: Tensor) -> Tensor:
     """(P, k) scores of components, each stretched to 0 … 1: red, green and blue for k = 3 (Oquab et al. 2024, DINOv2).
 
-    The stretch hides which component is large.
+    The stretch hides differences of variance.
 
     >>> vitlens.tokens.colors(torch.tensor([[-1.0], [0.0], [3.0]])).flatten()
     tensor([0.0000, 0.2500, 1.0000])
@@ -113,8 +113,14 @@ def colors(scores: Tensor) -> Tensor:
 
 
 class Colored(NamedTuple):
-    """Several images in one basis. colors: (B, P, 3) from 0 to 1, NaN in the background. foreground: (B, P) bool.
-    variance: (3,) the share that each component has of the variance of the patches that are colored."""
+    """Colors of the patches of several images in one basis.
+
+    >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1]).variance.shape
+    torch.Size([3])
+
+    colors: (B, P, 3) from 0 to 1, NaN in the background. foreground: (B, P) bool. variance: (3,) share of each
+    component in the variance of the foreground patches.
+    """
 
     colors: Tensor
     foreground: Tensor
@@ -124,12 +130,12 @@ class Colored(NamedTuple):
 
 
 def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
-    """The patches of several images as colors: three principal components of all of them, one basis and one sign, so
-    that the same color means the same in each image (Oquab et al. 2024, DINOv2).
+    """Colors of the patches of several images: three principal components in one basis (Oquab et al. 2024, DINOv2).
 
-    tokens: (B, P, D), without prefix tokens. With the `grid` of the patches only the foreground has colors: the first
-    component of all patches, cut at its mean, divides them in two, and the part that lies at the border of the images
-    less often is called foreground. That is a guess, because a component need not follow objects.
+    A color means the same in each image. tokens: (B, P, D), without prefix tokens. With the `grid` of the patches only
+    the foreground has colors. The first component of all patches, cut at its mean, divides them in two, and the part
+    with fewer patches at the border of the images is the foreground. This is a guess, because a component need not
+    follow objects.
 
     >>> vitlens.tokens.colored(vitlens.tokens.features(model, images)[0][-1][:, attn.grid.prefix:])
     Colored(colors=(2, 196, 3), foreground=(2, 196), variance=(3))
@@ -147,8 +153,14 @@ def colored(tokens: Tensor, grid: TokenGrid | None = None) -> Colored:
 
 
 class Pairs(NamedTuple):
-    """The nearest patches of two images. nearest: (P,) for each patch of A, which of B is most similar. similarity:
-    (P,) the cosine of the two. mutual: (P,) True where the patch of A is the nearest one of its nearest, too."""
+    """The nearest patches of two images A and B.
+
+    >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)).mutual
+    tensor([True, True, True])
+
+    nearest: (P,) number of the most similar patch of B, for each patch of A. similarity: (P,) the cosine of the two.
+    mutual: (P,) True if the patch of A is also the most similar one to its nearest patch of B.
+    """
 
     nearest: Tensor
     similarity: Tensor
@@ -158,11 +170,11 @@ class Pairs(NamedTuple):
 
 
 def correspondences(a: Tensor, b: Tensor) -> Pairs:
-    """For each patch of image A its nearest patch in image B, by the cosine of their features; and which pairs are
-    mutual (best buddies, as in Amir et al. 2022, "Deep ViT Features as Dense Visual Descriptors").
+    """The nearest patch in image B of each patch of image A, by the cosine of their features.
 
-    a, b: (P, D) and (Q, D) patches of the same layer, without prefix tokens. Every patch has a nearest one, even where
-    the images have nothing in common: look at the similarity, and at `mutual`.
+    Pairs that are nearest in both directions are mutual: the best buddies of Amir et al. 2022, "Deep ViT Features as
+    Dense Visual Descriptors". a, b: (P, D) and (Q, D) patches of the same layer, without prefix tokens. Every patch has
+    a nearest one, also between unrelated images, so look at the similarity and at `mutual`.
 
     >>> vitlens.tokens.correspondences(torch.eye(3), torch.eye(3)[[2, 0, 1]]).nearest
     tensor([1, 2, 0])
