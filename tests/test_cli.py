@@ -220,7 +220,7 @@ def test_inspect_shows_validation_images_of_a_run(tmp_path):
 def test_inspect_notes_what_a_model_lacks(tmp_path):
     for name, options, note, lacks in (
         ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
-        ("vit_tiny_patch16_224", {"global_pool": ""}, "gives classes for every token", {"top5", "rollout"}),
+        ("vit_tiny_patch16_224", {"global_pool": ""}, "classifies every token", {"top5", "rollout"}),
         ("vit_tiny_patch16_224", {"global_pool": "max"}, "no rollout", {"rollout"}),
         ("vit_tiny_patch16_224", {"pos_embed": "none"}, "has no ", set()),
         ("naflexvit_base_patch16_gap", {"attn_gated": True, "rope_type": "axial"}, "gate, which the rollout", set()),

@@ -179,7 +179,7 @@ def test_refused_folders_and_names_of_libraries(tmp_path, monkeypatch):
     transformers.BertModel(bert).save_pretrained(tmp_path / "bert")
     refused(tmp_path / "bert", "BertModel.*Dinov2Model")
     timm.models.save_for_hf(timm.create_model("test_vit"), tmp_path / "timm", safe_serialization=True)
-    refused(f"hf:{tmp_path / 'timm'}", "vitlens knows no class")
+    refused(f"hf:{tmp_path / 'timm'}", "vitlens does not support the class")
     refused("torchvision:vit_b_32", "nonsense", pretrained=False, nonsense=1)
     refused("torchvision:vit_b_16/NONE", "NONE")
     refused("open_clip:ViT-B-32", "nonsense", pretrained=False, nonsense=1)

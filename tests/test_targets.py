@@ -270,8 +270,8 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     for number, picture in enumerate(list(samples().values())[:2]):
         paths.append(tmp_path / f"{number}.jpg")
         load_image(picture).save(paths[-1])
-    told = ["--like", str(paths[0]), "--scores", "--orders", "2", "--out", str(tmp_path / "o")]
-    run = CliRunner().invoke(app, ["explain", "bare", *map(str, paths), *told], standalone_mode=False)
+    options = ["--like", str(paths[0]), "--scores", "--orders", "2", "--out", str(tmp_path / "o")]
+    run = CliRunner().invoke(app, ["explain", "bare", *map(str, paths), *options], standalone_mode=False)
     assert run.return_value == 1 and "0.jpg is left out" in run.output, run.output
     table = pd.read_csv(tmp_path / "o" / "scores.csv")
     assert set(table.image) == {"1.jpg"} and set(table.target) == {"the similarity to 0.jpg"}

@@ -64,14 +64,14 @@ WrongCommandLine = typer.BadParameter.__base__  # click's UsageError, wherever t
 
 def main() -> None:
     """Run the `vitlens` command and end the process before Python frees PyTorch's modules, which takes two seconds."""
-    code = 1  # of an exception
+    code = 1  # after an exception
 
     def end() -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
 
-    atexit.register(end)  # the first to be registered is the last to be called
+    atexit.register(end)  # functions run in reverse order of registration
     try:
         run()
     except SystemExit as stop:
@@ -82,7 +82,7 @@ def main() -> None:
 def run() -> None:
     """Run the `vitlens` command and raise SystemExit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # show a character that the terminal's encoding lacks as an escape
+        if hasattr(stream, "reconfigure"):  # escape characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "60")  # seconds between the updates of a progress bar in a file
@@ -125,7 +125,7 @@ def numbers_in(text: str | tuple) -> tuple[int, ...]:
 
 
 def result_file(path: Path | None) -> Path | None:
-    """A file that is written at the end: its folder is made, and refused now if it cannot be written to."""
+    """The file of results, after its folder is made. Raises ValueError for a folder that cannot be written to."""
     if path is not None:
         from vitlens.data.files import writable
 
@@ -168,8 +168,10 @@ Settings = Annotated[
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import in this block without the garbage collector, and exempt what was imported until Python ends: collecting
-    the objects of PyTorch and timm again and again takes seconds."""
+    """Import in this block without the garbage collector, and exempt the imported objects from it.
+
+    Collecting the objects of PyTorch and timm repeatedly takes seconds.
+    """
     first = "torch" not in sys.modules
     gc.disable()
     try:
@@ -194,7 +196,7 @@ def note(message: str) -> None:
 
 
 def complaints() -> tuple[list[str], Callable[[str], None]]:
-    """The messages about single images so far, and a function that prints one and adds it, once."""
+    """List of messages about single images, and a function that prints a new message and adds it."""
     failures: list[str] = []
 
     def complain(message: str) -> None:
@@ -206,8 +208,10 @@ def complaints() -> tuple[list[str], Callable[[str], None]]:
 
 
 def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str | None, list[Path]]:
-    """The model and the images of a command line. Without arguments, or if the first is an image or a folder with
-    images, the model is None: the bundled one, which is printed."""
+    """The model and the images of a command line.
+
+    The model is None, for the bundled one, without arguments or if the first is an image or a folder of images.
+    """
     from vitlens.images import is_image
 
     path, images = Path(model or ""), images or []
@@ -221,8 +225,10 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
 
 
 def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str, object]]:
-    """(name, source) of each image, also of those in folders. By default six validation images of the run that `model`
-    comes from, or the samples. Files that share a name are called by their whole path."""
+    """(name, source) of each image, also of those in folders. By default images of the run of `model`, or the samples.
+
+    Files with the same name get their whole path as name.
+    """
     from vitlens.images import image_files, samples
 
     if not paths:
@@ -233,7 +239,7 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
 
 
 def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
-    """(name, image) of some validation images of the run that a model folder belongs to; none if they are not there."""
+    """(name, image) of some validation images of the run of a model folder, or an empty list without them."""
     from vitlens.data import load
     from vitlens.data.imageset import decoded
 
@@ -250,7 +256,7 @@ def run_images(model: Path, count: int = 6) -> list[tuple[str, object]]:
 
 
 def working_device(name: str | None):
-    """The `torch.device` of a name, or None for None. Raises ValueError if nothing can be computed on it."""
+    """The `torch.device` of a name, or None for None. Raises ValueError for a device that does not work."""
     import torch
 
     try:
@@ -262,9 +268,9 @@ def working_device(name: str | None):
     return device
 
 
-def print_version(wanted: bool) -> None:
-    """Print the version, and end the command."""
-    if wanted:
+def print_version(requested: bool) -> None:
+    """Print the version and end the command."""
+    if requested:
         from vitlens import __version__
 
         print(f"vitlens {__version__}")
@@ -386,7 +392,7 @@ def explain(
     shown = named_images(images, model)
     writable(out, "--out")
     parts = len(attribution.methods(methods or None))
-    asked, other = _targets(target, against, like or [], text or [])
+    goal, contrast = _targets(target, against, like or [], text or [])
     where, stale = working_device(device), (out / "scores.csv").exists()
     vit, explained, scored = load_model(model, checkpoint=checkpoint).to(where), [], []
 
@@ -407,7 +413,7 @@ def explain(
     try:
         with tqdm(total=len(shown) * parts, unit="map", delay=1) as bar:
             made = report.explain(
-                vit, shown, asked, against=other, names=methods or None,
+                vit, shown, goal, against=contrast, names=methods or None,
                 on_error=complain if len(shown) > 1 else None, on_part=lambda _: bar.update(),
                 on_note=lambda words: echo(f"Note: {words}", sys.stdout),
             )  # fmt: skip
@@ -418,25 +424,25 @@ def explain(
         if scores:
             with tqdm(unit="forward", delay=1) as bar:
                 for path in written(report.score(vit, explained, on_forwards=on_forwards, **options), scored):
-                    if path.suffix == ".csv":  # the figures have their names already
+                    if path.suffix == ".csv":  # the paths of the figures are printed above
                         echo(str(path), sys.stdout)
     except KeyboardInterrupt:
         if not explained:
             raise
-        found = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
-        echo(f"vitlens: stopped; {found} are in {out}.")
+        results = f"the maps of {len(explained)} of {len(shown)} images" + (" and the scores so far" if scored else "")
+        echo(f"vitlens: stopped; {results} are in {out}.")
         raise SystemExit(130) from None
     return int(bool(failures))
 
 
 def _targets(target: str, against: str, like: list[Path], text: list[str]) -> tuple[object, object]:
-    """target and against as `report.explain` takes them."""
+    """target and against of `report.explain`."""
     from vitlens.attribution import target as targets
 
     if bool(target) + bool(like) + bool(text) > 1:
         raise typer.BadParameter("Give only one of --target, --like and --text.")
     if len(text) + bool(text and against) > 2:
-        raise typer.BadParameter("A contrast is between two texts, but more were given. Give --text twice.")
+        raise typer.BadParameter("A contrast is between two texts, got more. Give --text twice.")
     if text:
         texts = [*text, *([against] if against else [])]
         return (*map(targets.text, texts), None)[:2]
@@ -543,7 +549,7 @@ def train(
 
 
 def list_tasks(listed: bool) -> None:
-    """Print every data set that has a name in a line, and end the command."""
+    """Print a line for every named data set, and end the command."""
     from vitlens.data.tasks import TASKS
 
     for task in TASKS.values() if listed else ():
@@ -592,7 +598,7 @@ def evaluate(
 
     working_device(device)
     if out is not None and out.exists():
-        evaluation.read_results(out)  # refuses a file that records cannot be added to before anything is measured
+        evaluation.read_results(out)  # refuse a file of another kind before the measurement
     question = evaluation.Evaluation(
         model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
         device, evaluation.command_of(sys.argv[1:]), note, checkpoint=checkpoint,
@@ -601,7 +607,7 @@ def evaluate(
     try:
         for record in evaluation.evaluate(question):
             records.append(record)
-            if out is not None and question.world.rank == 0:  # at once: a long evaluation may be stopped
+            if out is not None and question.world.rank == 0:  # immediately, because a long evaluation may be stopped
                 evaluation.write(out, [record])
     finally:
         if records and question.world.rank == 0:

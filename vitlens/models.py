@@ -1,8 +1,8 @@
 """Open models, name their classes, turn logits into scores, and prepare images for them.
 
-A model is timm's by name, that of another library by its name after the library's ("hf:facebook/dinov2-small"), or a
-local folder in timm's or transformers' layout. No pickled code is ever run. Images are prepared by the library that the
-model comes from, and the inverse of its normalization gives them back.
+A model is the name of a timm model, a name in another library ("hf:facebook/dinov2-small"), or a local folder in timm's
+or transformers' layout. Pickled code is never run. The library of a model prepares its images, and `restore` inverts
+its normalization.
 
 Shapes: B batch, C channels, H height and W width in pixels.
 """
@@ -62,18 +62,18 @@ def load_model(
     outputs: str | None = None,
     **kwargs,
 ) -> nn.Module:
-    """A model in eval mode; without a name, the bundled one.
+    """A model in eval mode, by default the bundled one.
 
     name_or_path: a timm name such as "vit_tiny_patch16_224" (weights come from timm's hub, unless `pretrained=False`),
     a folder with `config.json` and `model.safetensors` in timm's or transformers' layout, or a name in another library:
     "hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai" (architecture/weights), "torchvision:vit_b_16".
     checkpoint: a file with the weights of a timm or open_clip model, as training programs and authors publish them
-    (.pth, .safetensors, Google's .npz). Averaged (EMA) weights are preferred, and what was taken is printed.
-    outputs: one of `OUTPUTS`, where the model does not state it. kwargs go to the model's constructor
+    (.pth, .safetensors, Google's .npz). Averaged (EMA) weights are preferred, and the choice is printed.
+    outputs: one of `OUTPUTS`, if the model does not state it. kwargs: arguments of the model's constructor
     (`dynamic_img_size=True`, `img_size=…`).
 
     Raises ValueError for an unknown name, a folder that is not a model, or weights that do not fit, and ConnectionError
-    where weights cannot be fetched.
+    if weights cannot be downloaded.
 
     >>> vitlens.load_model("vit_small_patch16_224", pretrained=False, img_size=64)(torch.zeros(1, 3, 64, 64)).shape
     torch.Size([1, 1000])
@@ -116,7 +116,7 @@ def load_model(
 
 
 def short(name: str) -> str:
-    """The last part of a path, or RUN/model for a model's run: results should not contain local paths.
+    """The last part of a path, or RUN/model for the model of a run, so that results contain no local paths.
 
     >>> vitlens.models.short("vit_tiny_patch16_224"), vitlens.models.short("/home/me/runs/digits/model")
     ('vit_tiny_patch16_224', 'digits/model')
@@ -130,8 +130,8 @@ def short(name: str) -> str:
 def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = None) -> str:
     """The sentence " Did you mean …?" with at most five names similar to a word, or "".
 
-    First come names with the word as whole words, then those with a word that begins with it. Without either, names
-    that contain it, or else close matches. texts: for each name the text to search, if not the name.
+    Names that contain the whole word come first, then names with a word that begins with it. Without either, names that
+    contain it, or else close matches. texts: the text to search for each name, by default the name.
 
     >>> vitlens.models.suggestion("cat", ["bobcat", "catamount", "tabby cat"])
     ' Did you mean tabby cat, catamount?'
@@ -144,15 +144,15 @@ def suggestion(word: str, names: Iterable[str], texts: Iterable[str] | None = No
         return ""
     names = [*names]
     pairs = [(name, f" {plain(text)} ") for name, text in zip(names, texts or names, strict=True)]
-    found = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
-    found = found or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
+    similar = [name for end in (" ", "") for name, text in pairs if f" {key}{end}" in text]
+    similar = similar or [name for name, text in pairs if key.replace(" ", "") in text.replace(" ", "")]
     by_text = {plain(name): name for name in names}
-    found = found or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
-    return f" Did you mean {', '.join([*dict.fromkeys(found)][:5])}?" if found else ""
+    similar = similar or [by_text[text] for text in difflib.get_close_matches(key, by_text, n=5)]
+    return f" Did you mean {', '.join([*dict.fromkeys(similar)][:5])}?" if similar else ""
 
 
 def _is_hub_error(error: BaseException | None) -> bool:
-    """True if an error, or one that caused it, comes from fetching weights."""
+    """True if an error, or its cause, comes from downloading weights."""
     libraries = ("huggingface_hub", "requests", "httpx", "urllib", "urllib3", "httpcore")
     while error is not None:
         if isinstance(error, ConnectionError) or type(error).__module__.split(".")[0] in libraries:
@@ -248,7 +248,7 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
-    """A model of timm with the weights in a file, which must be all of them."""
+    """A timm model with the weights in a file, which must be complete."""
     if not file.is_file():
         raise ValueError(f"There is no checkpoint {file}.")
     if file.suffix == ".npz":
@@ -263,7 +263,7 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
         with suppress(Exception):  # names only: the weights are read above
             inside = torch.load(file, map_location="cpu", weights_only=True, mmap=True).keys()
     taken = [name for name in ("state_dict_ema", "model_ema", "state_dict", "model") if name in inside][:1]
-    if isinstance(state.get("teacher"), dict):  # DINO keeps a student and its average, the teacher
+    if isinstance(state.get("teacher"), dict):  # DINO saves a student and its average, the teacher
         state, taken = state["teacher"], ["teacher"]
     convert = next((f for kind in type(model).__mro__
                     if (f := getattr(sys.modules.get(kind.__module__), "checkpoint_filter_fn", None))),
@@ -294,7 +294,7 @@ def _fill(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
 
 
 def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
-    """A model of timm with the weights of the paper's authors, NumPy arrays."""
+    """A timm model with the weights of the paper's authors, in NumPy arrays."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             shapes = {name: arrays[name].shape for name in arrays.files}
@@ -306,11 +306,11 @@ def _fill_from_google(model: nn.Module, file: Path, kwargs: dict) -> nn.Module:
             raise ValueError(f"it has {depth} layers, and the model has {len(model.blocks)}")
         count = next((shape[0] for name, shape in shapes.items() if re.search(r"(^|/)head/bias$", name)), 0)
         if any("pre_logits" in name for name in shapes):
-            count = 0  # timm leaves this layer out, and the head reads its output
+            count = 0  # timm drops this layer, whose output the head reads
         model = _with_head(model, count, kwargs, file)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.fill_(torch.nan)  # timm copies what the file has, and leaves the rest
+                parameter.fill_(torch.nan)  # timm copies the arrays of the file and skips others
         model.load_pretrained(str(file))
         if missing := [name for name, parameter in model.named_parameters() if parameter.isnan().any()]:
             raise ValueError(f"it lacks {', '.join(missing[:3])}")
@@ -325,16 +325,16 @@ def _is_head(name: str) -> bool:
 
 
 def _with_head(model: nn.Module, count: int, kwargs: dict, file: Path) -> nn.Module:
-    """The model with a head of as many classes as the file, because a random head gives random classes."""
-    if (wanted := kwargs.get("num_classes")) not in (None, 0, count):
-        raise ValueError(f"{file}: its head has {count} classes, not {wanted}. Leave num_classes out.")
-    if wanted != 0 and count != class_count(model):
+    """The model with as many classes as the file, because a random head predicts random classes."""
+    if (number := kwargs.get("num_classes")) not in (None, 0, count):
+        raise ValueError(f"{file}: its head has {count} classes, not {number}. Leave num_classes out.")
+    if number != 0 and count != class_count(model):
         model.reset_classifier(count)
     return model
 
 
 def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
-    """Raise ValueError if weights have another patch size than the model: timm would resample the filters."""
+    """Raise ValueError if weights have another patch size than the model, because timm would resample the filters."""
     built = None
     for name, shape in shapes.items():
         if not re.search(_KERNELS, str(name)) or len(shape) not in (2, 4):
@@ -346,8 +346,8 @@ def _require_patches(shapes: dict, model: nn.Module, source: object) -> None:
             patch = tuple(shape[:2] if name.endswith("kernel") else shape[2:])
         if patch != built:
             sizes = " and the model ".join(f"{p} × {q}" for p, q in (patch, built))
-            raise ValueError(f"{source} has patches of {sizes} pixels. Resampled filters would be other filters: use "
-                             "the architecture of the weights.")  # fmt: skip
+            raise ValueError(f"{source} has patches of {sizes} pixels. Use the architecture of the weights, because "
+                             "resampled filters differ.")  # fmt: skip
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -358,7 +358,7 @@ def _is_transformers(folder: Path) -> bool:
 
 
 def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
-    """A vision model of transformers from the hub or a folder, with safetensors weights and its own image processor."""
+    """A vision model of transformers from the hub or a folder, with safetensors weights and its image processor."""
     _require_library("transformers", "transformers", name)
     import transformers
 
@@ -368,8 +368,8 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
     kind = (config.architectures or [""])[0].replace("ViTMAEForPreTraining", "ViTMAEModel")
     known = sorted(key.rsplit(".", 1)[-1] for key in MODELS)
     if kind not in known or unused:
-        wrong = f"setting {next(iter(unused))}" if unused else f"class {kind or 'that config.json names'}"
-        raise ValueError(f"vitlens knows no {wrong} in {name}. It knows {', '.join(known)} of transformers.")
+        wrong = f"the setting {next(iter(unused))}" if unused else f"the class {kind or '(none in config.json)'}"
+        raise ValueError(f"vitlens does not support {wrong} of {name}. It supports {', '.join(known)} of transformers.")
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
     kind = getattr(transformers, kind)
@@ -380,7 +380,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
         model, info = _here_first(kind.from_pretrained, name, **options)
         if (missing := info["missing_keys"]) and all(key.startswith("pooler.") for key in missing):
             model, info = _here_first(kind.from_pretrained, name, **options, add_pooling_layer=False)
-        base = f"{kind.base_model_prefix}."  # a model without a head may come from the weights of one with a head
+        base = f"{kind.base_model_prefix}."  # a model without a head may get weights with one
         lists = tuple(f"{path}.".removeprefix(base) for path, part in model.named_modules()
                       if isinstance(part, nn.ModuleList))  # fmt: skip
         beyond = [key for key in info["unexpected_keys"] if key.removeprefix(base).startswith(lists)]
@@ -402,7 +402,7 @@ def _transformers(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def _here_first(from_pretrained: Callable, name: str, **options):
-    """A file of the hub from this disk if it is there: transformers would contact the hub for every file."""
+    """A file of the hub, from this disk if present, because transformers contacts the hub for every file."""
     if not Path(name).exists():
         with suppress(OSError):
             return from_pretrained(name, local_files_only=True, **options)
@@ -415,12 +415,12 @@ def _require_library(package: str, extra: str, name: str) -> None:
 
 
 def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Module:
-    """A CLIP of open_clip by the name of its architecture and, after a slash, that of its weights."""
+    """A CLIP of open_clip by the name of its architecture and, after a slash, of its weights."""
     _require_library("open_clip", "openclip", name)
     import open_clip
 
     name, _, tag = name.partition("/")
-    tags = [f"{name}/{each}" for each in open_clip.list_pretrained_tags_by_model(name)]
+    tags = [f"{name}/{known}" for known in open_clip.list_pretrained_tags_by_model(name)]
     if pretrained and checkpoint is None and f"{name}/{tag}" not in tags:
         raise ValueError(f"open_clip has no weights {name}/{tag}. It has {', '.join(tags)}.")
     quick = bool((open_clip.get_pretrained_cfg(name, tag) or {}).get("quick_gelu"))
@@ -429,7 +429,7 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
         source = tag if checkpoint is None else str(checkpoint)
         model, transform = open_clip.create_model_from_pretrained(name, source, **options)
     else:
-        logging.disable(logging.WARNING)  # that weights are random, as they should be
+        logging.disable(logging.WARNING)  # about random weights
         try:
             model, _, transform = open_clip.create_model_and_transforms(name, **options)
         finally:
@@ -439,7 +439,7 @@ def _open_clip(name: str, pretrained: bool, checkpoint=None, **kwargs) -> nn.Mod
 
 
 def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
-    """A Vision Transformer of torchvision, with its default weights or those named after a slash."""
+    """A Vision Transformer of torchvision with its default weights, or the weights after a slash in its name."""
     from torchvision import models
 
     name, _, tag = name.partition("/")
@@ -453,7 +453,7 @@ def _torchvision(name: str, pretrained: bool, **kwargs) -> nn.Module:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """Number of classes: the head's outputs, or `num_classes` where it has none; 0 for features, None if unknown.
+    """Number of classes: the outputs of the head, or `num_classes` without a head, 0 for features, None if unknown.
 
     >>> vitlens.models.class_count(model)
     200
@@ -462,23 +462,23 @@ def class_count(model: nn.Module) -> int | None:
 
 
 def require_classes(model: nn.Module) -> None:
-    """Raise ValueError for a model without a classifier: its output looks like logits, but is features."""
+    """Raise ValueError for a model without a classifier, whose output is features."""
     if class_count(model) == 0:
         raise ValueError(f"{model_name(unwrap(model))} has no classifier head, so its output is features.")
 
 
 def label_names(model: nn.Module, count: int | None = None) -> list[str] | None:
-    """Names of the classes: the folder's own, else ImageNet's for a model of 1,000 classes, else None.
+    """Names of the classes in the model's folder, else ImageNet's for a model of 1,000 classes, else None.
 
-    count: number of logits the model gave; by default as many as its head has outputs. None also where there are names
-    for another number of classes, because the head was replaced.
+    count: number of logits, by default the outputs of the head. Names for another number of classes are not returned,
+    because the head was replaced.
 
     >>> vitlens.models.label_names(model)[6]
     'trilobite'
     """
     model = unwrap(model)
     if count is not None and supported.label_names(model) is None:
-        model = within(model)  # a wrapper has the names of its model, if there are as many
+        model = within(model)  # a wrapper has the names of its model, if their number fits
     names, classes = supported.label_names(model), class_count(model)
     count = classes if count is None else count
     if names is None and count == classes == 1000:
@@ -495,8 +495,8 @@ def _imagenet_names() -> list[str]:
 def output_kind(model: nn.Module) -> str:
     """Meaning of a model's outputs, one of `OUTPUTS`.
 
-    That of `load_model(outputs=…)`, a folder's config.json or transformers' `problem_type`; else "value" for a single
-    output and "classes" for more.
+    It comes from `load_model(outputs=…)`, a folder's config.json or transformers' `problem_type`. Otherwise it is
+    "value" for a single output and "classes" for several.
 
     >>> vitlens.models.output_kind(model)
     'classes'
@@ -511,8 +511,9 @@ def output_kind(model: nn.Module) -> str:
 
 
 def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
-    """Scores of logits (…, classes), in float32 or wider: softmax for classes, sigmoid for independent labels, and the
-    values themselves otherwise. model: the model, or one of `OUTPUTS`.
+    """Scores of logits (…, classes), in float32 or wider.
+
+    Softmax for classes, sigmoid for independent labels, else the values. model: the model, or one of `OUTPUTS`.
 
     >>> vitlens.models.scores(model, logits).sum(-1)
     tensor([1.0000, 1.0000])
@@ -525,9 +526,9 @@ def scores(model: nn.Module | str, logits: Tensor) -> Tensor:
 
 
 def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple[str, float]]]:
-    """The k highest outputs for each row of (B, classes) logits: (name or number, score).
+    """The k highest outputs for each row of (B, classes) logits, as (name or number, score).
 
-    Raises ValueError for a model without a classifier.
+    Raises ValueError for a model without a classifier, and for logits of another shape.
 
     >>> [(name, round(score, 2)) for name, score in vitlens.models.top_classes(model, logits, k=2)[0]]
     [('Egyptian cat', 0.56), ('tabby, tabby cat', 0.41)]
@@ -537,12 +538,12 @@ def top_classes(model: nn.Module, logits: Tensor, k: int = 5) -> list[list[tuple
         raise ValueError(f"Expected logits of shape (B, classes), got {tuple(logits.shape)}.")
     names = label_names(model, logits.shape[-1])
     values, classes = scores(model, logits).topk(min(k, logits.shape[-1]))
-    called = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
-    return [[*zip(*pair, strict=True)] for pair in zip(called, values.tolist(), strict=True)]
+    labels = [[names[c] if names else str(c) for c in row] for row in classes.tolist()]
+    return [[*zip(*pair, strict=True)] for pair in zip(labels, values.tolist(), strict=True)]
 
 
 class _Processor:
-    """An image processor of transformers as a function: an RGB image to (C, H, W)."""
+    """An image processor of transformers as a function from an RGB image to (C, H, W)."""
 
     def __init__(self, processor):
         self.processor, self.interpolation = processor, Image.Resampling(processor.resample).name.lower()
@@ -551,10 +552,10 @@ class _Processor:
         if hasattr(self.processor, "max_num_patches"):  # SigLIP 2: one square, so that images make a batch
             side = int(self.processor.max_num_patches**0.5) * self.processor.patch_size
             image = image.resize((side, side), self.processor.resample)
-        given = self.processor(images=image, return_tensors="pt")
-        values = given["pixel_values"][0]
-        if "spatial_shapes" in given:  # SigLIP 2: patches (P, p·q·C)
-            (rows, cols), side = given["spatial_shapes"][0].tolist(), self.processor.patch_size
+        inputs = self.processor(images=image, return_tensors="pt")
+        values = inputs["pixel_values"][0]
+        if "spatial_shapes" in inputs:  # SigLIP 2: patches (P, p·q·C)
+            (rows, cols), side = inputs["spatial_shapes"][0].tolist(), self.processor.patch_size
             patches = values[: rows * cols].unflatten(1, (side, side, -1)).unflatten(0, (rows, cols))
             values = patches.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)
         return values
@@ -563,8 +564,10 @@ class _Processor:
 def _crop_box(
     transform: Callable[[Image.Image], Tensor], size: tuple[int, int], mode: str = "RGB"
 ) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of the part that a transform takes of an image of `size` = (width, height) pixels,
-    measured on images whose levels are coordinates. It reaches beyond the image where the transform pads."""
+    """(left, top, right, bottom) of the part that a transform crops from an image of `size` = (width, height) pixels.
+
+    Measured on images whose levels are coordinates. With padding it extends beyond the image.
+    """
 
     def transformed(levels) -> np.ndarray:
         image = Image.fromarray(np.broadcast_to(np.round(levels).astype(np.uint8), size[::-1]).copy())
@@ -574,7 +577,7 @@ def _crop_box(
     x, y = np.linspace(0, 1, width), np.linspace(0, 1, height)[:, None]
     low, high = transformed(0), transformed(255)
     inside = high - low > 0.99 * (high - low).max()  # padding is the same in both
-    # each ramp has a small one across it, over which the rounding to 8 bits averages out
+    # each ramp has a small perpendicular one, which averages out the rounding to 8 bits
     ramps = 240 * x + 15 * y, 240 * y + 15 * x
     one, other = (255 * (transformed(ramp) - low)[inside] / (high - low)[inside] for ramp in ramps)
     rows, cols = np.nonzero(inside)
@@ -591,8 +594,10 @@ def _crop_box(
 
 @functools.lru_cache(maxsize=32)
 def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
-    """Preprocessing of a library in timm's settings, measured: mean and standard deviation on flat images; and on
-    images of coordinates the part that is cut out (`crop_pct`), and whether it is squashed, padded or cropped."""
+    """Preprocessing of a library in timm's settings, measured on images.
+
+    Uniform images give the mean and the standard deviation. Images of coordinates give `crop_pct` and `crop_mode`.
+    """
 
     def level(value: int) -> Tensor:
         flat = transform(Image.new("RGB", (256, 256), (value,) * 3)).double()
@@ -617,7 +622,7 @@ def _measured(transform: Callable[[Image.Image], Tensor]) -> dict:
 
 
 def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
-    """Preprocessing by the library of a model, an RGB image to (C, H, W); None for models of timm."""
+    """Preprocessing by the library of a model, from an RGB image to (C, H, W). None for timm models."""
     for part in (unwrap(model), within(model)):
         if "image_transform" in vars(part):
             return part.image_transform
@@ -630,7 +635,7 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
             part.image_transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
             return part.image_transform
         if origin := getattr(getattr(part, "config", None), "name_or_path", None):
-            with suppress(Exception):  # without a processor on this disk, that of its kind is used
+            with suppress(Exception):  # without a processor on this disk, use that of its class
                 from transformers import AutoImageProcessor
 
                 part.image_transform = _Processor(AutoImageProcessor.from_pretrained(origin, local_files_only=True))
@@ -639,7 +644,7 @@ def _own_transform(model: nn.Module) -> Callable[[Image.Image], Tensor] | None:
 
 
 def guessed(model: nn.Module) -> str:
-    """A sentence if the preprocessing of a model is a guess, else "".
+    """Warning if the preprocessing of a model is a guess, else "".
 
     >>> vitlens.models.guessed(model)
     ''
@@ -650,23 +655,24 @@ def guessed(model: nn.Module) -> str:
             return part.guessed_preprocessing
     if _own_transform(model) is not None or any(vars(part).get("pretrained_cfg") for part in parts):
         return ""
-    return f"{model_name(parts[0])} has no pretrained_cfg, so how it wants images is a guess: {data_config(model)}."
+    return f"{model_name(parts[0])} has no pretrained_cfg, so its preprocessing is a guess: {data_config(model)}."
 
 
 def built_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) in pixels of the images that a model is given, or None if it has no size of its own.
+    """(height, width) in pixels of the images that a model was built for, or None if it takes any size.
 
     >>> vitlens.models.built_size(model)
     (224, 224)
     """
-    own = _own_transform(model)
-    return family(within(model)).built_size if own is None else _measured(own)["input_size"][1:]
+    transform = _own_transform(model)
+    return family(within(model)).built_size if transform is None else _measured(transform)["input_size"][1:]
 
 
 def data_config(model: nn.Module, size: tuple[int, int] | None = None) -> dict:
-    """Preprocessing of `model` in timm's settings, with the model's own channels and, if given, another (H, W).
+    """Preprocessing of `model` in timm's settings, with the model's channels.
 
-    Raises ImageError for a model of neither one nor three channels, and for as many means or deviations.
+    size: (H, W) in pixels, in place of the configured size. Raises ImageError unless the model has one or three input
+    channels and as many means and deviations.
 
     >>> vitlens.models.data_config(model)["interpolation"]
     'bilinear'
@@ -707,19 +713,19 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Images, one, a list or a dictionary of them, as `model` wants its input: float32 (B, C, H, W) on the CPU.
+    """Model input from an image, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
 
-    Models of transformers, open_clip and torchvision use their library's own preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. Models with one input channel are given
-    gray images.
+    Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
+    are converted to gray.
 
-    size: (H, W) in pixels, in place of the configured size, which `timm.create_model(..., img_size=...)` does not
-    change: give `built_size(model)`. whole: squeeze the whole image into the size and cut nothing off. on_note: called
-    with a sentence for each image that `load_image` has changed, for each that is cut to less than half of its area,
+    images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
+    `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
+    called with a sentence for each image that `load_image` changed or that is cropped to less than half of its area,
     and if the preprocessing is a guess.
 
-    Raises ImageError for what `load_image` refuses, an image over 100 times as long as wide (or as wide as long), and a
-    model of neither one nor three channels.
+    Raises ImageError for sources that `load_image` refuses, images with an aspect ratio over 100, and models of neither
+    one nor three channels.
 
     >>> vitlens.models.preprocess(model, [cat, cat]).shape
     torch.Size([2, 3, 224, 224])
@@ -735,8 +741,8 @@ def preprocess(
         scales = [length / side for length, side in zip((height, width), sides, strict=True)]
         seen = (min(scales) * config["crop_pct"]) ** 2 / (scales[0] * scales[1])  # share of the image
         if on_note is not None and seen < 0.5 and config["crop_mode"] == "center" and not whole:
-            called = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
-            on_note(f"{called} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it.")
+            name = Path(source).name if isinstance(source, str | os.PathLike) else "An image"
+            on_note(f"{name} of {width} × {height} pixels is cropped: the model sees the middle {seen:.0%} of it.")
     if on_note is not None and (sentence := guessed(model)):
         on_note(sentence)
     return torch.stack([transform(image.convert("L" if channels == 1 else "RGB")) for image in loaded])
@@ -745,10 +751,10 @@ def preprocess(
 def crop_box(
     model: nn.Module, image, *, size: tuple[int, int] | None = None, whole: bool = False
 ) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of the part of an image that `preprocess` gives to the model, in pixels of the image.
+    """(left, top, right, bottom) of the part of an image that `preprocess` passes to the model, in pixels of the image.
 
-    It reaches beyond the image where the preprocessing pads. image: what `load_image` takes. size, whole: as for
-    `preprocess`. Raises ImageError as `preprocess` does.
+    With padding it extends beyond the image. image: a source of `load_image`. size, whole: as for `preprocess`. Raises
+    ImageError as `preprocess` does.
 
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
     [75, 0, 376, 300]
@@ -759,8 +765,9 @@ def crop_box(
 
 
 def pixels(model: nn.Module) -> Callable[[Image.Image], Tensor]:
-    """`preprocess` without the normalization, as a function from one RGB image to uint8 (C, H, W), for data sets, which
-    hold images as bytes and normalize them later.
+    """`preprocess` without normalization, as a function from an RGB image to uint8 (C, H, W).
+
+    For data sets, which store images as bytes and normalize them later.
 
     >>> vitlens.models.pixels(model)(cat).shape
     torch.Size([3, 224, 224])
@@ -776,10 +783,10 @@ def _unnormalized(transform: Callable, mean: tuple, std: tuple, image: Image.Ima
 
 
 def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
-    """The images in a preprocessed `batch` (B, C, H, W) as uint8 (B, H, W, 3): the model's input, un-normalized.
+    """The images in a preprocessed `batch` (B, C, H, W) without normalization, as uint8 (B, H, W, 3).
 
-    Resizing and cropping stay. Gray is repeated over the three channels, and values outside the range of images, as in
-    a perturbed batch, become 0 or 255. Raises ImageError if the shape is not that of a batch for this model.
+    They stay resized and cropped. Gray is repeated over the three channels, and values outside 0 to 255, as in a
+    perturbed batch, are clamped. Raises ImageError if the shape does not fit the model.
 
     >>> vitlens.models.restore(model, images).shape
     (2, 224, 224, 3)
@@ -792,6 +799,6 @@ def restore(model: nn.Module, batch: Tensor) -> np.ndarray:
 
 
 def _levels(batch: Tensor, mean: tuple, std: tuple) -> Tensor:
-    """uint8 (B, C, H, W) of a normalized batch."""
+    """uint8 (B, C, H, W) levels of a normalized batch."""
     mean, std = (torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) for part in (mean, std))
     return ((batch * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

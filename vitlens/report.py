@@ -1,8 +1,8 @@
-"""Numbers and figures of a model and of images, written to a folder: what `vitlens inspect` and `explain` do.
+"""Numbers and figures of a model and of images, written to a folder by `vitlens inspect` and `explain`.
 
-* `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7); `write_inspection`, and `write_beside` for two models.
-* `heads`: what every head and MLP adds to the logit of the predicted class; `write_heads`.
-* `explain`: maps of several methods for each image; `score`: their insertion and deletion; `write_explanations`.
+* `inspect`: the paper's inspection (section 4.5, Fig. 6 and 7). `write_inspection`, and `write_beside` for two models.
+* `heads`: contributions of every head and MLP to the logit of the predicted class. `write_heads`.
+* `explain`: maps of several methods for each image. `score`: their insertion and deletion. `write_explanations`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from vitlens.stream import Contributions
 
 SHARP = 200
-"""Dots per inch of a figure in a file: twice the pixels that it is shown at."""
+"""Dots per inch of a figure in a file: twice the pixels of its display."""
 SHOWN = 12  # images in rollout.png and heads.png
-STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders: see `score`
+STEPS, ORDERS = 14, 8  # of insertion and deletion, and random orders, as in `score`
 MEASURES = "filter_variance", "position_rank_correlation", "nearest_head", "rollout_contrast"
 
 
 Images = Mapping[str, object] | Iterable[tuple[str, object]]
-"""Images by name, or (name, source) pairs. A source is anything that `load_image` takes."""
+"""Sources of `load_image` by name, or (name, source) pairs."""
 Note = Callable[[str], None] | None
 
 
@@ -61,8 +61,8 @@ def prepared(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, (1, C, H, W)) of each image, on the model's device and in its dtype.
 
-    on_error: called with a message for an image that cannot be used, which is skipped; without it the ImageError is
-    raised. on_note: see `models.preprocess`.
+    on_error: called with a message for an unusable image, which is skipped. By default its ImageError is raised.
+    on_note: as in `models.preprocess`.
 
     >>> [(name, x.shape) for name, x in vitlens.report.prepared(model, [("chelsea", cat)])]
     [('chelsea', torch.Size([1, 3, 224, 224]))]
@@ -85,8 +85,10 @@ def prepared(
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of an inspection: the model's input as (H, W, 3) uint8 pixels, its highest outputs as (class, score),
-    and its (rows, cols) rollout or None. kind: the meaning of the outputs, see `models.output_kind`.
+    """An image of an inspection.
+
+    pixels: the model's input, (H, W, 3) uint8. top5: the highest outputs as (class, score). rollout: (rows, cols), or
+    None. kind: meaning of the outputs (`models.output_kind`).
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).pictures[0].caption
     'Egyptian cat 56%'
@@ -100,19 +102,21 @@ class Picture:
 
     @property
     def caption(self) -> str:
-        """The highest class and its score, the value of a single output, or the name of an image without classes."""
+        """The highest class and its score, the value of a single output, or the image's name without classes."""
         if not self.top5:
             return self.name
         label, score = self.top5[0]
-        shown = _number(score) if self.kind == "value" else f"{score:.0%}"
-        return shown if self.kind == "value" and len(self.top5) == 1 else f"{label.split(',')[0]} {shown}"
+        words = _number(score) if self.kind == "value" else f"{score:.0%}"
+        return words if self.kind == "value" and len(self.top5) == 1 else f"{label.split(',')[0]} {words}"
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The numbers of an inspection. mean_distance: (L, H) input pixels, the mean over `images` images. filters:
-    (k, p, q, C) or None. similarity: (rows, cols, rows, cols) or None. lacks: reasons why there are no "filters",
-    "positions" or "rollout".
+    """The numbers of an inspection.
+
+    mean_distance: (L, H) in input pixels, the mean over `images` images. filters: (k, p, q, C) or None.
+    explained_variance: (k,) or None. similarity: (rows, cols, rows, cols) or None. lacks: reason for each missing one
+    of "filters", "positions" and "rollout".
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).sentences["filters"]
     '28 components: 47.3% of variance'
@@ -131,11 +135,11 @@ class Inspection:
 
     @functools.cached_property
     def measures(self) -> dict[str, float | list[int] | None]:
-        """Each figure in one number; None for what the model does not have, and where there is nothing to compare.
+        """A number for each figure, or None for a missing figure or a single patch.
 
-        filter_variance: share of the filters' variance in their components. position_rank_correlation: see
-        `positions.rank_correlation`. nearest_head: the least mean distance of a head, over that of uniform attention;
-        nearest_head_at: its [layer, head]. rollout_contrast: `attention.contrast`, the mean over the images.
+        filter_variance: share of the filters' variance in their components. position_rank_correlation: result of
+        `positions.rank_correlation`. nearest_head: the smallest mean distance of a head, over that of uniform
+        attention. nearest_head_at: its [layer, head]. rollout_contrast: mean of `attention.contrast` over the images.
         """
         rank = math.nan if self.similarity is None else positions.rank_correlation(self.similarity)
         uniform, heads = self.grid.uniform_distance(), self.mean_distance.shape[1]
@@ -150,7 +154,7 @@ class Inspection:
 
     @property
     def sentences(self) -> dict[str, str]:
-        """A sentence with the number of each figure (filters, positions, distance, rollout), or why it is missing."""
+        """A sentence with the number of each figure, or the reason why it is missing."""
         variance, rank, near, value = (self.measures[name] for name in MEASURES)
         where = "layer {}, head {}".format(*self.measures["nearest_head_at"])
         words = dict(self.lacks)
@@ -192,9 +196,9 @@ def inspect(
 ) -> Inspection:
     """The numbers of all inspection figures: filters, position embeddings, mean attention distance and rollout.
 
-    images, on_error: as in `prepared`; each image gets its classes and its rollout. data: more images, for the mean
-    distance only. Raises ImageError if no image can be read, UnsupportedModelError for models whose attention cannot be
-    shown, and ValueError for outputs that are not finite.
+    images, on_error: as in `prepared`. data: more images, for the mean distance only. Raises ImageError if no image can
+    be read, UnsupportedModelError for models whose attention cannot be shown, and ValueError for outputs that are not
+    finite.
 
     >>> vitlens.report.inspect(model, [("chelsea", cat)]).measures["nearest_head_at"]
     [2, 0]
@@ -227,13 +231,13 @@ def inspect(
     if grid is None:
         raise ImageError("None of the images could be read, so there is nothing to inspect.")
     if sum(picture.rollout is not None for picture in pictures) > SHOWN:
-        notes.append(f"rollout.png shows the first {SHOWN} pictures.")
+        notes.append(f"rollout.png shows the first {SHOWN} images.")
     if models.class_count(model) == 0:
         notes.append("The model has no classifier, so there are no class names.")
     elif logits.dim() != 2:
-        notes.append("The model pools nothing and gives classes for every token, so the pictures have none.")
+        notes.append("The model classifies every token, so the images have no classes.")
     if grid.readout is None:
-        lacks["rollout"] = "The head reads no weighted sum of the tokens, so there is no rollout from it."
+        lacks["rollout"] = "The head reads no weighted sum of the tokens, so it has no rollout."
     results = {}
     for name, compute in (("filters", filters.components), ("positions", positions.similarity)):
         try:
@@ -247,10 +251,14 @@ def inspect(
 
 
 def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
-    """Write summary.json, inspection.png (all figures on one page), distance.png, and filters.png, positions.png and
-    rollout.png of what the model has.
+    """Write summary.json, inspection.png (all figures on one page) and single figures. Returns the paths.
 
-    Figures of these names that another model left in the folder are removed. Returns the paths.
+    The single figures are distance.png, filters.png, positions.png and rollout.png. Old files of figures that the model
+    lacks are removed.
+
+    >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
+    >>> [path.name for path in vitlens.report.write_inspection(inspection, Path("figures"))][:2]
+    ['summary.json', 'inspection.png']
     """
     from vitlens import plot
 
@@ -262,8 +270,8 @@ def write_inspection(inspection: Inspection, out: Path) -> list[Path]:
         contents["filters.png"] = plot.filters(inspection.filters, inspection.explained_variance)
     if inspection.similarity is not None:
         contents["positions.png"] = plot.position_similarity(inspection.similarity)
-    if shown := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
-        pixels, rollouts, captions = zip(*((p.pixels, p.rollout, p.caption) for p in shown), strict=True)
+    if pictures := [p for p in inspection.pictures if p.rollout is not None][:SHOWN]:
+        pixels, rollouts, captions = zip(*((p.pixels, p.rollout, p.caption) for p in pictures), strict=True)
         contents["rollout.png"] = plot.rollouts(pixels, rollouts, grid=inspection.grid, captions=captions)
     for name in {"filters.png", "positions.png", "rollout.png"} - contents.keys():
         (out / name).unlink(missing_ok=True)
@@ -274,6 +282,10 @@ def write_beside(inspections: Mapping[str, Inspection], out: Path) -> list[Path]
     """Write beside.json, the numbers of both inspections, and beside.png, their figures in two columns.
 
     inspections: by the heading of each column. Returns the paths.
+
+    >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
+    >>> [path.name for path in vitlens.report.write_beside({"a": inspection, "b": inspection}, Path("figures"))]
+    ['beside.json', 'beside.png']
     """
     from vitlens import plot
 
@@ -315,7 +327,12 @@ def heads(model: nn.Module, images: Images, *, on_error: Note = None) -> dict[st
 
 
 def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[Path]:
-    """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths."""
+    """Write heads.csv, a row for each image and part, and heads.png, the first images. Returns the paths.
+
+    >>> added = vitlens.report.heads(model, [("cat", cat)])
+    >>> [path.name for path in vitlens.report.write_heads(added, Path("figures"))]
+    ['heads.csv', 'heads.png']
+    """
     from pandas import DataFrame
 
     from vitlens import plot
@@ -341,12 +358,16 @@ def write_heads(added: dict[str, tuple[str, Contributions]], out: Path) -> list[
 
 @dataclass(frozen=True)
 class Explanation:
-    """The maps of an image's class, or of another score.
+    """The maps of an image for its class, or for another score.
 
-    pixels: (H, W, 3) uint8, and input: (1, C, H, W), the model's input. question: the target of the maps. target,
-    value: the class and its score (`models.scores`), or the name of a score of the features and that score. maps:
-    (rows, cols) by method. title: the question in words. against: the contrasted class, or "". scores: one row for each
-    map, as `score` makes them, or None.
+    >>> (explanation,) = vitlens.report.explain(model, [("cat", cat)], names=["relevance"])
+    >>> explanation.target, explanation.maps["relevance"].shape
+    ('Egyptian cat', torch.Size([14, 14]))
+
+    pixels: (H, W, 3) uint8 and input: (1, C, H, W), the model's input. question: the target of the maps. target, value:
+    the class and its score (`models.scores`), or a score of the features by name and value. maps: (rows, cols) by
+    method. title: the question in words. against: the contrasted class, or "". scores: a row for each map, as from
+    `score`, or None.
     """
 
     name: str
@@ -380,28 +401,32 @@ def _requires_raw_images(model: nn.Module, images: Tensor) -> Iterator[None]:
 def explain(
     model: nn.Module, images: Images, target: int | str | Similarity | None = None, *,
     against: int | str | Similarity | None = None, names: Sequence[str] | None = None, on_error: Note = None,
-    on_note: Note = None, on_part: Callable[[str], None] = lambda _: None,
+    on_note: Note = None, on_part: Note = None,
 ) -> Iterator[Explanation]:  # fmt: skip
-    """Yield the maps of several methods for image after image, which explain why a model gives it a class.
+    """Yield an `Explanation` of each image: the maps of several methods for a class or another score.
 
-    The quick methods share one forward and one backward; balanced gradients take another forward and backward.
+    The quick methods share one forward and one backward. Balanced gradients take another forward and backward.
+
+    >>> (explanation,) = vitlens.report.explain(model, [("cat", cat)], "tabby", names=["legrad"])
+    >>> list(explanation.maps)
+    ['legrad']
 
     images, on_note: as in `prepared`. target: a class number or name, None for the predicted class, or a function such
-    as `vitlens.attribution.like(image)`. against: another class or function, to explain the difference. names: the
-    methods, by default the quick ones that the model permits. on_error: as in `prepared`, also for an image whose
-    predicted class is `against`, or that is compared with itself. on_part: called with a description after each method.
+    as `vitlens.attribution.like(image)`. against: another class or function, to explain the difference. names: methods,
+    by default the quick ones that the model permits. on_error: as in `prepared`, also for an image whose predicted
+    class is `against`, or that is compared with itself. on_part: called with a description after each method.
 
-    A model may wrap the Vision Transformer (a head behind a backbone); images are then prepared as that one expects,
-    unless the wrapper has its own `pretrained_cfg`. Raises what `vitlens.attribution` raises, for classes that the
-    model does not have before it runs, and ImageError if no image is left.
+    Images for a wrapper of a Vision Transformer are prepared for the latter, unless the wrapper has a `pretrained_cfg`.
+    Raises the errors of `vitlens.attribution`, for unknown classes before the model runs, and ImageError if no image is
+    left.
     """
     from vitlens.attribution import SHARED, explained, methods
     from vitlens.attribution.target import NothingToExplain, Similarity, resolved
 
     model, count, chosen = unwrap(model), 0, methods(names)
-    if isinstance(target, Similarity):  # the image or text is the same for all images
+    if isinstance(target, Similarity):  # the compared image or text is the same for all images
         target, against = target.bound(model), against.bound(model) if against else None
-    if transformer(model) is not model:  # whose head is not that of the model inside
+    if transformer(model) is not model:  # a wrapper has another head
         chosen = {name: m for name, m in chosen.items() if names is not None or m.needs != "readings"}
     elif not callable(target) and (classes := models.class_count(model)):
         for one, other in ((target, None if target is None else against), (against, None)):
@@ -419,7 +444,7 @@ def explain(
         bound, grid, maps = forward.target, forward.attn.grid, {}
         for label, method in list(chosen.items()):
             if names is None and grid.readout is None and "query" in method.options:
-                continue  # it starts from the read-out, and there is none
+                continue  # the map starts from the read-out
             try:
                 maps[label] = method(forward) if method.needs in SHARED else method(model, x, bound)
             except UnsupportedModelError as error:
@@ -428,28 +453,29 @@ def explain(
                 del chosen[label]
                 if on_note is not None:
                     on_note(f"{label} is left out. {error}")
-            on_part(f"{name}, {label}")
+            if on_part is not None:
+                on_part(f"{name}, {label}")
         question = _question(model, bound, forward.output)
-        del forward  # its capture would stay in memory beside the batches of the scores
+        del forward  # free the capture before the scores are computed
         count += 1
         yield Explanation(
             name, restore(model, x)[0], x, grid, bound, **question,
             maps={label: values[0].float().cpu() for label, values in maps.items()},
         )  # fmt: skip
     if not count:
-        raise ImageError("None of the images is left, so there is nothing to explain.")
+        raise ImageError("No image is left to explain. Give another image or target.")
 
 
 def score(
     model: nn.Module, explanations: Iterable[Explanation], *, orders: int = ORDERS, steps: int = STEPS,
-    baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] = lambda *_: None,
+    baseline: str = "mean", score: str | None = None, on_forwards: Callable[[int, int], None] | None = None,
 ) -> Iterator[Explanation]:  # fmt: skip
     """Yield each explanation with the insertion and deletion scores of its maps.
 
-    orders: number of random orders to compare with; the standard deviation of fewer than 8 is left out. steps: largest
-    number of steps of a curve. baseline, score: as in `faithfulness.curves`. on_forwards: called after each batch with
-    the number of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`,
-    baseline, and quantity, the y-axis of the curves.
+    orders: number of random orders. With fewer than 8 their standard deviation is left out. steps: largest number of
+    steps of a curve. baseline, score: as in `faithfulness.curves`. on_forwards: called after each batch with the number
+    of forwards done and their total for this image. Columns of the scores: those of `faithfulness.ranked`, baseline,
+    and quantity, the y-axis of the curves.
 
     On Ctrl-C it yields the explanation with the maps that are completely scored, then raises KeyboardInterrupt.
 
@@ -467,10 +493,11 @@ def score(
             for done, total, known in faithfulness.partial_curves(
                 model, explanation.input, faithfulness.with_random(maps, grid, orders), explanation.question,
                 step=faithfulness.usual_step(grid.patches, steps), baseline=baseline, score=score, grid=grid,
-                internal_batch_size=8,  # small, so that progress is seen
+                internal_batch_size=8,  # small, for frequent progress
             ):  # fmt: skip
                 both = known
-                on_forwards(done, total)
+                if on_forwards is not None:
+                    on_forwards(done, total)
         except KeyboardInterrupt as error:
             interrupt = error
         if both is not None:
@@ -503,10 +530,10 @@ def _question(model: nn.Module, target: Target, output: Tensor) -> dict:
     name, other = ("" if k is None else names[k] if names else str(k) for k in numbers)
     value = models.scores(model, output)[0, numbers[0]].item()
     is_value = models.output_kind(model) == "value"
-    shown = _number(value) if is_value else f"{value:.1%}"
-    shown = shown if is_value and output.shape[-1] == 1 else f"“{name}” ({shown})"
+    words = _number(value) if is_value else f"{value:.1%}"
+    words = words if is_value and output.shape[-1] == 1 else f"“{name}” ({words})"
     rather = f" rather than “{other}”" if other else ""
-    return {"target": name, "against": other, "value": value, "title": f"Why {shown}{rather}? {about}"}
+    return {"target": name, "against": other, "value": value, "title": f"Why {words}{rather}? {about}"}
 
 
 def _number(value: float) -> str:
@@ -514,10 +541,14 @@ def _number(value: float) -> str:
 
 
 def write_explanations(explanations: Iterable[Explanation], out: Path) -> Iterator[Path]:
-    """Write a figure for each image, and the scores of all in scores.csv, as soon as each explanation is there.
+    """Write a figure for each image, and all scores to scores.csv, after each explanation. Yields the paths.
 
-    Yields the path of each figure, once it and its scores are on the disk, and then that of scores.csv. Without scores
-    it removes a scores.csv that an earlier run left in the folder.
+    The path of a figure follows when the figure and its scores are on the disk, and that of scores.csv comes last.
+    Without scores, a scores.csv of an earlier run is removed.
+
+    >>> explanations = vitlens.report.explain(model, [("cat", cat)], names=["legrad"])
+    >>> [path.name for path in vitlens.report.write_explanations(explanations, Path("out"))]
+    ['00-cat.png']
     """
     from pandas import DataFrame, concat
 
@@ -550,7 +581,7 @@ def _scores_in_words(scores: DataFrame) -> tuple[dict[str, str], str]:
     captions, sigmas, ranks = {}, scores["random_difference_std"].notna().any(), scores["rank"].notna().all()
     for row in scores.to_dict("records"):
         rank = [f"rank {row['rank']:.0f}"] if ranks else []
-        if sigmas:  # not finite where all orders score alike, as with a single class
+        if sigmas:  # not finite if all orders have one score, as with a single class
             z = row["difference_z_score"]
             rank.append(f"{z:+.1f} σ from random" if math.isfinite(z) else "as all random orders")
         areas = f"deletion {row['deletion']:.3f}, insertion {row['insertion']:.3f}"

@@ -33,7 +33,11 @@ def cast(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def run(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """(B, classes) logits, or (B, D) features of a model without classes, from any kind of model output."""
+    """(B, classes) logits, or (B, D) features of a model without classes, from the output of a model of any library.
+
+    >>> vitlens.models.run(model, images).shape
+    torch.Size([2, 200])
+    """
     if known(model):
         return family(model).run(images)
     output = model(images)
