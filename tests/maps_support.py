@@ -49,7 +49,7 @@ def refuses(message, call, *args, error=ValueError, **kwargs):
 
 @contextlib.contextmanager
 def left_as_found(model, *tensors):
-    """Assert that the block leaves no trace in the model, the tensors, autograd and the random generators."""
+    """Assert that the block leaves the model, the tensors, autograd and the random generators unchanged."""
     model.head.bias.grad = torch.ones_like(model.head.bias)
     kept = model.state_dict(keep_vars=True)
     before = {name: (value, value.detach().clone(), value.requires_grad, value.grad) for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""Class-specific maps from the gradient of attention, against autograd through maps that are really there."""
+"""Class-specific maps from the gradient of attention, compared with autograd through materialized attention."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ def images(batch=2, size=SIZE, dtype=torch.float64, seed=0):
 
 
 class Softmaxes(TorchFunctionMode):
-    """Every softmax that a model takes."""
+    """Record every softmax of a model."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Softmaxes(TorchFunctionMode):
 
 
 def materialized(model, x, target=TARGET):
-    """Maps and their gradients, layer by layer, and those of the pool, by timm's unfused path and autograd."""
+    """Attention and its gradients of each layer and of the pool, by timm's unfused path and autograd."""
     model = copy.deepcopy(model)
     for module in model.modules():
         if hasattr(module, "fused_attn"):
@@ -74,7 +74,7 @@ def materialized(model, x, target=TARGET):
 
 
 def starts(read, layers, pool):
-    """(B, T): a row on the tokens themselves, and a row that a pool gives."""
+    """(B, T) rows of the read-out and of a pool."""
     batch, _, tokens, _ = layers[0][0].shape
     row, pooled = torch.zeros(2, batch, tokens, dtype=torch.float64)
     patches = math.prod(n // 16 for n in SIZE)
@@ -108,7 +108,7 @@ def relevance_of(layers, row, pooled):
 
 
 def agree(got, expected):
-    """Relative to 1e-6, of the largest number where one is nearly zero. expected: (B, T)."""
+    """Compare to 1e-6, relative to the largest number for numbers close to 0. expected: (B, T)."""
     rows, cols = (n // 16 for n in SIZE)
     expected = expected[:, -rows * cols :].reshape(-1, rows, cols)
     assert expected.abs().max() > 0 and expected.std() > 0
@@ -119,7 +119,7 @@ def agree(got, expected):
 def test_maps_equal_autograd(vit, case):
     name, kwargs, read = MODELS[case]
     model, x = vit(name=name, dtype=torch.float64, img_size=SIZE, **kwargs), images()
-    with torch.no_grad():  # some heads are all but zero at first, and then the layers hardly meet
+    with torch.no_grad():  # larger heads, because initial ones are close to 0
         factor = 50 / model(x).std()
         model.head.weight.mul_(factor)
         if hasattr(model, "head_dist"):
@@ -141,7 +141,7 @@ def test_maps_equal_autograd(vit, case):
 
 
 def cut_off(model, x):
-    """LeGrad of each layer: the last layer's of a model that ends there."""
+    """LeGrad of each layer, as that of the last layer of a shorter model."""
     found = []
     for depth in (1, 2, 3):
         cut = copy.deepcopy(model)
@@ -157,7 +157,7 @@ def by_hand(model, x, layer):
     if type(block).__name__ == "ResPostRelPosBlock":
         block.attn.register_forward_pre_hook(lambda m, args: kept.append(args[0]))
     else:
-        norms = [branch.norm for branch in getattr(block, "attns", ())]  # two attentions side by side
+        norms = [branch.norm for branch in getattr(block, "attns", ())]  # two parallel attentions
         for norm in norms or [getattr(block, "in_norm", None) or block.norm1]:
             norm.register_forward_hook(lambda m, args, out: kept.append(out))
     logits = reference(x)
@@ -166,8 +166,8 @@ def by_hand(model, x, layer):
     return torch.from_numpy(np.maximum(np.einsum("bpc,bc->bp", a, g.mean(1)), 0))
 
 
-def test_every_family():
-    """All maps are made, at the model's own size, and relevance is that of the whole product."""
+def test_maps_equal_autograd_in_every_family():
+    """All maps at the built size, and relevance by the full product."""
     for name in QUICK:
         if name in ("vitamin_small_224", "vit_small_patch14_reg4_dinov2"):  # long in float64
             continue
@@ -203,7 +203,7 @@ def test_grad_cam_equals_pytorch_grad_cam(vit):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_start_from_a_patch(vit):
+def test_maps_start_from_a_patch(vit):
     model, x = vit(dtype=torch.float64, img_size=SIZE), images()
     layers, pool = materialized(model, x)
     row, pooled = torch.zeros(2, 2, 25, dtype=torch.float64)
@@ -214,7 +214,7 @@ def test_start_from_a_patch(vit):
     agree(attention_gradient(model, x, TARGET, query=(2, 5), layer=0), (row[:, None] @ product)[:, 0])
 
 
-def test_blocks_of_rows_and_images_make_no_difference(vit, monkeypatch):
+def test_maps_do_not_depend_on_blocks_and_batches(vit, monkeypatch):
     for kwargs in ({}, dict(global_pool="avg"), dict(global_pool="map", class_token=False)):
         model, x = vit(dtype=torch.float64, img_size=SIZE, **kwargs), images(3)
         whole = [method(model, x, [3, 7, 0]) for method in GRADIENT]
@@ -225,8 +225,8 @@ def test_blocks_of_rows_and_images_make_no_difference(vit, monkeypatch):
         monkeypatch.undo()
 
 
-def test_memory_stays_flat(vit, monkeypatch):
-    """Nothing as large as a map is made at 576 tokens, but by BEiT its biases: read from their table, and copied."""
+def test_maps_allocate_no_full_map(vit, monkeypatch):
+    """No tensor of the size of a map is allocated at 576 tokens, except for the biases of BEiT and their copy."""
 
     class Large(TorchDispatchMode):
         made = ()

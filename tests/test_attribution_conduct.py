@@ -1,4 +1,4 @@
-"""Targets and the registry of methods, what maps refuse, and that they leave everything as they found it."""
+"""Targets, the registry of methods, refusals, and models that stay unchanged."""
 
 import copy
 import inspect
@@ -41,7 +41,7 @@ def images(batch=2, size=SIZE, seed=0):
 
 
 class Attentions(TorchDispatchMode):
-    """Counts the forward and backward passes of fused attention."""
+    """Count the forward and backward passes of fused attention."""
 
     forward = backward = 0
 
@@ -52,7 +52,7 @@ class Attentions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_quick_methods_share_one_forward_and_one_backward(vit):
+def test_explained_runs_one_forward_and_one_backward(vit):
     model, calls = vit(img_size=SIZE), []
     x = images()
     shared = {name: method for name, method in methods().items() if method.depends_on_target and method.needs in SHARED}
@@ -67,7 +67,7 @@ def test_quick_methods_share_one_forward_and_one_backward(vit):
         torch.testing.assert_close(together[name], values, rtol=1e-6, atol=0)
 
 
-def test_a_capture_of_ones_own_serves(vit):
+def test_methods_take_a_capture(vit):
     model, x = vit(img_size=SIZE), images()
     with capture(model, gradients=True) as attn:
         logits = model(x)
@@ -78,7 +78,7 @@ def test_a_capture_of_ones_own_serves(vit):
     refuses("2", grad_cam, explained(model, x, needs=["inputs"], layer=1), error=KeyError)
 
 
-def test_rows_of_the_registry():
+def test_methods_are_registered_with_signature_and_source():
     for name, method in METHODS.items():
         function = getattr(attribution, name)
         assert method.function is function and function.__doc__.startswith("(B, rows, cols)")
@@ -88,7 +88,7 @@ def test_rows_of_the_registry():
     refuses("no method 'relevanz'.*The methods are relevance, gradient_rollout", methods, ["relevanz"])
 
 
-def test_leaves_everything_as_found(vit):
+def test_methods_leave_the_model_unchanged(vit):
     model, x = vit(drop_rate=0.5, drop_path_rate=0.1, img_size=SIZE), images()
     model.train()
     model.blocks[0].eval()
@@ -109,7 +109,7 @@ def test_leaves_everything_as_found(vit):
     assert checkpointing.grad_checkpointing
 
 
-def test_parameters_are_constants_and_logits_those_of_the_model(vit):
+def test_explaining_makes_parameters_constants(vit):
     model, x = vit(img_size=SIZE), images()
     with torch.no_grad():
         plain = model(x)
@@ -119,7 +119,7 @@ def test_parameters_are_constants_and_logits_those_of_the_model(vit):
     assert torch.equal(relevance(model, x), relevance(model, x, plain.argmax(-1)))
 
 
-def test_half_precision(vit):
+def test_methods_in_half_precision(vit):
     model, x = vit(img_size=SIZE), images()
     half = copy.deepcopy(model).bfloat16()
     for method in GRADIENT:
@@ -129,7 +129,7 @@ def test_half_precision(vit):
         assert (low - exact).abs().mean() < 0.02 * exact.abs().max(), method.__name__
 
 
-def test_several_threads_at_once(vit):
+def test_methods_in_several_threads(vit):
     model, x = vit(img_size=SIZE).train(), images(3)
     model.blocks[0].eval()
     before = [module.training for module in model.modules()]
@@ -151,7 +151,7 @@ def test_several_threads_at_once(vit):
     assert [module.training for module in model.modules()] == before
 
 
-def test_classes(vit):
+def test_classes_by_number_and_name(vit):
     model, x = vit(img_size=SIZE, depth=2), images()
     names = [f"class {i}" for i in range(7)] + ["tabby, tabby cat", "Crane", "crane, machine"]
     three = relevance(model, x, 3)
@@ -176,7 +176,7 @@ def test_classes(vit):
     refuses(r"several classes called 'crane', \[8, 9\]", relevance, model, x, "crane")
 
 
-def test_refusals(vit):
+def test_methods_refuse_wrong_arguments(vit):
     model, x = vit(img_size=SIZE), images()
     headless, maximum, untrained = vit(num_classes=0), vit(global_pool="max"), vit(img_size=SIZE)
     torch.nn.init.zeros_(untrained.head.weight)
@@ -207,7 +207,7 @@ def test_refusals(vit):
         refuses("from 0 to 2 .* got 3", method, model, x, error=IndexError, **{option: 3})
     refuses("72 covers or more, got 71", kernel_shap, model, x, 3, n_samples=71)
     with torch.no_grad():
-        model.head.bias[5] = -float("inf")  # a class that is excluded
+        model.head.bias[5] = -float("inf")  # an excluded class
     assert relevance(model, images(1), 3).isfinite().all()
 
 
@@ -217,7 +217,7 @@ class Normalized(torch.nn.Module):
 
 
 class Headed(torch.nn.Module):
-    """A backbone and a head; either pools the tokens."""
+    """A backbone and a head. One of them pools the tokens."""
 
     def __init__(self, backbone, pools):
         super().__init__()
@@ -227,7 +227,7 @@ class Headed(torch.nn.Module):
         return self.head(self.backbone.forward_features(x)[:, 0] if self.pools else self.backbone(x))
 
 
-def test_a_normalization_before_a_transformer_is_explained_as_the_transformer_is(vit):
+def test_methods_explain_a_normalization_before_a_transformer(vit):
     inner, x = vit(img_size=SIZE), images()
     wrapped, seen = torch.nn.Sequential(Normalized(), inner), Normalized()(x)
     inner.label_names = [f"plant {k}" for k in range(10)]
@@ -246,8 +246,8 @@ def test_a_normalization_before_a_transformer_is_explained_as_the_transformer_is
     refuses("2 Vision Transformers", relevance, torch.nn.Sequential(vit(), vit()), x, error=UnsupportedModelError)
 
 
-def test_a_backbone_and_a_head_are_explained_as_one_model(vit):
-    """The same as a model whose own head has these weights."""
+def test_methods_explain_a_backbone_with_a_head(vit):
+    """Maps equal those of a model whose head has these weights."""
     whole, x = vit(img_size=SIZE, num_classes=5), images()
     for pools in (False, True):
         wrapped = Headed(vit(img_size=SIZE, num_classes=0), pools).eval()

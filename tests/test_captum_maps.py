@@ -1,4 +1,4 @@
-"""Methods with patches as the features, against captum called by hand."""
+"""Methods with patches as features, compared with captum called by hand."""
 
 import sys
 
@@ -56,7 +56,7 @@ def captums_gradient_shap(model, x, seed):
     return captum.attr.GradientShap(model).attribute(x, torch.zeros_like(x), n_samples=10, stdevs=0.1, target=3)
 
 
-def test_gradients_along_a_path_by_hand(vit):
+def test_pixel_methods_equal_captum_called_by_hand(vit):
     model, x = vit(img_size=(64, 96)), images()
     blank = torch.full_like(x, 0.25)
     whole = captum.attr.IntegratedGradients(model).attribute(x, blank, torch.tensor([3, 7]), n_steps=20)
@@ -70,8 +70,8 @@ def test_gradients_along_a_path_by_hand(vit):
     close(input_x_gradient(model, x, [3, 7]), torch.stack([tiles(v).sum(-1) for v in whole]))
 
 
-def test_gradients_of_a_bfloat16_model_are_added_up_in_float32(vit):
-    """Its gradients are its own, their sums over points and pixels those of float64."""
+def test_pixel_methods_sum_bfloat16_gradients_in_float32(vit):
+    """Gradients are those of bfloat16, and their sums over points and pixels those of float64."""
     model, x = vit(img_size=(64, 96), dtype=torch.bfloat16), images(1).bfloat16()
 
     def gradients(pictures):
@@ -88,7 +88,7 @@ def test_gradients_of_a_bfloat16_model_are_added_up_in_float32(vit):
 
 
 def test_integrated_gradients_are_complete(vit):
-    """They sum to what the logit gains over the baseline, within 1 %."""
+    """They sum to the gain of the logit over the baseline, within 1 %."""
     for name, kwargs in (("deit_tiny_distilled_patch16_224", {}), ("vit_tiny_patch16_224", dict(global_pool="map"))):
         model, x = vit(name=name, img_size=(64, 96), **kwargs), images(1)
         with torch.no_grad():
@@ -99,7 +99,7 @@ def test_integrated_gradients_are_complete(vit):
         torch.testing.assert_close(got, gain.gather(-1, target[:, None])[:, 0], rtol=0.01, atol=0)
 
 
-def test_covering_by_hand(vit):
+def test_occlusion_and_ablation_by_hand(vit):
     model, x = vit(img_size=(64, 96)), images()
     target, blank = torch.tensor([3, 7]), torch.full_like(x, -0.5)
     for window in (1, 3):
@@ -110,7 +110,7 @@ def test_covering_by_hand(vit):
         close(got, torch.stack([tiles(v).mean(-1) for v in whole]))
     ablated = captum.attr.FeatureAblation(model).attribute(x, blank, target, feature_mask=patch_mask())
     close(feature_ablation(model, x, target, baseline=blank[:1]), torch.stack([tiles(v).mean(-1) for v in ablated]))
-    assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over everything
+    assert occlusion(model, x, 3, window=9).std((1, 2)).max() < 1e-6  # a window over the whole image
 
 
 class Given(captum.attr.KernelShap):
@@ -122,7 +122,7 @@ class Given(captum.attr.KernelShap):
         yield from self.covers[:, None]
 
 
-def test_kernel_shap_equals_captums_with_the_same_covers(vit):
+def test_kernel_shap_equals_captum_with_the_same_covers(vit):
     model, x = vit(img_size=(64, 96), depth=2), images() + 3.0
     got = kernel_shap(model, x, [3, 7], n_samples=200, seed=2)
     seen = _covers(24, 200, 2)
@@ -141,14 +141,14 @@ def test_kernel_shap_equals_captums_with_the_same_covers(vit):
 
 
 def played(game, n_samples, rows=14, cols=14):
-    """KernelSHAP's map of a game on patches of one pixel, 1 where it is seen."""
+    """KernelSHAP's map of a game on patches of one pixel, which is 1 for a visible patch."""
     whole, grid = torch.ones(1, 1, rows, cols), TokenGrid(rows, cols, (1, 1), 0)
     case = OneImage(whole, 0 * whole, lambda x: game(x.flatten(1))[:, None], grid)
     return _shapley_values(case, _covers(rows * cols, n_samples, 0), 64)[0].double()
 
 
-def test_kernel_shap_of_six_patches_gives_captums_shapley_values():
-    """Those are exact, over all 720 orders."""
+def test_kernel_shap_equals_exact_shapley_values():
+    """Exact values over all 720 orders."""
     weights = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
     def game(seen):
@@ -159,7 +159,7 @@ def test_kernel_shap_of_six_patches_gives_captums_shapley_values():
 
 
 def test_kernel_shap_in_closed_form():
-    """Nineteen of 196 patches count alike, so each has a nineteenth of what all bring; and of a pair each has half."""
+    """Each of 19 equal patches of 196 has a nineteenth of their total, and each patch of a pair has half."""
     truth = torch.zeros(196).double()
     truth[:19] = 10 * np.tanh(19 / 6) / 19
     found = played(lambda seen: 10 * torch.tanh(seen[:, :19].sum(1) / 6), 16 * 196)
@@ -170,8 +170,8 @@ def test_kernel_shap_in_closed_form():
     assert played(lambda seen: 3 * seen[:, 0], 3, 1, 1).item() == pytest.approx(3)
 
 
-def test_pixels_that_are_cut_or_padded(vit):
-    """70 × 100 pixels: 4 × 6 patches and a rest that counts for nothing, or 5 × 7 patches, the last ones narrower."""
+def test_pixel_methods_ignore_cut_and_padded_pixels(vit):
+    """70 × 100 pixels: 4 × 6 patches and a margin without effect, or 5 × 7 patches, the last ones narrower."""
     x = images(1, size=(70, 100))
     cut, padded = vit(img_size=(70, 100)), vit(dynamic_img_size=True, dynamic_img_pad=True)
     for method in (integrated_gradients, input_x_gradient, occlusion, kernel_shap):
@@ -184,7 +184,7 @@ def test_pixels_that_are_cut_or_padded(vit):
     torch.testing.assert_close(shares, gain[:, 3], rtol=1e-3, atol=1e-4)
 
 
-def test_a_batch_is_its_images_and_the_seed_decides(vit):
+def test_pixel_methods_depend_on_the_seed_and_not_on_the_batch(vit):
     model, x = vit(img_size=(64, 96), depth=2).train(), images()
     torch.manual_seed(0)
     for name, method in METHODS.items():
@@ -200,7 +200,7 @@ def test_a_batch_is_its_images_and_the_seed_decides(vit):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_gives_the_same(vit):
+def test_pixel_methods_equal_on_a_gpu(vit):
     model, x = vit(img_size=(64, 96)), images()
     model.set_grad_checkpointing()
     for name, method in METHODS.items():
@@ -211,7 +211,7 @@ def test_a_gpu_gives_the_same(vit):
         torch.testing.assert_close(got.cpu(), expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item(), msg=name)
 
 
-def test_without_captum_and_with_few_images_at_once(vit, monkeypatch):
+def test_pixel_methods_without_captum_and_with_small_batches(vit, monkeypatch):
     model, x, sizes = vit(img_size=(64, 96), depth=2), images(), []
     model.register_forward_hook(lambda m, args, out: sizes.append(len(args[0])))
     monkeypatch.setitem(sys.modules, "captum", None)

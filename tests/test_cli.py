@@ -32,7 +32,7 @@ from vitlens.train.recipes import FROM_MODEL, RECIPES, Recipe
 
 
 def vitlens(*arguments, expect=0):
-    """Run the command in this process: starting Python anew each time would take most of the time."""
+    """Run the command in this process, because starting Python takes most of the time."""
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["vitlens", *map(str, arguments)])
     with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
@@ -120,7 +120,7 @@ def test_inspect_writes_figures_and_numbers(model_folder, photographs, tmp_path)
         assert entry["top5"][0]["class"] == str(logits[i].argmax().item()) and len(entry["top5"]) == 5
 
 
-def test_inspect_writes_what_heads_add(model_folder, photographs, tmp_path):
+def test_inspect_writes_contributions_of_heads(model_folder, photographs, tmp_path):
     paths = [photographs / "coffee.png", photographs / "chelsea.png"]
     done = vitlens("inspect", model_folder, *paths, "--heads", "--out", tmp_path / "out")
     assert str(tmp_path / "out" / "heads.png") in done.stdout
@@ -217,7 +217,7 @@ def test_inspect_shows_validation_images_of_a_run(tmp_path):
     assert [int(name[-1]) for name in names] == held.labels.tolist()
 
 
-def test_inspect_notes_what_a_model_lacks(tmp_path):
+def test_inspect_notes_missing_figures(tmp_path):
     for name, options, note, lacks in (
         ("vit_tiny_patch16_224", {"num_classes": 0}, "no classifier", {"top5"}),
         ("vit_tiny_patch16_224", {"global_pool": ""}, "classifies every token", {"top5", "rollout"}),
@@ -266,7 +266,7 @@ def test_explain_writes_figures_and_a_table(model_folder, photographs, tmp_path)
     assert (out / "00-chelsea.png").read_bytes() != scored
 
 
-def test_explain_keeps_what_is_done_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
+def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs, tmp_path, monkeypatch):
     """Ctrl-C during the second map, and during the scores of the second image."""
     files = photographs / "coffee.png", photographs / "chelsea.png"
     figures = ["00-coffee.png", "01-chelsea.png"]
@@ -418,11 +418,11 @@ REFUSED = [
     ("paper compute test_vit --sizes 0", "0"),
     ("paper compute test_vit --sizes 64,8", "8 × 8"),
 ]  # fmt: skip
-"""Command lines, and words of the line that they end with."""
+"""Command lines, and words of their error line."""
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain", "train", "other"])
-def test_refusals_are_one_line_and_exit_code_2(model_folder, photographs, tmp_path, command):
+def test_commands_refuse_wrong_options_in_one_line(model_folder, photographs, tmp_path, command):
     (tmp_path / "file").write_text("mine")
     weights = load_file(saved(nan := tmp_path / "nan") / "model.safetensors")
     save_file({k: v * float("nan") for k, v in weights.items()}, nan / "model.safetensors")
@@ -446,7 +446,7 @@ def test_refusals_are_one_line_and_exit_code_2(model_folder, photographs, tmp_pa
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
-def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path):
+def test_commands_end_with_one_line_after_errors(monkeypatch, tmp_path):
     for error, code, words in (
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Memory ran out"),
         (KeyboardInterrupt(), 130, "vitlens: stopped."),
@@ -457,7 +457,7 @@ def test_errors_end_a_command_with_one_line(monkeypatch, tmp_path):
         assert words in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_version_is_printed():
+def test_version_prints_the_version():
     assert vitlens("--version").stdout == f"vitlens {importlib.metadata.version('vitlens')}\n"
 
 

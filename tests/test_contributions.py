@@ -1,4 +1,4 @@
-"""Parts of a logit add up to it, in every kind of model, and each is what the weights say; what a lens reads."""
+"""Contributions sum to the logit in every kind of model and equal products of weights. Balanced gradients and lens."""
 
 import importlib.util
 import sys
@@ -34,7 +34,7 @@ def images(size=SIZE, batch=2, dtype=torch.float64):
 
 
 def small(name, **more):
-    """A tiny model in float64 in which no parameter is 0 or 1 (but a hybrid's backbone), and images for it."""
+    """A tiny model in float64 without parameters that are 0 or 1, except for a hybrid's backbone, and images for it."""
     size = (56, 84) if "patch14" in name else SIZE
     for sizes in (dict(img_size=size, embed_dim=32), dict(embed_dim=32, num_kv_heads=(1, 2)), dict(img_size=64)):
         try:
@@ -53,54 +53,56 @@ def small(name, **more):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_the_parts_add_up_to_the_logit(part):
+def test_contributions_sum_to_the_logit(part):
     check_all(lambda case: check_parts(*small(case[0], **case[1])), CASES[part::4])
 
 
-def test_the_parts_are_the_same_in_inference_mode():
+def test_contributions_are_equal_in_inference_mode():
     model, x = small("vit_tiny_patch16_224")
-    found, maps = stream.contributions(model, x, 1), stream.direct(model, x, 1)
+    added, maps = stream.contributions(model, x, 1), stream.direct(model, x, 1)
     with torch.inference_mode():
         again, same = stream.contributions(model, x.clone(), 1), stream.direct(model, x, 1)
-    assert found.biases.abs().min() > 1e-3
-    torch.testing.assert_close(again.parts, found.parts)
+    assert added.biases.abs().min() > 1e-3
+    torch.testing.assert_close(again.parts, added.parts)
     torch.testing.assert_close(same, maps)
 
 
-def test_pictures_of_one_file_name_are_all_shown(tmp_path, monkeypatch):
+def test_write_heads_shows_images_of_one_file_name(tmp_path, monkeypatch):
     model, x = small("vit_tiny_patch16_224")
     drawn, draw = [], plot.contributions
     monkeypatch.setattr(plot, "contributions", lambda maps: drawn.extend(maps) or draw(maps))
-    seen = stream.contributions(model, x[:1], 1)
-    report.write_heads({name: ("tabby, cat", seen) for name in ("a/frame.png", "b/frame.png", "b/other.png")}, tmp_path)
-    said = f"tabby, {seen.logits[0]:.1f}"
-    assert drawn == [f"a/frame.png: {said}", f"b/frame.png: {said}", f"other.png: {said}"]
+    added = stream.contributions(model, x[:1], 1)
+    names = ("a/frame.png", "b/frame.png", "b/other.png")
+    report.write_heads({name: ("tabby, cat", added) for name in names}, tmp_path)
+    assert [title.splitlines()[0] for title in drawn] == [f"{name}: tabby" for name in (*names[:2], "other.png")]
+    number = f"{added.logits[0]:.1f}".replace("-", "−")
+    assert all(f"logit {number}: heads" in title for title in drawn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(CHUNKS))
-def test_the_parts_add_up_in_every_model_that_is_taken_apart(number):
+def test_contributions_sum_to_the_logit_in_every_model(number):
     names = [name for name, row in read_table()[1].items() if row["stream"] == "yes"]
     check_all(lambda name: check_parts(*small(name)), chunk(names, number))
 
 
-def test_the_parts_add_up_for_other_heads():
+def test_contributions_sum_to_the_logit_for_other_heads():
     for layers in ([(32, 5)], [(32, 16), (16, 5)]):  # without a bias, and with pre-logits
         model, x = small("vit_tiny_patch16_224")
-        model.head = torch.nn.Sequential(*(torch.nn.Linear(*each, bias=len(layers) > 1) for each in layers)).double()
+        model.head = torch.nn.Sequential(*(torch.nn.Linear(*sizes, bias=len(layers) > 1) for sizes in layers)).double()
         check_parts(model, x)
 
 
 def check_parts(model, x):
     with torch.no_grad():
         logits = model(x)
-    found = stream.contributions(model, x, [1, 3], against=0)
+    added = stream.contributions(model, x, [1, 3], against=0)
     expected = logits[[0, 1], [1, 3]] - logits[:, 0]
-    assert torch.equal(found.logits, expected) and len(found.names) == found.parts.shape[1]
-    torch.testing.assert_close(found.parts.sum(1), expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(stream.direct(model, x, [1, 3], 0, tokens=True).sum(-1), found.heads)
-    assert found.heads.any(0).all() and found.mlps.any(0).all() and found.embedding.all() and found.biases.all()
-    assert balanced_gradients(model, x, 1).isfinite().all()  # it raises where gradient × input is not complete
+    assert torch.equal(added.logits, expected) and len(added.names) == added.parts.shape[1]
+    torch.testing.assert_close(added.parts.sum(1), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(stream.direct(model, x, [1, 3], 0, tokens=True).sum(-1), added.heads)
+    assert added.heads.any(0).all() and added.mlps.any(0).all() and added.embedding.all() and added.biases.all()
+    assert balanced_gradients(model, x, 1).isfinite().all()  # it raises if gradient × input is not complete
     read, tokens = stream.lens(model, x)
     assert torch.equal(read, logits)
     assert tokens.shape[::2] == (2, 5)
@@ -119,36 +121,36 @@ def plain(vit):
     return model, images()
 
 
-def test_each_part_is_what_the_weights_say(vit):
-    """Written out for a class token: A·V·W_O, the norm with its deviation held, the vector of the class."""
+def test_contributions_equal_products_of_weights(vit):
+    """For a class token: A·V·W_O, the norm with its deviation held fixed, and the vector of the class."""
     model, x = plain(vit)
-    added = {}
-    hooks = [b.mlp.register_forward_hook(lambda m, _, out: added.update({m: out[:, 0]})) for b in model.blocks]
-    hooks += [model.blocks[0].register_forward_pre_hook(lambda m, args: added.update(embedding=args[0][:, 0]))]
-    hooks += [model.norm.register_forward_pre_hook(lambda m, args: added.update(last=args[0][:, 0]))]
+    tokens = {}
+    hooks = [b.mlp.register_forward_hook(lambda m, _, out: tokens.update({m: out[:, 0]})) for b in model.blocks]
+    hooks += [model.blocks[0].register_forward_pre_hook(lambda m, args: tokens.update(embedding=args[0][:, 0]))]
+    hooks += [model.norm.register_forward_pre_hook(lambda m, args: tokens.update(last=args[0][:, 0]))]
     with torch.no_grad(), capture(model, values=True) as attn:
         model(x)
     for hook in hooks:
         hook.remove()
-    deviation = (added["last"].var(-1, unbiased=False, keepdim=True) + model.norm.eps).sqrt()
+    deviation = (tokens["last"].var(-1, unbiased=False, keepdim=True) + model.norm.eps).sqrt()
     vector = model.norm.weight * model.head.weight[4] / deviation
-    vector = (vector - vector.mean(-1, keepdim=True)).detach()  # what the norm subtracts
-    found, maps = stream.contributions(model, x, 4), stream.direct(model, x, 4)
-    torch.testing.assert_close(found.embedding, (added["embedding"] * vector).sum(-1))
+    vector = (vector - vector.mean(-1, keepdim=True)).detach()  # minus the mean, as in the norm
+    added, maps = stream.contributions(model, x, 4), stream.direct(model, x, 4)
+    torch.testing.assert_close(added.embedding, (tokens["embedding"] * vector).sum(-1))
     biases = model.head.bias[4] + model.norm.bias @ model.head.weight[4]
     for i, block in enumerate(model.blocks):
-        torch.testing.assert_close(found.mlps[:, i], (added[block.mlp] * vector).sum(-1))
+        torch.testing.assert_close(added.mlps[:, i], (tokens[block.mlp] * vector).sum(-1))
         biases = biases + vector @ block.attn.proj.bias
         for head, weight in enumerate(block.attn.proj.weight.split(8, 1)):
-            written = attn[i].v[:, head] @ weight.T  # (B, T, D) by each token, before it is weighed
+            written = attn[i].v[:, head] @ weight.T  # (B, T, D) by each token, before attention
             expected = attn[i].weights()[:, head, 0] * torch.einsum("btd,bd->bt", written, vector)
             torch.testing.assert_close(maps[:, i, head], attn.grid.image_map(expected.detach()))
-    torch.testing.assert_close(found.biases, biases.detach())
+    torch.testing.assert_close(added.biases, biases.detach())
     torch.testing.assert_close(direct(model, x, 4), maps.sum((1, 2)))
 
 
-def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand():
-    """Relative positions are a mask that depends on the queries; it is constant, too."""
+def test_balanced_gradients_equal_a_hand_made_linear_model():
+    """Relative positions, a mask that depends on the queries, are constant, too."""
     sizes = dict(img_size=SIZE, patch_size=16, embed_dim=24, depth=3, num_heads=3, num_classes=5)
     model, x = timm.create_model("vitlens_vit", positions="relative-1d", **sizes).eval().double(), images()
     with torch.no_grad():
@@ -178,7 +180,7 @@ def test_balanced_gradients_are_those_of_the_model_made_linear_by_hand():
 
 def test_balanced_gradients_equal_lxt(monkeypatch):
     """CP-LRP of LXT (Achtibat et al. 2024) on torchvision's ViT of the same weights, as gradient × input."""
-    models = types.ModuleType("lxt.efficient.models")  # without its language models, which want an old transformers
+    models = types.ModuleType("lxt.efficient.models")  # without its language models, which need an old transformers
     models.__path__ = [str(Path(importlib.util.find_spec("lxt").origin).parent / "efficient" / "models")]
     models.get_default_map = None
     monkeypatch.setitem(sys.modules, models.__name__, models)
@@ -204,9 +206,9 @@ def test_balanced_gradients_equal_lxt(monkeypatch):
     ours.load_state_dict(state)
     torch.testing.assert_close(ours(x), theirs(x))
     with monkeypatch.context() as patch:
-        for each in (torch.nn.GELU, torch.nn.LayerNorm, torch.nn.MultiheadAttention):  # put back what LXT replaces
-            patch.setattr(each, "forward", each.forward)
-            patch.setattr(each, "original_forward", None, raising=False)
+        for kind in (torch.nn.GELU, torch.nn.LayerNorm, torch.nn.MultiheadAttention):  # restored after LXT's patch
+            patch.setattr(kind, "forward", kind.forward)
+            patch.setattr(kind, "original_forward", None, raising=False)
         monkey_patch(vision_transformer, cp_LRP)
         kept = []
         for block in theirs.encoder.layers:
@@ -216,7 +218,7 @@ def test_balanced_gradients_equal_lxt(monkeypatch):
     torch.testing.assert_close(balanced_gradients(ours, x, 4), expected.detach().unflatten(1, (4, 4)))
 
 
-def test_what_cannot_be_taken_apart_is_refused(vit):
+def test_contributions_refuse_other_models(vit):
     model, x = vit(img_size=SIZE, embed_dim=24), images(dtype=torch.float32)
     cannot = dict(error=UnsupportedModelError)
     post = timm.create_model("vit_base_patch16_rpn_224", depth=2, embed_dim=24, num_heads=2, img_size=SIZE)
@@ -229,5 +231,5 @@ def test_what_cannot_be_taken_apart_is_refused(vit):
         refuses("classes 0 to 9, got 10", stream.contributions, model, x, 10)
         refuses("from 0 to 2 .* got 3", stream.lens, model, x, 3, error=IndexError)
         refuses("floating-point tensor", stream.contributions, model, x[0], 3)
-    model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)  # the logit is a sum no more
+    model.head = torch.nn.Sequential(torch.nn.Tanh(), model.head)  # now the logit is not a sum
     refuses("miss the logit by .* of their size", stream.contributions, model, x, 3, **cannot)

@@ -1,5 +1,5 @@
-"""Insertion and deletion, random weights and the table of all maps: closed forms, images covered one at a time, and
-independent libraries."""
+"""Insertion and deletion, randomized weights and the table of maps, compared with closed forms, images covered one at a
+time and independent libraries."""
 
 import copy
 import itertools
@@ -24,83 +24,83 @@ PARTS = ("head", "norm", "blocks.2", "blocks.1", "blocks.0", "patch_embed", "pos
 
 
 def midpoints(map_, step):
-    """(24,) for each patch the share of patches covered when it goes, in the middle of its step."""
+    """(24,) share of covered patches when each patch is covered, in the middle of its step."""
     patches = map_.numel()
     places = (-map_.flatten()).argsort().argsort()
     start = places // step * step
     return (start + (start + step).clamp(max=patches)) / 2 / patches
 
 
-def test_areas_of_a_linear_model():
-    """Each patch adds its gain for as long as it is there."""
+def test_curves_of_a_linear_model_have_closed_areas():
+    """Each patch adds its gain while it is visible."""
     model, x, m = linear(), images(), maps(2, 4, 6)
     mean = torch.stack([torch.stack([c.mean().expand(64, 96) for c in one]) for one in x])
     colors = torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]
     blanks = {"mean": mean, "blur": blurred(x, 16), "zero": 0 * x, colors: colors.expand_as(x)}
     for (baseline, blank), step in itertools.product(blanks.items(), (1, 5, 24)):
-        found = curves(model, x, m, TARGET, baseline=baseline, step=step, score="logit", grid=GRID)
+        result = curves(model, x, m, TARGET, baseline=baseline, step=step, score="logit", grid=GRID)
         gain = gains(model, x, blank, TARGET)
         empty = model(blank).detach()[[0, 1], TARGET]
         gone = torch.stack([midpoints(one, step) for one in m])
-        torch.testing.assert_close(found.deletion_area, empty + (gain * gone).sum(-1))
-        torch.testing.assert_close(found.insertion_area, empty + (gain * (1 - gone)).sum(-1))
-        assert found.counts.tolist() == [*range(0, 24, step), 24]
+        torch.testing.assert_close(result.deletion_area, empty + (gain * gone).sum(-1))
+        torch.testing.assert_close(result.insertion_area, empty + (gain * (1 - gone)).sum(-1))
+        assert result.counts.tolist() == [*range(0, 24, step), 24]
         sorted_gains = gain.gather(-1, (-m.flatten(1)).argsort(-1)).cumsum(-1)
-        inserted = torch.cat([empty[:, None], empty[:, None] + sorted_gains], -1)[:, found.counts]
-        torch.testing.assert_close(found.insertion, inserted)
+        inserted = torch.cat([empty[:, None], empty[:, None] + sorted_gains], -1)[:, result.counts]
+        torch.testing.assert_close(result.insertion, inserted)
 
 
 def one_at_a_time(model, image, map_, target, blank, step, score):
-    """Deletion and insertion of one picture and map: pictures made by slices of pixels, one forward each."""
+    """Deletion and insertion of one image and map, with slices of pixels and a forward per image."""
     order = sorted(range(map_.numel()), key=lambda p: -map_.flatten()[p].item())
     rows = []
     for start, cover in ((image, blank), (blank, image)):
-        picture, row = start.clone(), []
+        covered, row = start.clone(), []
         for count in range(map_.numel() + 1):
             if count % step == 0 or count == map_.numel():
-                logits = model(picture[None])[0]
+                logits = model(covered[None])[0]
                 row.append((logits.softmax(0) if score == "probability" else logits)[target].item())
             if count < map_.numel():
                 top, left = order[count] // map_.shape[1] * 16, order[count] % map_.shape[1] * 16
-                bottom = None if top == 48 else top + 16  # the last patches also have the pixels that no patch sees
+                bottom = None if top == 48 else top + 16  # the last patches include pixels outside of patches
                 right = None if left == 80 else left + 16
-                picture[:, top:bottom, left:right] = cover[:, top:bottom, left:right]
+                covered[:, top:bottom, left:right] = cover[:, top:bottom, left:right]
         rows.append(row)
     return rows
 
 
 @torch.no_grad()
-def test_pictures_covered_one_at_a_time(vit):
+def test_curves_equal_images_covered_one_at_a_time(vit):
     model, x, m = vit(img_size=(64, 96), depth=2, dtype=torch.float64), images(), maps(2, 2, 4, 6)
     model.head.weight.mul_(20)
     blank = x.mean((2, 3), keepdim=True).expand_as(x)
     width = torch.tensor([7, 7, 7, 3]) / 24
     for score in ("probability", "logit"):
-        found = curves(model, x, m, TARGET, step=7, score=score, internal_batch_size=5)
-        assert found.deletion.shape == found.insertion.shape == (2, 2, 5) and found.deletion_area.shape == (2, 2)
+        result = curves(model, x, m, TARGET, step=7, score=score, internal_batch_size=5)
+        assert result.deletion.shape == result.insertion.shape == (2, 2, 5) and result.deletion_area.shape == (2, 2)
         for i, b in itertools.product(range(2), range(2)):
             deleted, inserted = one_at_a_time(model, x[b], m[i, b], TARGET[b], blank[b], 7, score)
-            np.testing.assert_allclose(found.deletion[i, b], deleted, rtol=1e-9)
-            np.testing.assert_allclose(found.insertion[i, b], inserted, rtol=1e-9)
-            for area, row in ((found.deletion_area, deleted), (found.insertion_area, inserted)):
+            np.testing.assert_allclose(result.deletion[i, b], deleted, rtol=1e-9)
+            np.testing.assert_allclose(result.insertion[i, b], inserted, rtol=1e-9)
+            for area, row in ((result.deletion_area, deleted), (result.insertion_area, inserted)):
                 by_hand = sum(w * (a + z) / 2 for w, a, z in zip(width.tolist(), row[:-1], row[1:], strict=True))
                 assert area[i, b].item() == pytest.approx(by_hand, rel=1e-6)
     alone = curves(model, x[1:2], m[1, 1:2], TARGET[1:], step=7, score="logit")
-    torch.testing.assert_close(alone.insertion[0], found.insertion[1, 1], rtol=1e-9, atol=0)
+    torch.testing.assert_close(alone.insertion[0], result.insertion[1, 1], rtol=1e-9, atol=0)
 
 
 @torch.no_grad()
-def test_pixels_beside_the_patches_go_with_the_next_one():
+def test_curves_cover_pixels_beside_the_patches_with_the_nearest():
     x, m, grid = images(1, (70, 100)), maps(1, 4, 6), TokenGrid(4, 6, (16, 16), 0, (70, 100))
     model = linear((70, 100))
-    found = curves(model, x, m, 2, baseline="zero", step=1, score="logit", grid=grid)
+    result = curves(model, x, m, 2, baseline="zero", step=1, score="logit", grid=grid)
     deleted, inserted = one_at_a_time(model, x[0], m[0], 2, 0 * x[0], 1, "logit")
-    np.testing.assert_allclose(found.deletion[0], deleted)
-    np.testing.assert_allclose(found.insertion[0], inserted)
+    np.testing.assert_allclose(result.deletion[0], deleted)
+    np.testing.assert_allclose(result.insertion[0], inserted)
 
 
-def test_a_map_that_points_at_the_deciding_patch_is_best():
-    """Among all 720 orders of six patches, for a model that knows class 1 by the color of the fifth."""
+def test_curves_are_best_for_the_deciding_patch():
+    """Among all 720 orders of six patches, for a model that finds class 1 by the color of the fifth."""
     grid, x = TokenGrid(2, 3, (8, 8), prefix=0), torch.zeros(1, 3, 16, 24)
     x[..., 8:, 8:16] = 1
 
@@ -109,62 +109,62 @@ def test_a_map_that_points_at_the_deciding_patch_is_best():
             return torch.stack([x.new_zeros(len(x)), 4 * x[..., 8:, 8:16].mean((1, 2, 3))], 1)
 
     all_orders = torch.tensor(list(itertools.permutations(range(6))), dtype=torch.float32).reshape(720, 1, 2, 3)
-    found = curves(OnePatch(), x, all_orders, 1, baseline="zero", grid=grid, internal_batch_size=500)
+    result = curves(OnePatch(), x, all_orders, 1, baseline="zero", grid=grid, internal_batch_size=500)
     pointing = torch.zeros(1, 2, 3)
     pointing[0, 1, 1] = 1
     best = curves(OnePatch(), x, pointing, 1, baseline="zero", grid=grid)
-    assert torch.isclose(best.deletion_area, found.deletion_area.min())
-    assert torch.isclose(best.insertion_area, found.insertion_area.max())
+    assert torch.isclose(best.deletion_area, result.deletion_area.min())
+    assert torch.isclose(best.insertion_area, result.insertion_area.max())
     points = all_orders.flatten(1).argmax(-1) == 4
-    assert best.deletion_area < found.deletion_area[~points].min() - 0.05
+    assert best.deletion_area < result.deletion_area[~points].min() - 0.05
     sure, even = 1 / (1 + math.exp(-4)), 0.5
     assert best.deletion_area.item() == pytest.approx((sure - even) / 12 + even)
     assert best.insertion_area.item() == pytest.approx(sure - (sure - even) / 12)
 
 
-def test_random_orders_have_the_mean_and_spread_of_theory():
-    """Of a linear model: mean (full + empty) / 2, variance Σ(g − ḡ)² · Σ(r − r̄)² / (P − 1) / P², g gains, r places."""
+def test_random_maps_have_the_mean_and_spread_of_theory():
+    """For a linear model: mean (full + empty) / 2, variance Σ(g − ḡ)² · Σ(r − r̄)² / (P − 1) / P², g gains, r places."""
     model, x, n = linear(SMALL.image), images(1, SMALL.image), 1000
     control = random_maps(SMALL, n, seed=5)[:, None]
-    found = curves(model, x, control, 3, baseline="zero", step=1, score="logit", grid=SMALL, internal_batch_size=500)
+    result = curves(model, x, control, 3, baseline="zero", step=1, score="logit", grid=SMALL, internal_batch_size=500)
     gain, empty = gains(model, x, 0 * x, [3])[0], model[1].bias[3].item()
     places = torch.arange(24, dtype=torch.float64)
     square = lambda v: (v - v.mean()).square().sum().item()  # noqa: E731
     std = math.sqrt(square(gain) * square(places) / 23) / 24
-    for area in (found.deletion_area, found.insertion_area):
+    for area in (result.deletion_area, result.insertion_area):
         assert abs(area.mean().item() - (empty + gain.sum().item() / 2)) < 4 * std / math.sqrt(n)
         assert area.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * n))
 
 
-def test_ties_are_broken_by_the_seed_alone():
+def test_curves_break_ties_by_the_seed():
     model, x = linear(), images(3)
     options = dict(step=1, grid=GRID)
     coarse = maps(3, 4, 6).sign().expand(2, 3, 4, 6)
-    found = curves(model, x, coarse, 3, **options)
-    torch.testing.assert_close(found.deletion[0], found.deletion[1], rtol=1e-12, atol=0)  # equal maps score alike
+    result = curves(model, x, coarse, 3, **options)
+    torch.testing.assert_close(result.deletion[0], result.deletion[1], rtol=1e-12, atol=0)  # equal maps, equal scores
     torch.testing.assert_close(
-        curves(model, x[2:], coarse[0, 2:], 3, **options).deletion[0], found.deletion[0, 2], rtol=1e-9, atol=0
+        curves(model, x[2:], coarse[0, 2:], 3, **options).deletion[0], result.deletion[0, 2], rtol=1e-9, atol=0
     )
     other = curves(model, x, coarse, 3, seed=1, **options)
-    assert not torch.allclose(found.deletion, other.deletion)
+    assert not torch.allclose(result.deletion, other.deletion)
     counts = (coarse[0] > 0).sum((1, 2))
-    for i, count in enumerate(counts):  # what is higher goes first, whatever the seed
-        torch.testing.assert_close(found.deletion[0, i, count], other.deletion[0, i, count])
+    for i, count in enumerate(counts):  # higher patches come first, for every seed
+        torch.testing.assert_close(result.deletion[0, i, count], other.deletion[0, i, count])
     m = maps(3, 4, 6)
     assert torch.equal(curves(model, x, m, 3, **options).deletion, curves(model, x, m, 3, seed=1, **options).deletion)
     shifted = curves(model, x, 5 * m - 7, 3, **options)  # only the order counts
     assert torch.equal(curves(model, x, m, 3, **options).insertion, shifted.insertion)
 
 
-def test_blur_equals_torchvisions():
+def test_blurred_equals_torchvision():
     x = images(1, (81, 81))
-    inside = (..., slice(24, -24), slice(24, -24))  # edges are mirrored in two ways
+    inside = (..., slice(24, -24), slice(24, -24))  # the two mirror edges differently
     torch.testing.assert_close(blurred(x, 3)[inside], gaussian_blur(x, [25, 25], [3.0, 3.0])[inside])
     torch.testing.assert_close(blurred(torch.ones(1, 3, 20, 9), 16), torch.ones(1, 3, 20, 9))  # wider than the image
     assert blurred(x.bfloat16(), 3).dtype == torch.bfloat16
 
 
-def test_maps_share_full_batches_and_memory_is_that_of_one():
+def test_curves_share_full_batches_and_memory_of_one_batch():
     class Largest(TorchDispatchMode):
         numbers = 0
 
@@ -178,102 +178,102 @@ def test_maps_share_full_batches_and_memory_is_that_of_one():
     model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
     with Largest() as largest:
         curves(model, images(2), maps(3, 2, 4, 6), 3, step=5, grid=GRID, internal_batch_size=7)
-    pictures = 2 + 2 + 3 * 2 * 2 * 4  # images whole, images empty, and maps × images × two curves × steps
-    assert sizes == [2, *[7] * (pictures // 7), pictures % 7]
+    count = 2 + 2 + 3 * 2 * 2 * 4  # whole images, empty images, and maps × images × two curves × steps
+    assert sizes == [2, *[7] * (count // 7), count % 7]
     assert largest.numbers <= max(7 * 3 * 64 * 96, model[1].weight.numel())
 
 
 def edges(model, x, target):
-    """How much the pixels of a patch differ from their neighbors: it never looks at the model."""
+    """Mean difference of the pixels of a patch from their neighbors, independent of the model."""
     return x.diff(dim=-1)[..., :-1, :].abs().mean(1).unfold(-2, 15, 16).unfold(-2, 15, 16).mean((-1, -2))
 
 
 def fixed(*values):
-    """A method that gives these maps one after the other, whatever it is asked."""
+    """A method that returns these maps one after the other, for every input."""
     queue = list(values)
     return lambda model, x, target: queue.pop(0)
 
 
-def test_an_edge_detector_is_flagged_and_a_gradient_method_is_not(vit):
+def test_randomization_flags_an_edge_detector_only(vit):
     model, x = vit(img_size=(64, 96)), images(dtype=torch.float32)
     flagged = randomization(model, x, edges)
     assert flagged.unchanged and flagged.parts == PARTS
     torch.testing.assert_close(flagged.rank_correlation, torch.ones(8, 2))
     torch.testing.assert_close(flagged.ssim, torch.ones(8, 2))
-    found = randomization(model, x, gradient_rollout, 3)
-    assert not found.unchanged and found.rank_correlation[-1].abs().max() < 0.5 and found.ssim[-1].max() < 0.5
+    result = randomization(model, x, gradient_rollout, 3)
+    assert not result.unchanged and result.rank_correlation[-1].abs().max() < 0.5 and result.ssim[-1].max() < 0.5
 
 
-def test_parts_become_random_from_the_top(vit):
+def test_randomization_starts_from_the_top(vit):
     model, x, states = vit(img_size=(64, 96)), images(dtype=torch.float32), []
 
-    def method(subject, given, target):
+    def method(subject, images, target):
         states.append({k: v.clone() for k, v in subject.state_dict().items()})
         assert subject is not model and not any(m.training for m in subject.modules())
-        assert target.tolist() == chosen and torch.equal(given, x)
+        assert target.tolist() == chosen and torch.equal(images, x)
         return torch.randn(2, 4, 6)
 
     with torch.no_grad():
         chosen = model(x).argmax(-1).tolist()
     assert randomization(model.train(), x, method).parts == PARTS and len(states) == 9
-    own = model.state_dict()
-    assert all(torch.equal(own[k], v) for k, v in states[0].items())
+    original = model.state_dict()
+    assert all(torch.equal(original[k], v) for k, v in states[0].items())
     for step, state in enumerate(states):
         for name, weight in state.items():
             part = ".".join(name.split(".")[: 2 if name.startswith("blocks") else 1])
-            varied = own[name].std(correction=0) > 0  # what is the same all over keeps its size and says nothing
-            assert torch.equal(weight, own[name]) == (part not in PARTS[:step] or not varied), (step, name)
+            varied = original[name].std(correction=0) > 0  # constant parameters keep their value
+            assert torch.equal(weight, original[name]) == (part not in PARTS[:step] or not varied), (step, name)
     for name, weight in states[-1].items():
-        if weight.numel() > 5000:  # redrawn with the mean and deviation it had
-            assert weight.std().item() == pytest.approx(own[name].std().item(), rel=0.05)
-            assert abs((weight.mean() - own[name].mean()).item()) < 0.05 * own[name].std().item()
-            assert abs(np.corrcoef(weight.flatten(), own[name].flatten())[0, 1]) < 0.05
+        if weight.numel() > 5000:  # redrawn with the same mean and deviation
+            assert weight.std().item() == pytest.approx(original[name].std().item(), rel=0.05)
+            assert abs((weight.mean() - original[name].mean()).item()) < 0.05 * original[name].std().item()
+            assert abs(np.corrcoef(weight.flatten(), original[name].flatten())[0, 1]) < 0.05
 
 
-def test_the_model_is_left_as_it_was(vit):
+def test_randomization_leaves_the_model_unchanged(vit):
     model, x = vit(img_size=(64, 96), drop_rate=0.5), images(dtype=torch.float32)
     model.train()
     model.blocks[0].eval()
 
-    def careless(subject, given, target):  # leaves gradients behind, as plain backward passes do
-        given = given.clone().requires_grad_()
-        subject(given)[:, 3].sum().backward()
-        return given.grad.abs().mean(1).unfold(-2, 16, 16).unfold(-2, 16, 16).mean((-1, -2))
+    def careless(subject, x, target):  # leaves gradients behind, as plain backward passes do
+        x = x.clone().requires_grad_()
+        subject(x)[:, 3].sum().backward()
+        return x.grad.abs().mean(1).unfold(-2, 16, 16).unfold(-2, 16, 16).mean((-1, -2))
 
     with left_as_found(model, x):
-        found, again, other = (randomization(model, x, careless, 3, seed=seed).rank_correlation for seed in (7, 7, 8))
-    assert torch.equal(found, again) and not torch.equal(found, other)
+        result, again, other = (randomization(model, x, careless, 3, seed=seed).rank_correlation for seed in (7, 7, 8))
+    assert torch.equal(result, again) and not torch.equal(result, other)
 
 
 def one_layer():
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 96, 5))
 
 
-def test_rank_correlation_in_closed_form():
-    """1 − 6 Σ d² / (n (n² − 1)) without ties, and what is agreed on where a map is constant."""
+def test_randomization_rank_correlation_closed_form():
+    """1 − 6 Σ d² / (n (n² − 1)) without ties, and 1 or 0 for constant maps."""
     x, generator = images(dtype=torch.float32), torch.Generator().manual_seed(0)
     a, b = (torch.stack([torch.randperm(24, generator=generator) for _ in range(2)]).double() for _ in "ab")
-    shaped = [m.exp().reshape(2, 4, 6) for m in (a, b)]  # ranks alone count
-    found = randomization(one_layer(), x, fixed(*shaped))
-    assert found.parts == ("1",)
+    shaped = [m.exp().reshape(2, 4, 6) for m in (a, b)]  # only ranks matter
+    result = randomization(one_layer(), x, fixed(*shaped))
+    assert result.parts == ("1",)
     expected = 1 - 6 * (a - b).square().sum(-1) / (24 * (24**2 - 1))
-    torch.testing.assert_close(found.rank_correlation[0], expected.float())
+    torch.testing.assert_close(result.rank_correlation[0], expected.float())
     flat = torch.ones(2, 4, 6)
     assert randomization(one_layer(), x, fixed(flat, 5 * flat)).rank_correlation.tolist() == [[1, 1]]
     for pair in ((flat, shaped[0]), (shaped[0], flat)):
         assert randomization(one_layer(), x, fixed(*pair)).rank_correlation.tolist() == [[0, 0]]
 
 
-def test_ssim_in_closed_form():
+def test_randomization_ssim_closed_form():
     """7 × 7 maps have one window: (2ab + c)(2·cov + d) / ((a² + b² + c)(var a + var b + d)), Wang et al. 2004."""
     a, b = (torch.rand(1, 7, 7, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
-    found = randomization(one_layer(), images(1, dtype=torch.float32), fixed(3 * a + 2, b))
+    result = randomization(one_layer(), images(1, dtype=torch.float32), fixed(3 * a + 2, b))
     a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
     cov = torch.cov(torch.stack([a.flatten(), b.flatten()]))
     light, contrast = 0.01**2, 0.03**2
     expected = (2 * a.mean() * b.mean() + light) * (2 * cov[0, 1] + contrast)
     expected /= (a.mean() ** 2 + b.mean() ** 2 + light) * (cov[0, 0] + cov[1, 1] + contrast)
-    assert found.ssim.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert result.ssim.item() == pytest.approx(expected.item(), rel=1e-5)
     for last, unchanged in (([-0.9, -0.2], True), ([0.6, 0.3], False), ([0.5, -0.5], False)):
         flagged = Randomization(("head", "stem"), torch.tensor([[1.0, 1.0], last]), torch.zeros(2, 2), 0.5)
         assert flagged.unchanged is unchanged
@@ -284,23 +284,23 @@ def test_ssim_in_closed_form():
         assert randomization(one_layer(), images(1, dtype=torch.float32), fixed(*pair)).ssim.isfinite().all()
 
 
-def test_table():
+def test_table_equals_curves():
     model, x = linear(), images(2)
     target = torch.tensor([3, 1])
     gain = gains(model, x, x.mean((2, 3), keepdim=True), target).reshape(2, 4, 6)
     named = {"best": gain, "worst": -gain, "again": 2 * gain, "any": maps(2, 4, 6).float()}
     options = dict(score="logit", step=1, grid=GRID)
-    found = table(model, x, named, target, orders=7, seed=3, internal_batch_size=50, **options)
-    assert list(found.columns) == [
+    result = table(model, x, named, target, orders=7, seed=3, internal_batch_size=50, **options)
+    assert list(result.columns) == [
         "image", "method", "deletion", "insertion", "difference", "rank", "random_orders", "random_deletion_mean",
         "random_deletion_std", "random_insertion_mean", "random_insertion_std", "random_difference_mean",
         "random_difference_std", "difference_z_score", "steps",
     ]  # fmt: skip
-    assert found.method.tolist() == 2 * [*named] and found.image.tolist() == [0] * 4 + [1] * 4
-    assert set(found.random_orders) == {7} and set(found.steps) == {24}
+    assert result.method.tolist() == 2 * [*named] and result.image.tolist() == [0] * 4 + [1] * 4
+    assert set(result.random_orders) == {7} and set(result.steps) == {24}
     control = curves(model, x, random_maps(GRID, 7, seed=3)[:, None].expand(-1, 2, -1, -1), target, **options)
     for b in range(2):
-        rows = found[found.image == b].set_index("method")
+        rows = result[result.image == b].set_index("method")
         assert rows["rank"].tolist() == [1, 4, 1, 3]
         np.testing.assert_allclose(rows.difference, rows.insertion - rows.deletion)
         for name, m in named.items():
@@ -318,25 +318,25 @@ def test_table():
         assert rows.difference["best"] == pytest.approx(-rows.difference["worst"])
 
 
-def test_leaves_everything_as_found(vit):
+def test_curves_leave_everything_unchanged(vit):
     model, x, m = vit(drop_rate=0.5, drop_path_rate=0.2, img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     model.train()
     model.blocks[0].eval()
     with left_as_found(model, x.requires_grad_(), m.requires_grad_()):
-        found = curves(model, x, m)
+        result = curves(model, x, m)
         with torch.inference_mode():
             again = curves(model, x.clone(), m.clone())
-        assert all(torch.equal(v, getattr(again, k)) and not v.requires_grad for k, v in vars(found).items())
+        assert all(torch.equal(v, getattr(again, k)) and not v.requires_grad for k, v in vars(result).items())
         refuses("classes 0 to 9, got 10", curves, model, x, m, 10)
         with model.norm.register_forward_hook(lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
             curves(model, x, m)
 
 
-def test_the_target_is_a_class_or_the_predicted_one(vit):
+def test_curves_take_classes_or_the_predicted_one(vit):
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6)
     predicted = model(x).argmax(-1)
-    for given in (predicted, predicted.tolist(), Target(predicted)):
-        assert torch.equal(curves(model, x, m).deletion, curves(model, x, m, given).deletion)
+    for target in (predicted, predicted.tolist(), Target(predicted)):
+        assert torch.equal(curves(model, x, m).deletion, curves(model, x, m, target).deletion)
     other = (predicted + 1) % 10
     known = curves(model, x, m, Target(predicted, other))
     assert torch.equal(known.deletion, curves(model, x, m, predicted, against=other).deletion)
@@ -346,7 +346,7 @@ def test_the_target_is_a_class_or_the_predicted_one(vit):
     torch.testing.assert_close(curves(model, x, m, 3, against=7).deletion, contrast.deletion.sigmoid())
 
 
-def test_refusals(vit):
+def test_curves_refuse_wrong_arguments(vit):
     model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     resnet, damaged = timm.create_model("resnet18"), m.clone().index_fill_(2, torch.tensor(3), math.nan)
     for words, arguments, options in (
@@ -360,11 +360,11 @@ def test_refusals(vit):
         ("one of probability, logit, got 'odds'", (model, x, m), dict(score="odds")),
     ):
         refuses(words, curves, *arguments, **options)
-    found = curves(resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0))  # a model without tokens
-    assert found.deletion.shape == (2, 7) and found.deletion.isfinite().all()
+    result = curves(resnet, x, m[..., :2, :3], 3, grid=TokenGrid(2, 3, (32, 32), prefix=0))  # a model without tokens
+    assert result.deletion.shape == (2, 7) and result.deletion.isfinite().all()
 
 
-def test_half_precision(vit):
+def test_curves_in_half_precision(vit):
     model, x, m = vit(img_size=(64, 96)), images(dtype=torch.float32), maps(2, 4, 6)
     expected = vars(curves(model, x, m, 3))
     for k, v in vars(curves(copy.deepcopy(model).bfloat16(), x, m, 3)).items():
@@ -372,8 +372,8 @@ def test_half_precision(vit):
         torch.testing.assert_close(v, expected[k], atol=0.02, rtol=0.05)
 
 
-def test_insertion_and_deletion_equal_torch_cam(vit):
-    """When it is given our map as its own."""
+def test_curves_equal_torch_cam(vit):
+    """TorchCAM scores our map."""
     from torchcam import metrics
 
     model, x, m = vit(img_size=(64, 96)), images(3, dtype=torch.float32), maps(3, 4, 6, dtype=torch.float32)

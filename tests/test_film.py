@@ -1,4 +1,4 @@
-"""Curves of a run, its snapshots and its film strip: the numbers given are the numbers drawn, on one scale for all."""
+"""Curves of a run, its snapshots and its film strip show the numbers of the run on one scale."""
 
 from dataclasses import asdict
 
@@ -20,7 +20,7 @@ def points(line):
 # Curves
 
 
-def test_curves_are_the_readings_of_the_run():
+def test_training_draws_the_readings_of_the_run():
     steps = list(history(90))
     loss, accuracy, rate = (figure := plot.training(steps, marks={"mixing off": 81})).axes
     assert [text.get_text() for text in loss.texts] == ["mixing off "] and loss.lines[1].get_xdata() == [81, 81]
@@ -36,7 +36,7 @@ def test_curves_are_the_readings_of_the_run():
     assert loss.get_ylim() == valid.get_ylim() and valid.get_ylim()[1] > 9
 
 
-def test_the_axes_of_a_running_run_stay_where_they_are():
+def test_training_keeps_the_axes_of_a_running_run():
     steps = list(history(90))
     early, late = (plot.training(steps[:count]).axes for count in (35, 90))
     assert [ax.get_xlim() for ax in early] == [ax.get_xlim() for ax in late] == [(0, 90)] * 3
@@ -75,7 +75,7 @@ def check(axes, run, index, filters, images):
     np.testing.assert_allclose(tiles(fourth, images[0], 8), expected, atol=0.01)
 
 
-def test_snapshots_show_the_arrays_of_their_step_on_the_scales_of_the_whole_run():
+def test_snapshot_draws_the_arrays_of_its_step():
     run = snapshots(3)
     run["rollout"][2] *= 5
     run["distances"][1] *= 2
@@ -91,7 +91,7 @@ def test_snapshots_show_the_arrays_of_their_step_on_the_scales_of_the_whole_run(
         assert line == pytest.approx(dashed, rel=1e-6)
 
 
-def test_a_film_strip_is_one_column_a_snapshot():
+def test_film_strip_has_a_column_for_each_snapshot():
     run = snapshots(9)
     grid = np.reshape(plot.film_strip(run, [0, 4, -1]).axes, (4, 3))
     for index, column in zip((0, 4, 8), grid.T, strict=True):
@@ -99,10 +99,10 @@ def test_a_film_strip_is_one_column_a_snapshot():
         assert column[0].get_title() == f"step {run['steps'][index]}"
 
 
-def test_components_that_only_fill_up_are_left_out():
+def test_snapshot_omits_padded_components():
     run = snapshots(2, grid=4, patch=2)
     run["filters"][:, 12:] = 0
-    run["filters"][0, 3] = 0  # nothing learned yet, but there
+    run["filters"][0, 3] = 0  # a component without variance
     ax = plot.snapshot(run, 0).axes[0]
     _, right, bottom, _ = ax.images[0].get_extent()
     assert bottom < 5 and right > 14, "two lines of seven"
@@ -118,8 +118,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_that_look_everywhere_alike_lie_on_the_dashed_line(vit, kind):
-    """Without queries all logits are 0, and every token gets as much, prefix tokens among them."""
+def test_snapshot_draws_uniform_heads_on_the_dashed_line(vit, kind):
+    """Without queries all logits are 0, and all tokens, prefix tokens too, get equal attention."""
     model = vit(**KINDS[kind])
     with torch.no_grad():
         for block in model.blocks:

@@ -23,7 +23,7 @@ def test_components_equal_scikit_learn():
 
 
 def test_components_recover_planted_filters():
-    """Filters made of two orthogonal patterns have these two components, with all the variance."""
+    """Filters from two orthogonal patterns have these two components, with all the variance."""
     generator = torch.Generator().manual_seed(0)
     pictures = torch.linalg.qr(torch.randn(192, 2, generator=generator)).Q.T
     weights = torch.randn(64, 2, generator=generator) * torch.tensor([3.0, 1.0])

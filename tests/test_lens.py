@@ -1,4 +1,4 @@
-"""The tuned lens of `experiments/lens.py` learns what is planted in a model."""
+"""The tuned lens of `experiments/lens.py` learns planted features of a model."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def images(size=SIZE, batch=2, dtype=torch.float32):
 
 
 def read(model, x, layer, tuned=None):
-    """The logits of `vitlens.stream.lens`, of tokens that a tuned lens has moved."""
+    """The logits of `vitlens.stream.lens` from tokens that a tuned lens has mapped."""
     with torch.no_grad():
         layers = tokens.features(model, x)[0]
         moved = layers[layer] if tuned is None else tuned.moved(layers[layer], layer)
@@ -24,8 +24,8 @@ def read(model, x, layer, tuned=None):
 
 
 @pytest.mark.parametrize("kind", [{}, dict(global_pool="map", class_token=False)], ids=str)
-def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path, kind):
-    """The last layer adds one vector to every token, which the lens before it has to learn."""
+def test_tuned_lens_learns_the_addition_of_the_last_layer(vit, tmp_path, kind):
+    """The last layer adds one vector to every token, which the lens before it learns."""
     model, x = vit(img_size=SIZE, embed_dim=24, **kind), images(dtype=torch.float32)
     last, generator = model.blocks[-1], torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -53,8 +53,8 @@ def test_a_tuned_lens_finds_what_the_last_layer_adds(vit, tmp_path, kind):
         tune(model, [x], lr=1e20)
 
 
-def test_a_tuned_lens_finds_the_class_in_one_token_among_noise(vit, monkeypatch):
-    """The class token has the class from the first layer on, turned; all patches are noise, in every layer."""
+def test_tuned_lens_learns_the_class_of_one_token_among_noise(vit, monkeypatch):
+    """The class token holds the class in a rotated basis from the first layer on, and all patches are noise."""
     model, generator = vit(img_size=SIZE, embed_dim=24), torch.Generator().manual_seed(5)
     with torch.no_grad():
         model.head.weight.copy_(torch.linalg.qr(torch.randn(24, 10, generator=generator)).Q.T)

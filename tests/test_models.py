@@ -1,4 +1,4 @@
-"""Opening models: timm's layout both ways, and a sentence for everything else."""
+"""Opening models in timm's layout, their names and preprocessing, and errors for everything else."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ from vitlens.models import class_count, label_names, preprocess, restore, sugges
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model as timm itself saves it for a hub."""
+    """A model in timm's hub layout."""
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_classes=3)
     arguments = dict(img_size=32, patch_size=8, embed_dim=48, depth=2)
@@ -33,7 +33,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_opens_timms_layout(folder):
+def test_load_model_opens_the_layout_of_timm(folder):
     model = load_model(folder)
     reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert not model.training and model.label_names == ["cat", "dog", "owl"]
@@ -45,7 +45,7 @@ def test_opens_timms_layout(folder):
     assert load_model(str(folder / "config.json")).num_classes == 3
 
 
-def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
+def test_load_model_refuses_wrong_folders_and_names(folder, tmp_path, monkeypatch):
     weights, config = folder / "model.safetensors", folder / "config.json"
     good, settings = weights.read_bytes(), json.loads(config.read_text())
 
@@ -87,11 +87,11 @@ def test_refused_folders_and_names(folder, tmp_path, monkeypatch):
     refused("vit_tiny_patch16_224", "embed_dimension", pretrained=False, embed_dimension=3)
     refused(folder, "outputs of .* must be one of", outputs="many")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else the hub is tried for a minute
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # avoid a minute of retries
     refused("vit_tiny_patch16_224", "Check the network", ConnectionError)
 
 
-def test_a_number_for_each_channel(folder):
+def test_data_config_needs_a_number_for_each_channel(folder):
     model = load_model(folder)
     model.pretrained_cfg["std"] = [0.5, 0.5]
     with pytest.raises(ImageError, match=r"3 numbers as the std of .*got \[0\.5, 0\.5\]"):
@@ -100,7 +100,7 @@ def test_a_number_for_each_channel(folder):
     assert preprocess(model, samples()["chelsea"]).shape[1] == 3
 
 
-def test_names_of_classes(folder):
+def test_label_names_come_from_the_folder_or_imagenet(folder):
     assert label_names(load_model(folder)) == ["cat", "dog", "owl"]
     imagenet = label_names(timm.create_model("vit_tiny_patch16_224", depth=1))
     assert len(imagenet) == 1000 and re.match("tench", imagenet[0])
@@ -110,7 +110,7 @@ def test_names_of_classes(folder):
     assert best[0] == "dog" and best[1] == pytest.approx(logits.softmax(-1).max().item())
 
 
-def test_names_are_not_those_of_another_head(folder):
+def test_label_names_fit_the_head(folder):
     for classes in (0, 7):
         model = load_model(folder, num_classes=classes)
         assert model.num_classes == classes and label_names(model) is None
@@ -118,15 +118,15 @@ def test_names_are_not_those_of_another_head(folder):
     assert label_names(torch.nn.DataParallel(load_model(folder))) == ["cat", "dog", "owl"]
 
 
-def test_names_go_with_the_head_that_had_them(folder):
+def test_label_names_go_with_their_head(folder):
     model = load_model(folder)
     model.reset_classifier(2)
     assert label_names(model) is None
     assert [name for name, _ in top_classes(model, torch.tensor([[0.0, 1.0]]))[0]] == ["1", "0"]
 
 
-def test_a_head_of_ones_own(folder):
-    """What counts is what the head gives, whatever `num_classes` was when the model was made."""
+def test_class_count_of_a_custom_head(folder):
+    """The number of classes is that of the head, not the original `num_classes`."""
     imagenet = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).eval()
     x = torch.randn(1, 3, 32, 32)
     for head in (
@@ -154,7 +154,7 @@ def test_a_head_of_ones_own(folder):
 
 
 def model_with(**config):
-    """Stands for any timm model: only its `pretrained_cfg` and its number of channels are asked for."""
+    """A stand-in for a timm model, with a `pretrained_cfg` and a number of channels."""
     model = nn.Identity()
     model.pretrained_cfg = {"input_size": (3, 64, 64), **config}
     return model
@@ -170,7 +170,7 @@ CONFIGS = {
 }
 
 
-def test_preprocess_is_timms_own_transform():
+def test_preprocess_equals_the_transform_of_timm():
     for config in CONFIGS.values():
         check_preprocess(config)
 
@@ -185,7 +185,7 @@ def check_preprocess(config):
     assert torch.equal(preprocess(model, saved(photographs[1], "PNG")), batch[1:])
 
 
-def test_preprocess_of_the_whole_picture_squeezes_it_and_cuts_nothing_off():
+def test_preprocess_whole_resizes_without_a_crop():
     model = timm.create_model("vit_tiny_patch16_224", embed_dim=48, depth=1)
     picture = samples()["chelsea"]
     squeezed = np.asarray(picture.resize((80, 48), Image.Resampling.BICUBIC)) / 127.5 - 1
@@ -193,12 +193,12 @@ def test_preprocess_of_the_whole_picture_squeezes_it_and_cuts_nothing_off():
     np.testing.assert_allclose(batch[0].permute(1, 2, 0), squeezed, atol=1e-5)
 
 
-def test_preprocess_without_a_configuration_takes_timms_defaults():
+def test_preprocess_without_a_configuration_uses_defaults_of_timm():
     transform = create_transform((3, 224, 224), interpolation="bicubic", crop_pct=0.875)
     assert torch.equal(preprocess(nn.Identity(), RAMP)[0], transform(Image.fromarray(RAMP)))
 
 
-def test_another_size_covers_and_crops():
+def test_preprocess_size_covers_and_crops():
     """Linear ramps stay linear: output pixel i shows the source at (i + cut + ½) · scale − ½."""
     y, x = np.mgrid[:160, :240]
     ramps = np.dstack([x, y, x * 0]).astype(np.uint8)
@@ -220,7 +220,7 @@ def test_restore_inverts_preprocess():
     assert restore(model, torch.full((2, 3, 5, 7), 99.0)).min() == 255
 
 
-def test_models_of_one_channel_see_gray():
+def test_preprocess_converts_to_gray_for_one_channel():
     model = timm.create_model("test_vit", in_chans=1)
     model.in_chans = 1  # timm writes this down since 1.0.25
     config = resolve_model_data_config(model)
@@ -235,7 +235,7 @@ def test_models_of_one_channel_see_gray():
     assert_close(preprocess(mnist, np.zeros((28, 28))).numpy(), np.full((1, 1, 28, 28), -0.13 / 0.31), 1e-6)
 
 
-def test_preprocessing_refusals():
+def test_preprocess_refuses_wrong_images():
     for call, words in (
         (lambda: preprocess(model_with(), flat(RED, (1001, 10))), "1001 × 10"),
         (lambda: preprocess(model_with(input_size=(4, 8, 8)), RAMP), "4"),
@@ -245,7 +245,7 @@ def test_preprocessing_refusals():
             call()
 
 
-def test_without_a_name_it_is_the_bundled_model(folder, monkeypatch):
+def test_load_model_opens_the_bundled_model_by_default(folder, monkeypatch):
     monkeypatch.setattr("vitlens.models.SPECIMEN", folder)
     assert load_model().label_names == ["cat", "dog", "owl"]
     monkeypatch.setattr("vitlens.models.SPECIMEN", folder / "none")
@@ -253,7 +253,7 @@ def test_without_a_name_it_is_the_bundled_model(folder, monkeypatch):
         load_model()
 
 
-def test_no_other_weights_are_taken_for_the_models(folder):
+def test_load_model_reads_the_named_weights_only(folder):
     before = load_model(folder)
     state = {name: torch.zeros_like(value) for name, value in before.state_dict().items()}
     save_file(state, folder / "another.safetensors")
@@ -261,7 +261,7 @@ def test_no_other_weights_are_taken_for_the_models(folder):
     assert torch.equal(load_model(folder).head.weight, before.head.weight) and before.head.weight.any()
 
 
-def test_a_folder_is_not_taken_for_its_neighbor(folder, tmp_path_factory):
+def test_load_model_reads_a_folder_with_a_hash_or_refuses_it(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("places")
     shutil.copytree(folder, place / "run#2")
     shutil.copytree(folder, place / "run")
@@ -273,7 +273,7 @@ def test_a_folder_is_not_taken_for_its_neighbor(folder, tmp_path_factory):
         assert "opens no folder with # or ? in its path" in str(error)
 
 
-def test_what_a_model_is_called_in_a_picture():
+def test_title_names_changed_sizes():
     for name in ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_dinov3"):
         assert title(timm.create_model(name, depth=1)) == name
     small = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, patch_size=8)
@@ -305,8 +305,8 @@ def test_suggestion_prefers_whole_words_then_beginnings(word, names, expected):
     assert suggestion(word, names) == ("" if expected is None else f" Did you mean {expected}?")
 
 
-def test_preprocess_notes_images_of_which_less_than_half_is_seen(folder):
-    """The share beside one that is measured: the model's input of an image of distinct columns."""
+def test_preprocess_notes_crops_of_more_than_half(folder):
+    """The noted share equals the share of the distinct columns of an image in the model's input."""
     model, notes = load_model(folder), []
     rows, cols = 40, 320
     ramp = np.broadcast_to(np.linspace(0, 255, cols, dtype=np.float32)[None, :, None] / 255, (rows, cols, 3)).copy()
@@ -321,7 +321,7 @@ def test_preprocess_notes_images_of_which_less_than_half_is_seen(folder):
     assert len(notes) == 1
 
 
-def test_models_of_torchvision_are_fed_what_their_own_transform_gives(monkeypatch):
+def test_preprocess_equals_the_transform_of_torchvision(monkeypatch):
     import torchvision
 
     weights = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1  # bicubic, where the usual is bilinear

@@ -1,4 +1,4 @@
-"""Models of other libraries by name and from folders, beside the same weights in timm."""
+"""Models of other libraries by name and from folders, compared with the same weights in timm."""
 
 import json
 
@@ -69,8 +69,8 @@ SAME = {
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_the_same_weights_in_timm_and_in_transformers(kind, tmp_path):
-    """Also after they were written and opened again: the same maps, statistics and class-specific maps."""
+def test_load_model_gives_equal_maps_in_timm_and_transformers(kind, tmp_path):
+    """Maps, statistics and class-specific maps are equal, also after writing and opening the models again."""
     name, settings, other = SAME[kind]
     torch.manual_seed(0)
     size = 56 if kind == "DINOv2" else 64
@@ -98,7 +98,7 @@ def test_the_same_weights_in_timm_and_in_transformers(kind, tmp_path):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
 
 
-def test_deit_tiny_in_transformers_layout(real_data, tmp_path):
+def test_load_model_opens_deit_tiny_in_transformers_layout(real_data, tmp_path):
     """Preprocessing, class names, logits and maps are timm's."""
     from safetensors.torch import load_file
 
@@ -113,14 +113,14 @@ def test_deit_tiny_in_transformers_layout(real_data, tmp_path):
     theirs = load_model(str(tmp_path))
     assert label_names(theirs) == label_names(model) and class_count(theirs) == 1000
     images = preprocess(model, vitlens.images.samples()["chelsea"])
-    difference = preprocess(theirs, vitlens.images.samples()["chelsea"]) - images  # another library's resizing
+    difference = preprocess(theirs, vitlens.images.samples()["chelsea"]) - images  # the libraries resize differently
     assert difference.abs().max() < 0.02
     for method in ("relevance", "gradient_rollout", "legrad", "grad_cam"):
         mine, other = (attribution.METHODS[method](each, images) for each in (model, theirs))
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3)
 
 
-def test_names_and_classes(tmp_path):
+def test_load_model_opens_names_of_other_libraries(tmp_path):
     model = small("ViTForImageClassification")
     assert class_count(model) == 7 and label_names(model) is None and title(model) == "ViTForImageClassification"
     model.config.id2label = dict(enumerate("abcdefg"))
@@ -131,7 +131,7 @@ def test_names_and_classes(tmp_path):
     assert not torch.equal(load_model(tmp_path / "mine", pretrained=False).classifier.weight, model.classifier.weight)
 
 
-def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_path):
+def test_load_model_drops_poolers_without_weights(tmp_path):
     from safetensors.torch import load_file
 
     small("ViTModel").save_pretrained(tmp_path)
@@ -151,7 +151,7 @@ def test_poolers_without_weights_are_left_out_and_missing_weights_refused(tmp_pa
         load_model(tmp_path)
 
 
-def test_refused_folders_and_names_of_libraries(tmp_path, monkeypatch):
+def test_load_model_refuses_folders_and_names_of_libraries(tmp_path, monkeypatch):
     import transformers
 
     def refused(name, word, error=ValueError, **kwargs):
@@ -187,7 +187,7 @@ def test_refused_folders_and_names_of_libraries(tmp_path, monkeypatch):
     refused("open_clip:ViT-B-32", "ViT-B-32/openai")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else the hub is tried for a minute
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # avoid a minute of retries
     refused("hf:", "cannot be opened", (ValueError, ConnectionError))
     for name in ("hf:facebook/dinov2-small", "open_clip:ViT-B-32/openai", "torchvision:vit_b_16"):
         refused(name, f"{name} cannot be opened .*Check the network", ConnectionError)
@@ -197,8 +197,8 @@ def edited(file, **settings):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
-def test_weights_of_more_layers_than_the_configuration_has_are_refused(tmp_path):
-    """Those of a head that the class does not have are left out."""
+def test_load_model_refuses_weights_of_more_layers(tmp_path):
+    """Weights of a head that the class lacks are left out."""
     for name, opened in (
         ("ViTForImageClassification", "ViTForImageClassification"), ("ViTForImageClassification", "ViTModel"),
         ("CLIPVisionModel", "CLIPVisionModel"),
@@ -211,7 +211,7 @@ def test_weights_of_more_layers_than_the_configuration_has_are_refused(tmp_path)
             load_model(tmp_path)
 
 
-def test_weights_in_several_files(tmp_path):
+def test_load_model_reads_weights_in_several_files(tmp_path):
     model = small("Dinov2Model")
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len([*tmp_path.glob("model-*.safetensors")]) > 2 and not (tmp_path / "model.safetensors").exists()
@@ -224,7 +224,7 @@ def test_weights_in_several_files(tmp_path):
         load_model(tmp_path)
 
 
-def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
+def test_load_model_opens_mae_without_mask_and_decoder(tmp_path):
     import transformers
 
     config = transformers.ViTMAEConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -237,7 +237,7 @@ def test_mae_is_opened_without_its_mask_and_decoder(tmp_path):
     assert type(model).__name__ == "ViTMAEModel" and attn.grid.patches == 16
 
 
-def test_extras(monkeypatch):
+def test_load_model_names_the_missing_extra(monkeypatch):
     """Without a library, the message names the extra that installs it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name, extra in (("hf:a/b", "transformers"), ("open_clip:ViT-B-32/openai", "openclip")):

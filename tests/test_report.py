@@ -61,7 +61,7 @@ def test_explain_gives_the_maps_and_scores_of_the_methods(model):
 
 
 @pytest.mark.parametrize("classes", [1000, 0])
-def test_class_names_are_those_of_the_current_head(classes):
+def test_explain_uses_class_names_of_the_current_head(classes):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=classes).eval()
     model.head = torch.nn.Linear(192, 3)
     inspection = report.inspect(model, [("cat", CAT)])
@@ -79,7 +79,7 @@ def test_class_names_are_those_of_the_current_head(classes):
         explained(model)
 
 
-def test_figures_of_explanations_name_the_measured_quantity(model, tmp_path, monkeypatch):
+def test_write_explanations_names_the_measured_quantity(model, tmp_path, monkeypatch):
     draw, figures = plot.attributions, []
     monkeypatch.setattr(plot, "attributions", lambda *a, **kwargs: figures.append(draw(*a, **kwargs)) or figures[-1])
     for score, against, words in (
@@ -155,7 +155,7 @@ def test_explain_and_score_run_few_forwards():
         assert (seen == end).flatten(1).all(1).sum() == 1
 
 
-def test_score_yields_what_is_known_when_interrupted(model):
+def test_score_yields_finished_scores_when_interrupted(model):
     made = list(report.explain(model, BOTH, 3, names=["relevance", "rollout"]))
     complete = [each.scores for each in report.score(model, made, orders=9)]
 
@@ -220,13 +220,13 @@ def built_for_96(**kwargs):
     return model
 
 
-def test_images_have_the_size_that_the_model_was_built_for():
+def test_prepared_has_the_built_size_of_the_model():
     for kwargs in ({}, {"dynamic_img_size": True}):
         model = built_for_96(**kwargs)
         assert report.inspect(model, [("cat", CAT)]).grid.image == explained(model).grid.image == (96, 96)
 
 
-def test_targets_that_a_model_lacks_are_refused():
+def test_explain_refuses_targets_that_a_model_lacks():
     assert "tabby" in explained(small(), target="tabby").target
     with pytest.raises(ValueError, match="no class called 'taby'. Did you mean tabby"):
         explained(small(), target="taby")
@@ -234,7 +234,7 @@ def test_targets_that_a_model_lacks_are_refused():
         explained(built_for_96(global_pool=""))
 
 
-def test_data_parallel_models_give_the_same_reports():
+def test_reports_of_data_parallel_models_are_equal():
     model = built_for_96()
     wrapped = torch.nn.DataParallel(model)
     one, other = (explained(each, steps=4) for each in (model, wrapped))
@@ -243,7 +243,7 @@ def test_data_parallel_models_give_the_same_reports():
     assert one.to_dict() == other.to_dict() and one.similarity is not None
 
 
-def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
+def test_explain_takes_wrappers_of_known_preprocessing(model):
     head = torch.nn.Sequential(model, torch.nn.Softmax(-1)).eval()
     notes = []
     (explanation,) = report.explain(head, BOTH[:1], 3, on_note=notes.append)
@@ -265,7 +265,7 @@ def test_wrappers_are_explained_if_their_preprocessing_is_known(model):
         torch.testing.assert_close(values, expected.maps[name])
 
 
-def test_a_registered_method_is_explained_as_its_documentation_shows(vit):
+def test_explain_runs_a_registered_method(vit):
     """Run the example in the docstring of `vitlens.attribution` unchanged."""
     import textwrap
 

@@ -1,4 +1,4 @@
-"""Figures 2 to 5 by their artists: the numbers of the tables where they belong, and nothing that covers anything."""
+"""Figures 2 to 5 by their artists: numbers of the tables at the right places, without overlaps."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def drawn():
     return {name: draw() for name, draw in FIGURES.items()}
 
 
-def test_nothing_is_cut_off_and_no_two_words_touch(drawn):
+def test_scaling_figures_have_no_overlapping_texts(drawn):
     for figure in drawn.values():
         assert_tidy(figure)
         assert figure.get_size_inches()[0] * figure.dpi == 900
@@ -44,7 +44,7 @@ def dots(ax):
     return sorted((float(x), float(y)) for line in ax.lines for x, y in zip(*line.get_data(), strict=True))
 
 
-def test_transfer_is_table_6_and_its_average_that_of_table_7(drawn):
+def test_transfer_draws_table_6(drawn):
     average, imagenet = drawn["transfer"].axes
     assert dots(average) == sorted((r.exaflops, r.average) for r in TABLE_6)
     assert dots(imagenet) == sorted((r.exaflops, r.accuracy["ImageNet"]) for r in TABLE_6)
@@ -59,7 +59,7 @@ def test_transfer_is_table_6_and_its_average_that_of_table_7(drawn):
     assert average.get_xlim()[0] < 1e-7 and average.get_ylim()[0] < 40
 
 
-def test_vtab_has_a_panel_for_each_group_and_a_line_for_each_model(drawn):
+def test_vtab_draws_a_panel_for_each_group(drawn):
     figure = drawn["vtab, own"]
     names = [t.get_text() for t in figure.axes[0].get_yticklabels()]
     assert names[0] == "ViT-H/14, JFT-300M" and names[-2:] == ["ViT-Ti/16, ImageNet", "x"]
@@ -74,7 +74,7 @@ def test_vtab_has_a_panel_for_each_group_and_a_line_for_each_model(drawn):
     assert [len(ax.lines) for ax in figure.axes] == [5, 5, 4, 5]
 
 
-def test_pretraining_size_is_table_5_at_the_sizes_of_its_data(drawn):
+def test_pretraining_size_draws_table_5(drawn):
     ax = drawn["size, own"].axes[0]
     drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
     for model in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"):
@@ -84,7 +84,7 @@ def test_pretraining_size_is_table_5_at_the_sizes_of_its_data(drawn):
     assert [t.get_text() for t in ax.get_legend().texts][-2:] == ["my ViT-S/16", "y"]
 
 
-def test_few_shot_draws_every_curve_in_order_with_its_name_and_interval(drawn):
+def test_few_shot_draws_curves_with_intervals(drawn):
     ax = drawn["few-shot"].axes[0]
     assert [list(line.get_ydata()) for line in ax.lines] == [[20, 33, 52], [17, 34, 53], [30, 38, 44], [27, 42, 52.5]]
     assert [line.get_label() for line in ax.lines] == list(CURVES)
@@ -95,7 +95,7 @@ def test_few_shot_draws_every_curve_in_order_with_its_name_and_interval(drawn):
     assert {tuple(corner) for corner in band.get_paths()[0].vertices} == {(9, 8), (9, 12), (90, 45), (90, 55)}
 
 
-def test_sizes_are_ticks_where_they_have_room_and_round_numbers_elsewhere():
+def test_few_shot_ticks_are_sizes_or_round_numbers():
     def ticks(*sizes):
         axis = plot.few_shot({"a": [(n, 50) for n in sizes]}).axes[0].xaxis
         low, high = axis.get_view_interval()
@@ -108,7 +108,7 @@ def test_sizes_are_ticks_where_they_have_room_and_round_numbers_elsewhere():
     assert ticks(5.9e5, 6.1e5, 2.1e6) == ["700 k", "1 M", "1.5 M", "2 M"]
 
 
-def test_points_that_would_be_missing_are_refused():
+def test_scaling_figures_refuse_missing_points():
     for draw, words in (
         (lambda: plot.transfer({"a": (0, 90, 80)}), "exaFLOPs, .* must be finite"),
         (lambda: plot.vtab({"a": {"Natur": 3}}), "Groups of VTAB are .* got Natur"),

@@ -1,4 +1,4 @@
-"""Targets other than one class: contrasts, and similarity of features, against autograd and closed forms."""
+"""Contrasts and similarity of features as targets, compared with autograd and closed forms."""
 
 import copy
 
@@ -36,7 +36,7 @@ def images(count=2, seed=0, dtype=torch.float64, size=(64, 96)):
 
 @pytest.fixture
 def model(vit):
-    """A model in float64 with classes, whose head is not near zero."""
+    """A model in float64 with classes and a large head."""
     made = vit(dtype=torch.float64, img_size=(64, 96), embed_dim=48, depth=2)
     with torch.no_grad():
         made.head.weight.normal_(generator=torch.Generator().manual_seed(1))
@@ -57,13 +57,13 @@ def cosine_by_hand(model, x, others):
 
 
 def score(model, x, target, against=None):
-    """(B,) scores of a target that is a function of features."""
+    """(B,) scores of a target of features."""
     target, _ = bound(model, target, against)
     with torch.no_grad():
         return target.score(supported.pooled(model, x))
 
 
-def test_scores_by_hand(model):
+def test_similarity_by_hand(model):
     x, others = images(), images(3, seed=1)
     np.testing.assert_allclose(score(model, x, like(others)), cosine_by_hand(model, x, others), rtol=1e-12)
     np.testing.assert_allclose(score(model, x, like(list(others.split(1)))), cosine_by_hand(model, x, others))
@@ -74,8 +74,8 @@ def test_scores_by_hand(model):
     torch.testing.assert_close(one, score(model, x, a) - score(model, x, b), rtol=1e-9, atol=1e-15)
 
 
-def test_every_method_explains_classes_functions_and_features_alike(model):
-    """The logit of a class is a function of the output. It is the product of the features with a row, and a bias."""
+def test_methods_explain_classes_and_functions_equally(model):
+    """A class, its logit as a function of the output, and the product of the features with a row have equal maps."""
     x = images(1)
 
     def direction(number):
@@ -85,7 +85,7 @@ def test_every_method_explains_classes_functions_and_features_alike(model):
 
     for name in CLASSY:
         method, kwargs = METHODS[name], KWARGS.get(name, {})
-        regressed = name == "kernel_shap"  # in float32, with weights of a million beside those of one
+        regressed = name == "kernel_shap"  # in float32, with weights of 1 and of a million
         close = dict(rtol=1e-4, atol=1e-5) if regressed else dict(rtol=1e-6, atol=1e-9)
         expected = method(model, x, 3, against=7, **kwargs)
         for one, other in ((direction(3), direction(7)), (lambda out: out[:, 3], lambda out: out[:, 7])):
@@ -97,8 +97,8 @@ def test_every_method_explains_classes_functions_and_features_alike(model):
     torch.testing.assert_close(curves[0] - model.head.bias[3], curves[1])
 
 
-def test_a_contrast_is_a_map_of_the_difference(vit):
-    """The map of a model whose head has the difference of two rows in place of the first, for both heads of DeiT."""
+def test_against_explains_the_difference(vit):
+    """The map equals that of a head with the difference of two rows in place of the first, for both heads of DeiT."""
     size = dict(img_size=(64, 96), embed_dim=48, depth=2)
     model = vit(name="deit_tiny_distilled_patch16_224", dtype=torch.float64, **size)
     difference = copy.deepcopy(model)
@@ -116,7 +116,7 @@ def test_a_contrast_is_a_map_of_the_difference(vit):
         assert (found - method(model, images(1), 3, **kwargs)).abs().max() > 0.1 * found.abs().max()
 
 
-def test_every_method_explains_a_likeness_without_classes(vit):
+def test_methods_explain_similarity_without_classes(vit):
     bare = vit(img_size=(64, 96), embed_dim=48, depth=2, num_classes=0, dtype=torch.float64)
     x, other = images(), like(images(1, seed=1))
     for name in CLASSY:
@@ -131,13 +131,13 @@ def test_every_method_explains_a_likeness_without_classes(vit):
 
 
 def small_clip():
-    """A CLIP that reads a text at the token 98, the last of its words."""
+    """A CLIP that reads a text at the token 98, the last one."""
     made = small("CLIPModel")
     made.config.text_config.eos_token_id = made.text_model.eos_token_id = 98
     return made
 
 
-def test_text_of_a_clip_by_autograd():
+def test_text_of_a_clip_equals_autograd():
     clip, x = small_clip().double(), images(2, size=(32, 32))
     prompts = [torch.tensor([[0, 5, 9, 98]]), torch.tensor([[0, 7, 98, 98]])]
     a, b = (text("words", tokenizer=lambda *_, ids=ids, **__: Tokens(input_ids=ids)) for ids in prompts)
@@ -174,7 +174,7 @@ def write_tokenizer(folder):
     return fast
 
 
-def test_text_by_the_tokenizer_beside_the_weights(tmp_path):
+def test_text_uses_the_tokenizer_beside_the_weights(tmp_path):
     from transformers import AutoModel
 
     small_clip().save_pretrained(tmp_path)
@@ -187,8 +187,8 @@ def test_text_by_the_tokenizer_beside_the_weights(tmp_path):
     assert METHODS["relevance"](clip, x, text("a cat"), against=text("a dog")).any()
 
 
-def test_siglip_reads_a_text_filled_up_and_unmasked(tmp_path):
-    """As it was trained: as many tokens as the tower has places, and the padding is seen."""
+def test_text_of_siglip_is_padded_without_a_mask(tmp_path):
+    """As in training: padded to the length of the text tower, and padding is attended."""
     x = images(1, dtype=torch.float32, size=(32, 32))
     ids = torch.tensor([[1, 2, 3, 98] + [0] * 12])
     for name in ("SiglipModel", "Siglip2Model"):
@@ -205,7 +205,7 @@ def test_siglip_reads_a_text_filled_up_and_unmasked(tmp_path):
         assert abs(other - expected) > 1e-3, "or else the padding would not matter here"
 
 
-def test_text_by_the_tokenizer_of_open_clip():
+def test_text_uses_the_tokenizer_of_open_clip():
     import open_clip
     from open_clip.model import CLIP
 
@@ -221,7 +221,7 @@ def test_text_by_the_tokenizer_of_open_clip():
     refuses("99 tokens.*tokenizer", score, small("open_clip"), x, text("a cat"))
 
 
-def test_likeness_by_models_of_other_libraries():
+def test_like_with_models_of_other_libraries():
     for name in ("Dinov2Model", "SiglipModel", "open_clip, pool", "open_clip, timm", "torchvision"):
         model = small(name)
         x, other = (images(n, seed=n, dtype=torch.float32, size=family(model).built_size) for n in (2, 1))
@@ -230,7 +230,7 @@ def test_likeness_by_models_of_other_libraries():
             assert values.shape[0] == 2 and values.isfinite().all(), (name, method)
 
 
-def test_refusals(model, vit, tmp_path):
+def test_targets_refuse_wrong_arguments(model, vit, tmp_path):
     x = images()
     refuses("vit_tiny_patch16_224.* has no text tower", relevance, model, x, text("a cat"))
     refuses("none.jpg", relevance, model, x, like(tmp_path / "none.jpg"), error=ImageError)
@@ -238,7 +238,7 @@ def test_refusals(model, vit, tmp_path):
     refuses("with itself", relevance, model, x, like(x[:1]), against=like(x[:1]), error=NothingToExplain)
     refuses("Class 3 .* with itself", relevance, model, x, [0, 3], against=3, error=NothingToExplain)
     refuses("must be one of similarity", faithfulness.curves, model, x, torch.ones(2, 4, 6), like(x[:1]), score="logit")
-    for name in (*GRADIENT, "input_x_gradient"):  # a maximum has no gradient, and rounding errors are no map
+    for name in (*GRADIENT, "input_x_gradient"):  # the gradient at a maximum consists of rounding errors
         refuses("at its maximum", METHODS[name], model, x, like(x[:1]), error=NothingToExplain)
     assert METHODS["occlusion"](model, x, like(x[:1])).any()
     tokens = vit(dtype=torch.float64, img_size=(64, 96), num_classes=0, global_pool="")
@@ -247,20 +247,20 @@ def test_refusals(model, vit, tmp_path):
     refuses("Sequential", relevance, wrapped, x, like(x[:1]), error=UnsupportedModelError)
 
 
-def test_weights_at_random_keep_the_question(model):
-    asked = []
+def test_randomization_keeps_the_target(model):
+    targets = []
 
     def method(model, images, target):
-        asked.append(target)
+        targets.append(target)
         return relevance(model, images, target)
 
     found = faithfulness.randomization(model, images(), method, like(images(1, seed=1)))
-    assert len(found.parts) > 4 and all(each is asked[0] for each in asked)
-    assert (found.rank_correlation[0] == 1).all()  # features do not pass the head
+    assert len(found.parts) > 4 and all(target is targets[0] for target in targets)
+    assert (found.rank_correlation[0] == 1).all()  # features precede the head
 
 
-def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
-    """num_classes=0, end to end: figures, scores, and the picture itself left out."""
+def test_explain_command_without_classes(tmp_path, monkeypatch):
+    """num_classes=0, end to end: figures, scores, and the compared image left out."""
     from vitlens.cli import app
 
     torch.manual_seed(0)
@@ -279,8 +279,8 @@ def test_explained_from_the_command_line_without_classes(tmp_path, monkeypatch):
     assert (tmp_path / "o" / "00-1.png").exists()
 
 
-def test_curves_of_outputs_that_do_not_compete(vit):
-    """A softmax of one output would be 1 whatever the image, and independent labels do not add up to 1."""
+def test_curves_of_independent_outputs(vit):
+    """Scores are the value of one output, and the sigmoid of independent labels."""
     x, m = images(1), torch.rand(1, 4, 6)
     for outputs, count, function in ((None, 1, torch.Tensor.double), ("independent", 3, torch.sigmoid)):
         model = vit(img_size=(64, 96), depth=2, num_classes=count, dtype=torch.float64)
@@ -298,7 +298,7 @@ def test_curves_of_outputs_that_do_not_compete(vit):
     torch.testing.assert_close(contrast.deletion, logits[0] - logits[1], rtol=1e-3, atol=1e-4)
 
 
-def test_a_report_says_what_the_score_is(vit, tmp_path):
+def test_score_names_its_quantity(vit, tmp_path):
     model = vit(img_size=224)
     one, two = list(samples().items())[:2]
     (found,) = report.score(model, report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"]))

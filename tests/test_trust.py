@@ -1,4 +1,4 @@
-"""Figures of how far to trust a map, by their artists."""
+"""Figures of insertion, deletion and randomization, by their artists."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ CURVES = {name: (SHARES[::-1] ** (k + 1), SHARES ** (k + 1)) for k, name in enum
 CONTROL = torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(0))
 
 
-def test_curves_plot_positions():
+def test_insertion_deletion_draws_curves_and_band():
     figure = plot.insertion_deletion(CURVES, CONTROL, shares=SHARES, score="Probability of “cat”")
     assert_tidy(figure)
     for k, ax in enumerate(figure.axes):
@@ -32,7 +32,7 @@ def test_curves_plot_positions():
     assert len({line.get_color() for line in figure.axes[0].lines}) == 4
 
 
-def test_curves_plot_negative_scores():
+def test_insertion_deletion_draws_negative_scores():
     below = {"relevance": (-SHARES, SHARES - 2)}
     figure = plot.insertion_deletion(below, -CONTROL, shares=SHARES, score="Logit")
     assert all(ax.get_ylim()[0] <= -2 for ax in figure.axes)
@@ -43,7 +43,7 @@ def randomization(values, parts=("head", "blocks.1", "blocks.0")):
     return Randomization(parts, correlations, correlations, 0.4)
 
 
-def test_randomized_plot():
+def test_randomized_draws_mean_correlations():
     figure = plot.randomized({"rollout": randomization([1.0, 0.8, 0.4]), "grad_cam": randomization([0.2, 0.1, 0.0])})
     assert_tidy(figure)
     (ax,) = figure.axes
@@ -61,7 +61,7 @@ def test_randomized_plot():
     assert ax.get_title() == "|Rank correlation| with the map of the trained model", "a mean of one is none"
 
 
-def test_randomized_plot_rejects_different_models():
+def test_randomized_refuses_different_models():
     found = {"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}
     with pytest.raises(ValueError, match="tried on one model, but its parts differ"):
         plot.randomized(found)

@@ -1,4 +1,4 @@
-"""Run the GPU tests and write down what passed, where and with which versions.
+"""Run the GPU tests and write their outcomes, device and versions to a file.
 
 python tests/gpu/run.py --out data/results/gpu-tests.json
 """

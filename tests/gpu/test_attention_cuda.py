@@ -1,4 +1,4 @@
-"""On a GPU: captures are exact and invisible, and the statistics agree with the CPU's, in float32 and bfloat16."""
+"""On a GPU, captures are exact and change nothing, and statistics equal the CPU's in float32 and bfloat16."""
 
 import pytest
 import timm
@@ -57,7 +57,7 @@ def test_statistics_agree_with_the_cpu(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_statistics_are_those_of_its_queries_and_keys(name):
-    """Whatever bfloat16 did to q and k: from them on, the statistics are float64's."""
+    """Given q and k in bfloat16, the statistics equal those in float64."""
     model, images = shrunk(name)
     model, images = model.cuda().bfloat16(), images.cuda().bfloat16()
     _, attn = seen(model, images)

@@ -1,4 +1,4 @@
-"""On a GPU: the features of images and the classes that a model names are those of the CPU."""
+"""On a GPU, features of images and predicted classes equal those of the CPU."""
 
 import pytest
 import timm

@@ -21,7 +21,7 @@ def digits():
 
 
 def plain(**changes):
-    """The digits recipe without anything random in the model, short."""
+    """A short digits recipe without randomness in the model."""
     return replace(recipe("digits").tiny(), drop_path=0.0, train_images=0, valid_images=0, compile="off", **changes)
 
 
@@ -94,6 +94,6 @@ def test_the_host_does_not_wait_for_the_device_between_readings(digits):
     try:
         for _ in range(5):
             next(training)
-            world.first(0.0)  # what `vitlens train` asks after each step
+            world.first(0.0)  # as in `vitlens train` after each step
     finally:
         torch.cuda.set_sync_debug_mode("default")
