@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression
 
 from vitlens.data import ImageSet, load
 from vitlens.data.augment import normalized
-from vitlens.evaluate import features, linear_probe, named_classes, opened, read
-from vitlens.evaluate.reading import before_the_head
+from vitlens.evaluate import features, linear_probe
+from vitlens.evaluate.reading import before_the_head, named_classes, opened, read
 from vitlens.models import pixels, preprocess
 from vitlens.train import join
 

@@ -23,7 +23,9 @@ from timm.models import save_for_hf
 from vitlens import load_image, load_model
 from vitlens.data import load
 from vitlens.data.tasks import TASKS
-from vitlens.evaluate import features, few_shot, nearest, opened, over_seeds, proportion, real_labels, supports
+from vitlens.evaluate import features, few_shot, nearest, proportion, supports
+from vitlens.evaluate.reading import opened
+from vitlens.evaluate.scores import over_seeds, real_labels
 from vitlens.models import preprocess
 
 BUNDLED = Path(__file__).parent.parent / "data" / "checkpoints" / "vit_tiny_patch8_64"

@@ -170,7 +170,7 @@ def test_load_model_refuses_folders_and_names_of_libraries(tmp_path, monkeypatch
         refused(tmp_path, str(tmp_path))
         config.write_text(settings)
     refused(f"hf:{tmp_path}", "cannot be opened", num_labels=3)
-    refused(f"hf:{tmp_path}", "no setting nonsense", nonsense=1)
+    refused(f"hf:{tmp_path}", "the setting nonsense", nonsense=1)
     for text in ("{broken", '{"image_processor_type": "ViTImageProcessor", "size": "big"}',
                  '{"image_processor_type": "ViTImageProcessor", "image_mean": "x"}'):  # fmt: skip
         (tmp_path / "preprocessor_config.json").write_text(text)

@@ -15,28 +15,20 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 from timm.models import save_for_hf
 
 from vitlens.data.tasks import VTAB
-from vitlens.evaluate import (
-    Score,
+from vitlens.evaluate import Score, evaluate, few_shot, nearest, proportion, support, supports
+from vitlens.evaluate.classes import class_numbers, matched
+from vitlens.evaluate.classifiers import least_squares
+from vitlens.evaluate.protocols import Evaluation, Tuned, group_means, vtab_tasks
+from vitlens.evaluate.scores import (
     another_order,
-    class_numbers,
-    evaluate,
-    few_shot,
-    group_means,
-    least_squares,
-    matched,
     mean_of,
-    nearest,
     over_seeds,
-    proportion,
     real,
     real_labels,
     rematched,
-    support,
-    supports,
     top_k,
     validation_numbers,
 )
-from vitlens.evaluate.protocols import Evaluation, Tuned, vtab_tasks
 
 # Few-shot
 

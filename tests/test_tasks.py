@@ -13,7 +13,8 @@ from test_cli import vitlens
 from vitlens.data import load
 from vitlens.data.imageset import drawn
 from vitlens.data.tasks import TASKS, VTAB
-from vitlens.evaluate import recipe_of, validation_numbers
+from vitlens.evaluate.protocols import recipe_of
+from vitlens.evaluate.scores import validation_numbers
 from vitlens.paper import TABLE_4
 from vitlens.train.recipes import RECIPES
 

@@ -595,13 +595,14 @@ def evaluate(
 ) -> int:
     """Measure a model: accuracy, few-shot, nearest neighbors, a linear probe, fine-tuning, VTAB-1k."""
     from vitlens import evaluate as evaluation
+    from vitlens.evaluate.protocols import command_of
 
     working_device(device)
     if out is not None and out.exists():
         evaluation.read_results(out)  # refuse a file of another kind before the measurement
     question = evaluation.Evaluation(
         model, data, protocol, shots, seeds, neighbors, tasks, recipe, tuple(settings or ()), runs, root, workers,
-        device, evaluation.command_of(sys.argv[1:]), note, checkpoint=checkpoint,
+        device, command_of(sys.argv[1:]), note, checkpoint=checkpoint,
     )  # fmt: skip
     records = []
     try:
@@ -632,7 +633,8 @@ def ablate(
     device: AnyDevice = None,
 ) -> None:
     """Replace the output of each head alone, and measure the change of accuracy, KL divergence and margin."""
-    from vitlens.evaluate import ablation, command_of
+    from vitlens.evaluate import ablation
+    from vitlens.evaluate.protocols import command_of
 
     working_device(device)
     effects = ablation.effects(

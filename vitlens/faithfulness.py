@@ -31,7 +31,7 @@ from vitlens.recorder.forward import evaluating, require_images, run
 from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.supported import family, known, model_name, pooled, token_grid, unwrap
 
-__all__ = ["BASELINES", "Curves", "Randomization", "curves", "random_maps", "randomization", "table", "usual_step"]
+__all__ = ["BASELINES", "Curves", "Randomization", "curves", "random_maps", "randomization", "table"]
 __dir__ = __all__.copy
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Curves:
 def usual_step(patches: int, steps: int = 32) -> int:
     """Smallest number of patches per step that gives at most `steps` steps. The default of `curves` has at most 32.
 
-    >>> vitlens.faithfulness.usual_step(patches=196)
+    >>> usual_step(patches=196)
     7
     """
     return math.ceil(patches / steps)
@@ -98,8 +98,8 @@ def curves(
     (torch.Size([1, 3]), torch.Size([1]))
 
     baseline: "mean" (the mean color of each image), "blur" (standard deviation: a patch's longer side), "zero" (in the
-    model's input space) or a tensor that fits the images. step: patches per step, by default as in `usual_step`, 7 of
-    196. score: the "probability" of a class (the default) or its "logit". With `against` another class, the probability
+    model's input space) or a tensor that fits the images. step: patches per step, by default for at most 32 steps, 7
+    of 196. score: the "probability" of a class (the default) or its "logit". With `against` another class, the probability
     among the two, or the difference of the logits. The score of a function is its value. A cosine need not be 0 for a
     covered image, so compare areas of one target only. seed: of the order among patches of one value, the same for all
     maps and images. internal_batch_size: images in one forward.

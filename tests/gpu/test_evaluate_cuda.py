@@ -5,7 +5,8 @@ import timm
 import torch
 
 from vitlens.data import load
-from vitlens.evaluate import features, named_classes, opened, read
+from vitlens.evaluate import features
+from vitlens.evaluate.reading import named_classes, opened, read
 from vitlens.train import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: the GPU tests were not run")

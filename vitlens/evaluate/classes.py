@@ -28,7 +28,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
     Raises ValueError for a class without a match, for two classes with one match, and for fewer classes called 0, 1, 2
     … than the model's named classes.
 
-    >>> vitlens.evaluate.class_numbers(model, ("Egyptian cat", "Persian cat"))
+    >>> class_numbers(model, ("Egyptian cat", "Persian cat"))
     tensor([32, 31])
     """
     count, every = class_count(model), _names(model)
@@ -61,7 +61,7 @@ def class_numbers(model: nn.Module, names: tuple[str, ...]) -> Tensor:
 def matched(model: nn.Module, names: tuple[str, ...]) -> str:
     """Note on the kind of match in `class_numbers`, or "" for a match by name.
 
-    >>> vitlens.evaluate.matched(model, ("31", "32"))
+    >>> matched(model, ("31", "32"))
     "The data's classes have no names, so their numbers are taken as the model's class numbers."
     """
     if by_number(model, names):

@@ -51,7 +51,7 @@ def least_squares(x: Tensor, y: Tensor, classes: int, penalty: float = PENALTY) 
     of these images, Y is +1 for the class and −1 for all others.
 
     >>> x, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
-    >>> vitlens.evaluate.least_squares(x, y, classes=2).values(x).argmax(1)
+    >>> least_squares(x, y, classes=2).values(x).argmax(1)
     tensor([0, 1])
     """
     from sklearn.linear_model import Ridge

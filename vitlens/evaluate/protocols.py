@@ -318,7 +318,7 @@ def recipe_of(data: str) -> tuple[str, list[str]]:
 
     The changes switch off flips and crops that would change the label.
 
-    >>> vitlens.evaluate.recipe_of("digits")
+    >>> recipe_of("digits")
     ('finetune-small', [])
     """
     task = TASKS.get(data.replace("vtab800/", "vtab/"))
@@ -337,7 +337,7 @@ def fine_tuned(e: Evaluation, data: str) -> Tuned:
     Raises KeyboardInterrupt if a run was stopped, and the errors of `runs.run`, `load_model` and `read`.
 
     >>> e = vitlens.evaluate.Evaluation("vit_tiny_patch16_224", "digits", "finetune")
-    >>> tuned = vitlens.evaluate.fine_tuned(e, "digits")  # doctest: +SKIP
+    >>> tuned = fine_tuned(e, "digits")  # doctest: +SKIP
     """
     recipe, required = recipe_of(data)
     values = []
@@ -373,7 +373,7 @@ def vtab_tasks(names: Sequence[str]) -> list[Task]:
 def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
     """Means over the complete groups of VTAB-1k, and over all 19 tasks. tuned: results by task name.
 
-    >>> vitlens.evaluate.group_means({})
+    >>> group_means({})
     {}
     """
     means = {}
@@ -388,7 +388,7 @@ def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
 def command_of(arguments: Sequence[str]) -> str:
     """The vitlens command with these arguments and shortened local paths.
 
-    >>> vitlens.evaluate.command_of(["evaluate", "model", "--data", "/photos/pets"])
+    >>> command_of(["evaluate", "model", "--data", "/photos/pets"])
     'vitlens evaluate model --data pets'
     """
     return shlex.join(["vitlens", *map(_short_value, arguments)])

@@ -24,7 +24,7 @@ from vitlens.train import World
 class Reading(NamedTuple):
     """Outputs for the M readable images, on the CPU, in the order of the split.
 
-    >>> vitlens.evaluate.Reading(logits, labels=torch.tensor([281, 657]), rows=torch.arange(2), damaged=()).damaged
+    >>> Reading(logits, labels=torch.tensor([281, 657]), rows=torch.arange(2), damaged=()).damaged
     ()
     """
 
@@ -45,7 +45,7 @@ def opened(
 
     Raises ValueError for models whose input is not 3 × S × S, and the errors of `load`.
 
-    >>> len(vitlens.evaluate.opened(model, "digits", "valid"))
+    >>> len(opened(model, "digits", "valid"))
     360
     """
     channels, height, width = data_config(model)["input_size"]
@@ -115,7 +115,7 @@ def named_classes(model: nn.Module, k: int = 5) -> Callable[[Tensor], Tensor]:
 
     Images with logits that are not finite get −1, because NaN would rank first.
 
-    >>> vitlens.evaluate.named_classes(model, k=1)(images[:1]).shape
+    >>> named_classes(model, k=1)(images[:1]).shape
     torch.Size([1, 1])
     """
 
@@ -142,7 +142,7 @@ def read(
     Raises ValueError for outputs that are not finite or −1, and the errors of the data's `batches`.
 
     >>> digits = vitlens.data.load("digits", "valid", size=224).subset(4)
-    >>> vitlens.evaluate.read(model, digits, vitlens.evaluate.named_classes(model)).values.shape
+    >>> read(model, digits, named_classes(model)).values.shape
     torch.Size([4, 5])
     """
     device = next(model.parameters()).device

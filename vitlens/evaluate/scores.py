@@ -84,7 +84,7 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
     Both are independent, so the squares of the half widths of `of_seeds` and `proportion` add up. One seed gives the
     interval for other images.
 
-    >>> vitlens.evaluate.over_seeds([90.0, 91.0, 92.0], images=1000).value
+    >>> over_seeds([90.0, 91.0, 92.0], images=1000).value
     91.0
     """
     mean = np.mean(values)
@@ -96,7 +96,7 @@ def over_seeds(values: Sequence[float], images: int) -> Score:
 def mean_of(scores: Sequence[Score]) -> Score:
     """Mean of scores on different images. The squares of their half widths add up.
 
-    >>> vitlens.evaluate.mean_of([vitlens.evaluate.proportion(80, 100), vitlens.evaluate.proportion(90, 100)]).value
+    >>> mean_of([vitlens.evaluate.proportion(80, 100), vitlens.evaluate.proportion(90, 100)]).value
     85.0
     """
     value, low, high = np.array(scores).T
@@ -106,7 +106,7 @@ def mean_of(scores: Sequence[Score]) -> Score:
 def top_k(classes: Tensor, labels: Tensor, k: int) -> Score:
     """Share of images whose label (N,) is among the first `k` of `classes` (N, 5), the most probable first.
 
-    >>> vitlens.evaluate.top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
+    >>> top_k(torch.tensor([[281, 282], [3, 4]]), labels=torch.tensor([282, 5]), k=2).value
     50.0
     """
     return proportion(int((classes[:, :k] == labels[:, None]).any(1).sum()), len(labels))
@@ -119,7 +119,7 @@ def rematched(named: Tensor, labels: Tensor, count: int) -> Score:
     confusion matrix) is fitted on half of each class and measured on the other half, and vice versa, so that random
     predictions do not profit.
 
-    >>> vitlens.evaluate.rematched(torch.tensor([1, 1, 0, 0]), labels=torch.tensor([0, 0, 1, 1]), count=2).value
+    >>> rematched(torch.tensor([1, 1, 0, 0]), labels=torch.tensor([0, 0, 1, 1]), count=2).value
     100.0
     """
     from scipy.optimize import linear_sum_assignment
@@ -142,7 +142,7 @@ def another_order(named: Tensor, labels: Tensor, count: int) -> str:
     The criterion is that more than twice as many images are right after `rematched`, with separate intervals. The time
     grows with the cube of the number of classes, so more than 4,096 are not tested.
 
-    >>> vitlens.evaluate.another_order(torch.tensor([0, 1]), labels=torch.tensor([0, 1]), count=2)
+    >>> another_order(torch.tensor([0, 1]), labels=torch.tensor([0, 1]), count=2)
     ''
     """
     right = proportion(int((named == labels).sum()), len(labels))
@@ -162,7 +162,7 @@ def real_labels() -> list[list[int]]:
 
     Item i belongs to the file ILSVRC2012_val_(i + 1). 3,163 images have no label.
 
-    >>> vitlens.evaluate.real_labels()[1]
+    >>> real_labels()[1]
     [970, 795]
     """
     from timm.data import RealLabelsImagenet
@@ -173,7 +173,7 @@ def real_labels() -> list[list[int]]:
 def validation_numbers(names: Sequence[str]) -> Tensor:
     """Number from 0 of the ImageNet validation file in each name, or −1, as (N,) int64.
 
-    >>> vitlens.evaluate.validation_numbers(["val/ILSVRC2012_val_00000002.JPEG"])
+    >>> validation_numbers(["val/ILSVRC2012_val_00000002.JPEG"])
     tensor([1])
     """
     matches = [NUMBER.search(name) for name in names]
@@ -186,7 +186,7 @@ def real(classes: Tensor, numbers: Tensor) -> tuple[Score, int]:
     classes: (N, k) of ImageNet's 1,000, the most probable first. numbers: (N,), as `validation_numbers` returns them.
     Raises ValueError for a number outside of the 50,000, and if all images lack labels.
 
-    >>> vitlens.evaluate.real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
+    >>> real(torch.tensor([[795]]), numbers=torch.tensor([1]))[0].value
     100.0
     """
     labels = real_labels()
