@@ -99,7 +99,7 @@ def curves(
 
     baseline: "mean" (the mean color of each image), "blur" (standard deviation: a patch's longer side), "zero" (in the
     model's input space) or a tensor that fits the images. step: patches per step, by default for at most 32 steps, 7
-    of 196. score: the "probability" of a class (the default) or its "logit". With `against` another class, the probability
+    of 196. score: the "probability" of a class (the default) or its "logit". With `against` another class, that
     among the two, or the difference of the logits. The score of a function is its value. A cosine need not be 0 for a
     covered image, so compare areas of one target only. seed: of the order among patches of one value, the same for all
     maps and images. internal_batch_size: images in one forward.

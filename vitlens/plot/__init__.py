@@ -1,13 +1,13 @@
-"""Figures: arrays or tensors in, Axes or a Figure out.
+"""Figures: functions from arrays or tensors to Axes or a Figure.
 
 Every plot that fits into one Axes takes `ax=`, draws there and returns it. Without `ax`, all functions return a Figure
-that pyplot does not hold: a notebook shows it once, where it is the last value of a cell (elsewhere use `display`), a
-script calls `savefig`, and nothing has to be closed. Only `overlay` and `attention_distance` then open a figure as
-pyplot does, and return its Axes. Nothing is rescaled or clipped unless the docstring says so, NaN is gray, and the
-colors are safe for the color-blind.
+that pyplot does not keep. A notebook shows it as the last value of a cell (elsewhere use `display`), a script calls
+`savefig`, and no figure has to be closed. Only `overlay` and `attention_distance` open a figure in pyplot and return
+its Axes. Values are not rescaled or clipped unless a docstring states it, NaN is gray, and the colors are safe for the
+color-blind.
 
-Without `ax`, figures are drawn in `STYLE` and leave your settings untouched; an `ax` that is given keeps the style it
-was made with (`with plt.style.context(STYLE)` makes it match).
+Without `ax`, figures are drawn in `STYLE` and leave your settings unchanged. An `ax` keeps its own style. Create it in
+`with plt.style.context(STYLE)` for the same style.
 """
 
 import importlib

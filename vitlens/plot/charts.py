@@ -1,4 +1,4 @@
-"""Curves, dots with intervals, and the charts of training runs, of attention distances and of tests of maps."""
+"""Curves, dots with intervals, and charts of training runs, attention distances and tests of maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitlens.plot import style
 from vitlens.plot.style import DPI, REFERENCE, SERIES, array, canvas, charts, colors, rule, scale_bar, styled
 
 LOCAL = 1 / 3
-"""Share of the distance of uniform attention below which a head is called local here. A convention, for orientation."""
+"""Heads below this share of the distance of uniform attention are called local, by convention."""
 CHANCE = {"color": "0.5", "lw": 1.2, "ls": (0, (4, 3))}
 
 
@@ -24,11 +24,11 @@ def lines(
 ) -> plt.Figure | plt.Axes:  # fmt: skip
     """A curve for each column of a table against its index.
 
-    table: a pandas DataFrame of numbers, its index numeric. dotted: another one, whose columns are dotted lines in the
-    colors of the same names, or else of the same places, where they are named. bands: two more, the lower and the upper
-    ends of what is shaded about each curve, in the same columns. level: a dashed line across. log: "x" or "xy" for
-    logarithmic axes; with "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette; if
-    there are fewer colors than columns, evenly spaced hues take their place.
+    table: a pandas DataFrame of numbers with a numeric index. dotted: another one, for dotted lines in the colors of
+    the columns with the same names, or else the same positions. bands: two more, the lower and the upper ends of a
+    band around each curve, in the same columns. level: value of a dashed horizontal line. log: "x" or "xy" for logarithmic
+    axes. With "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette. Evenly spaced
+    hues replace a palette of fewer colors than columns.
 
     >>> import pandas as pd
     >>> figure = vitlens.plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
@@ -70,7 +70,7 @@ def intervals(
     """A dot with an error bar for each name, the first one on top.
 
     values: by name, as a dictionary or a pandas Series. errors: half the length of each interval, by the same names.
-    points: the single measurements behind each value, small gray dots. level: a dashed line to compare with.
+    points: single measurements of each value, drawn as small gray dots. level: value of a dashed vertical line.
 
     >>> figure = vitlens.plot.intervals({"ViT": 80.1, "ResNet": 78.5}, {"ViT": 1.0, "ResNet": 1.2})
     """
@@ -94,12 +94,12 @@ def intervals(
 
 
 def training(records, *, marks: Mapping[str, int] | None = None) -> plt.Figure:
-    """Loss, validation accuracy and learning rate of a run against its steps; without labels, the validation loss.
+    """Loss, validation accuracy (or loss, without labels) and learning rate of a run against its steps.
 
-    records: the directory of a run, its `log.jsonl`, or in order the results of `vitlens.train.fit`; those without a
-    loss add to the learning rate only. The x-axes end at the last step of the whole run, so a figure that is redrawn
-    during training keeps its scale; without records the axes are empty. The legend at the foot has the last
-    accuracy. Logs without `rate` have it in `lr`. marks: steps by what happens there, dashed lines in the first panel.
+    records: the directory of a run, its `log.jsonl`, or the `Step`s of `vitlens.train.fit` in order. The x-axes end at
+    the last step of the whole run, so a figure that is redrawn during training keeps its scale. Without records the
+    axes are empty. The legend at the foot has the last accuracy. marks: steps by label, drawn as dashed lines in the
+    first panel. Raises ValueError if there is no log.
 
     >>> figure = vitlens.plot.training([{"step": 1, "steps": 2, "loss": 2.3, "rate": 1.0}])
     """
@@ -149,12 +149,12 @@ def attention_distance(
 ) -> plt.Axes:
     """Mean attention distance, one dot per layer and head (paper, Fig. 7 right and Fig. 11).
 
-    The heads of a layer lie side by side, head 0 on the left. mean_distance: (L, H) in pixels, or (B, L, H), of which
-    the mean over B is drawn; or several of these by the name of their model, each in a color. uniform: the distance of
+    The heads of a layer lie side by side, head 0 on the left. mean_distance: (L, H) in pixels, (B, L, H), of which the
+    mean over B is drawn, or several of these by the name of their model, each in a color. uniform: the distance of
     uniform attention (`TokenGrid.uniform_distance`, renormalized if the dots are), a dashed line. Heads below a third
     of it are local, by convention, and their range is gray. control: the distances of a model with random weights, gray
-    crosses. image_size: (height, width) of the input, or one number for both; the axis names it. Layers and heads count
-    from 0.
+    crosses. image_size: (height, width) of the input, or one number for both, for the label of the axis. Layers and
+    heads count from 0.
 
     >>> distance = vitlens.attention.mean_distance(attn)
     >>> ax = vitlens.plot.attention_distance(distance, uniform=attn.grid.uniform_distance())
@@ -199,7 +199,7 @@ def attention_distance(
 def attention_distances(
     panels: Mapping[str, object], *, uniform: float | Mapping[str, float], controls: Mapping[str, object] | None = None
 ) -> plt.Figure:
-    """Several models, or several ways to measure one, beside each other on one scale, as `attention_distance`.
+    """Panels of `attention_distance` side by side on one scale, for several models or measurements.
 
     panels: (L, H) by title. uniform: one distance for all, or one by title. controls: (L, H) of models with random
     weights, by title.
@@ -222,7 +222,7 @@ def attention_distances(
 def strip(
     ax: plt.Axes, values: np.ndarray, size: float, color: str = SERIES[0], place: tuple[int, int] = (0, 1), name=""
 ) -> None:
-    """The distances (L, H) as dots: a column for each layer, its heads side by side from left to right.
+    """Draw distances (L, H) as dots: a column for each layer, its heads side by side from left to right.
 
     place: number of the model among those that share a column, and their number.
     """
@@ -236,13 +236,13 @@ def strip(
 
 
 def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
-    """The addition of each head and MLP to a logit: a line for each layer, a column for each head, the MLP in the last.
+    """Contribution of each head and MLP to a logit: a row for each layer, a column for each head, the MLP in the last.
 
-    parts: (L, H + 1) by the title of the image, the MLP last; all of the same model. Red adds to the logit and blue
-    takes away from it, in units of the logit, on one scale for all images. ax: for a single image.
+    parts: (L, H + 1) of one model by the title of the image, the MLP last. Red adds to the logit and blue subtracts
+    from it, in units of the logit, on one scale for all images. ax: for a single image.
 
-    >>> found = vitlens.stream.contributions(model, images[:1])
-    >>> figure = vitlens.plot.contributions({"cat": torch.cat([found.heads[0], found.mlps[0, :, None]], 1)})
+    >>> added = vitlens.stream.contributions(model, images[:1])
+    >>> figure = vitlens.plot.contributions({"cat": torch.cat([added.heads[0], added.mlps[0, :, None]], 1)})
     """
     values = {name: array(each, 2, "Contributions of shape (layers, heads + 1)") for name, each in parts.items()}
     layers, columns = next(iter(values.values())).shape
@@ -273,7 +273,7 @@ def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) ->
 def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, score: str = "") -> plt.Figure:
     """The score of a class while patches are covered (deletion) or shown (insertion) in the order of each map.
 
-    curves: by name of the map, (deletion (S,), insertion (S,)). control: (orders, S) of both for random orders, drawn
+    curves: (deletion (S,), insertion (S,)) by name of the map. control: (orders, S) of both for random orders, drawn
     as a band from the lowest to the highest and their mean, dashed. shares: (S,) of the patches, 0 to 1. score: its
     name, for the axis.
 
@@ -297,40 +297,44 @@ def insertion_deletion(curves: Mapping[str, tuple], control: tuple, *, shares, s
     return figure
 
 
-def randomized(found: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
-    """How similar each map stays while the model's weights are replaced by random ones, from the head down.
+def randomized(results: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
+    """Similarity of maps to those of the trained model while its weights become random, from the head down.
 
-    found: by name of the method, a `vitlens.faithfulness.Randomization` of one model. Drawn is the mean over images of
-    |rank correlation| with the map of the trained model, after each part, and dashed the threshold of the first. The
-    legend lists the methods by their last correlation. Raises ValueError for several models.
+    results: a `vitlens.faithfulness.Randomization` of one model by the name of its method. The curves are the mean over
+    images of |rank correlation|, after each part, and the dashed line is the first threshold. The legend lists the
+    methods by their last correlation. Raises ValueError for several models.
+
+    >>> rho = torch.tensor([[0.9], [0.4]])
+    >>> result = vitlens.faithfulness.Randomization(("head", "norm"), rho, ssim=rho, threshold=0.5)
+    >>> figure = vitlens.plot.randomized({"relevance": result})
     """
-    first = next(iter(found.values()))
-    if any(tuple(each.parts) != tuple(first.parts) for each in found.values()):
+    first = next(iter(results.values()))
+    if any(tuple(result.parts) != tuple(first.parts) for result in results.values()):
         raise ValueError("All methods must have been tried on one model, but its parts differ.")
     names = ["none", *first.parts]
-    with canvas(ax, 900, 350) as (ax, result):
+    with canvas(ax, 900, 350) as (ax, drawn):
         several = first.rank_correlation.shape[1] > 1
         title = f"|Rank correlation| with the map of the trained model{', mean over images' * several}"
         ax.set_title(title, size=10)
         ax.axhline(first.threshold, **CHANCE)
         curves = []
-        for color, (name, each) in zip(style.palette(len(found)), found.items(), strict=True):
-            values = np.array([1.0, *each.rank_correlation.abs().mean(1).tolist()])
+        for color, (name, result) in zip(style.palette(len(results)), results.items(), strict=True):
+            values = np.array([1.0, *result.rank_correlation.abs().mean(1).tolist()])
             curves += ax.plot(values, "o-", color=color, ms=4, lw=1.6, label=name)
         ax.set(xlim=(-0.2, len(names) - 0.8), ylim=(0, 1.03), xlabel="Random from the head down to and with …")
         ax.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
         rule(ax)
         legend_by_end(ax, curves)
-    return result
+    return drawn
 
 
 def legend_by_end(ax: plt.Axes, curves: Iterable) -> None:
-    """A legend beside the axes that lists the curves by their last value."""
+    """Draw a legend beside the axes that lists the curves by their last value."""
     curves = sorted(curves, key=lambda curve: -curve.get_ydata()[-1])
     ax.legend(handles=curves, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
 
 def _by_head(mean_distance) -> np.ndarray:
-    """(L, H): the distances given, or their mean over images."""
+    """(L, H) distances, averaged over images."""
     values = array(mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)")
     return values.mean(0) if values.ndim == 3 else values

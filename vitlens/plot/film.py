@@ -1,10 +1,9 @@
-"""Snapshots of a training run: its four inspection figures over the steps, and what it predicts for hidden patches.
+"""Snapshots of a training run: its four inspection figures over the steps, and its predictions of hidden patches.
 
-`snapshot` and `film_strip` take what `vitlens.train.snapshots.load` returns, S snapshots of one run: `filters`
+`snapshot` and `film_strip` take the result of `vitlens.train.snapshots.load`, S snapshots of one run: `filters`
 (S, k, p, p, C), `positions` (S, rows, cols, rows, cols), `distances` (S, L, H), `rollout` (S, N, rows, cols), `steps`
-(S,) and `prefix` (S,), the number of tokens that are no patches, one where it is left out. One scale holds for all
-snapshots: distances and rollouts from 0 to the largest of all, cosines from −1 to 1. Only filters are scaled tile by
-tile, as in `filters`.
+(S,) and `prefix` (S,), the number of prefix tokens, by default 1. All snapshots share one scale: distances and rollouts
+from 0 to their maximum, cosines from −1 to 1. Only filters are scaled tile by tile, as in `filters`.
 """
 
 from __future__ import annotations
@@ -22,19 +21,26 @@ from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, frames, 
 from vitlens.recorder.grid import TokenGrid
 
 GAP = 0.08
-"""Room between two pictures, as a share of their size."""
+"""Gap between two tiles, as a share of their size."""
 AXES = {"filters": 5, "positions": 5, "distances": 3, "rollout": 4}
 """Number of axes of each array of snapshots."""
 NAMES = "Embedding filters", "Position embedding similarity", "Mean attention distance (pixels)", "Attention rollout"
 SHORT = "Embedding\nfilters", "Position\nsimilarity", "Attention\ndistance (px)", "Attention\nrollout"
 HIDDEN = (0.5, 0.5, 0.5)
 SHARP = 8
-"""Pixels that a cell of a prediction is drawn with."""
+"""Pixels per side of a cell of a prediction."""
 
 
 def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
-    """The four figures at snapshot number `index`: 28 filters, all heads, the rollouts of eight images, and as many of
-    the positions as stay readable. snapshots: see the module."""
+    """The four figures at snapshot number `index`.
+
+    They show 28 filters, all heads, the rollouts of eight images, and as many positions as stay readable. snapshots: as
+    in `help(vitlens.plot.film)`.
+
+    >>> shapes = dict(filters=(2, 3, 4, 4, 3), positions=(2, 2, 2, 2, 2), distances=(2, 1, 1), rollout=(2, 1, 2, 2))
+    >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}
+    >>> figure = vitlens.plot.snapshot(run)
+    """
     run = _checked(snapshots)
     with styled():
         figure = page(WIDTH, 698)
@@ -52,11 +58,15 @@ def snapshot(snapshots: Mapping, index: int = -1) -> plt.Figure:
 def film_strip(
     snapshots: Mapping, indices: Sequence[int] | None = None, *, labels: Sequence[str] | None = None
 ) -> plt.Figure:
-    """The four figures, one below the other, at several snapshots, side by side.
+    """The four figures in a column for each of several snapshots.
 
-    snapshots: see the module. indices: which of them; by default all, or seven evenly spread ones if there are more.
-    labels: a heading for each column, by default its step. Shown are the first nine filters, as many of the positions
-    as stay readable, all heads, and the rollouts of the first four images.
+    They show the first nine filters, as many positions as stay readable, all heads, and the rollouts of the first four
+    images. snapshots: as in `help(vitlens.plot.film)`. indices: numbers of the snapshots, by default all, or seven
+    evenly spread ones. labels: a heading for each column, by default its step.
+
+    >>> shapes = dict(filters=(2, 3, 4, 4, 3), positions=(2, 2, 2, 2, 2), distances=(2, 1, 1), rollout=(2, 1, 2, 2))
+    >>> run = {name: np.random.rand(*shape) for name, shape in shapes.items()} | {"steps": [0, 9]}
+    >>> figure = vitlens.plot.film_strip(run)
     """
     run = _checked(snapshots)
     if indices is None:
@@ -91,10 +101,10 @@ def _checked(snapshots: Mapping) -> SimpleNamespace:
 def _draw(run: SimpleNamespace, index: int, axes, filters: tuple[int, int], rollouts: tuple[int, int], size: float):
     """Draw the four figures of a snapshot, and return the color scales of the positions and of the rollouts.
 
-    filters, rollouts: how many in a line, and in all. size: of a dot.
+    filters, rollouts: number in a line, and in total. size: of a dot, in points.
     """
     first, second, third, fourth = axes
-    real = np.abs(run.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components; zeros fill up
+    real = np.abs(run.filters).max((0, 2, 3, 4)) > 0  # a small patch has fewer components, padded with zeros
     _tiles(first, about_gray(run.filters[index, real][: filters[1]]), filters[0])
     _, across, tiles, cosines = shown_positions(run.positions[index])
     _tiles(second, tiles, len(across))
@@ -114,14 +124,17 @@ def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
 
 
 def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None) -> plt.Figure:
-    """Pictures, what the model saw of them, and what it said at several snapshots of its training, side by side.
+    """Images, the corrupted input, the predictions at several snapshots of a training, and the target, side by side.
 
-    pictures: (N, H, W, 3) in 0…1, the first probe images of the run. snapshots: what `vitlens.train.snapshots.load`
-    returns of a run without labels: `steps` (S,), `corrupted` and `source` (S, N, rows, cols) and `predicted`
-    (S, N, h, w, 3), of which h and w are multiples of rows and cols. indices: which snapshots; by default
-    five spread evenly. Gray patches were hidden; a patch that stands at the place of another is shown there. Predicted
-    patches are drawn in full, the others, which the model was not asked about, smaller and as the target has them. The
-    last column is the target, the picture averaged to the resolution of the predictions.
+    pictures: (N, H, W, 3) in 0…1, the first probe images of the run. snapshots: from `vitlens.train.snapshots.load`
+    for a run without labels: `steps` (S,), `corrupted` and `source` (S, N, rows, cols) and `predicted` (S, N, h, w, 3),
+    with h and w multiples of rows and cols. indices: numbers of the snapshots, by default five evenly spread ones. In
+    the input, hidden patches are gray, and moved patches are at their new position. Predicted patches are drawn in full
+    size. The other patches are those of the target and smaller. The target is the image, averaged to the resolution of
+    the predictions.
+
+    >>> run = {"steps": [9], "corrupted": np.ones((1, 1, 2, 2)), "source": -np.ones((1, 1, 2, 2))}
+    >>> figure = vitlens.plot.filled_in(np.ones((1, 16, 16, 3)), run | {"predicted": np.zeros((1, 1, 8, 8, 3))})
     """
     pictures = np.clip(array(pictures, 4, "Pictures of shape (N, H, W, 3)"), 0, 1)
     steps = np.asarray(snapshots["steps"])
@@ -148,21 +161,21 @@ def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None
 
 
 def _predicted(predicted: np.ndarray, target: np.ndarray, corrupted: np.ndarray) -> np.ndarray:
-    """(N, SHARP · h, SHARP · w, 3) predictions of corrupted patches; the others smaller, on white, as in the target."""
+    """(N, SHARP · h, SHARP · w, 3) predictions of corrupted patches, and smaller patches of the target on white."""
     predicted, target = (each.repeat(SHARP, 1).repeat(SHARP, 2) for each in (predicted, target))
     height, width = (n // m for n, m in zip(target.shape[1:3], corrupted.shape[1:], strict=True))
-    asked = corrupted.repeat(height, 1).repeat(width, 2)[..., None] > 0
+    hidden = corrupted.repeat(height, 1).repeat(width, 2)[..., None] > 0
     inside = np.zeros((height, width))
     inside[height // 4 : -(height // 4), width // 4 : -(width // 4)] = 1
     small = np.tile(inside, corrupted.shape[1:])[..., None] > 0
-    return np.where(asked, predicted, np.where(small, target, 1.0))
+    return np.where(hidden, predicted, np.where(small, target, 1.0))
 
 
 def _seen(pictures: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """(N, H, W, 3) pictures whose patches are those of `source` (N, rows, cols), gray where it is −1."""
+    """(N, H, W, 3) images from the patches with the numbers in `source` (N, rows, cols), gray for −1."""
     (n, height, width, _), (rows, cols) = pictures.shape, source.shape[1:]
     patches = pictures.reshape(n, rows, height // rows, cols, width // cols, 3).swapaxes(2, 3)
     patches = patches.reshape(n, rows * cols, *patches.shape[3:])
-    found = patches[np.arange(n)[:, None], source.reshape(n, -1)]
-    found[source.reshape(n, -1) < 0] = HIDDEN
-    return found.reshape(n, rows, cols, *found.shape[2:]).swapaxes(2, 3).reshape(pictures.shape)
+    placed = patches[np.arange(n)[:, None], source.reshape(n, -1)]
+    placed[source.reshape(n, -1) < 0] = HIDDEN
+    return placed.reshape(n, rows, cols, *placed.shape[2:]).swapaxes(2, 3).reshape(pictures.shape)

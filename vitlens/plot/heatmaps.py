@@ -30,16 +30,16 @@ from vitlens.recorder.supported import family, transformer, unwrap
 
 GRAY = "0.35"
 DIMMED = 0.35
-"""Brightness of the part of an image that the model did not see."""
+"""Brightness of the part of an image outside of the model's crop."""
 BELOW = {"location": "bottom", "shrink": 0.67, "aspect": 15, "pad": 0.03}
-"""Place of the color bar of a picture in a line."""
+"""Position of the color bar of an image in a line."""
 
 
 def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarray:
     """(H, W) float32: a (rows, cols) map enlarged to `size` = (H, W), neither rescaled nor clipped.
 
-    method: "nearest" (patches stay what they are), "bilinear" (stays within the range of the map), "bicubic" or
-    "lanczos" (may overshoot). All keep a constant map constant.
+    method: "nearest" (uniform patches), "bilinear" (within the range of the map), "bicubic" or "lanczos" (may
+    overshoot). All keep a constant map constant.
 
     >>> vitlens.plot.upsample(np.eye(2), (224, 224)).shape
     (224, 224)
@@ -50,13 +50,12 @@ def upsample(map, size: tuple[int, int], *, method: str = "lanczos") -> np.ndarr
 
 
 def mask(map, grid: TokenGrid, *, smooth: bool = True) -> np.ndarray:
-    """(H, W) in 0…1 over the model's input: how much of the picture the paper's rendering lets through (Fig. 6, D.8).
+    """(H, W) brightness of the model's input in the paper's rendering of a map, from 0 to 1 (Fig. 6, D.8).
 
-    The map is enlarged to the pixels that its patches cover (Lanczos), blurred with a Gaussian whose standard deviation
-    is one patch, and stretched so that the least is 0 and the largest 1. `smooth=False` stretches the patches as they
-    are. All is done in floating point, where the authors go through 8 bits. A constant map has nothing to stretch: it
-    becomes 1 everywhere if it is positive, and 0 otherwise. Pixels that were cut off before the model looked are 0;
-    padding beyond the picture is left out.
+    The map is enlarged to the pixels of its patches (Lanczos), blurred with a Gaussian with a standard deviation of one
+    patch, and stretched to 0…1. `smooth=False` stretches uniform patches. Unlike in the authors' code nothing is
+    rounded to 8 bits. A constant map becomes 1 everywhere if it is positive, and 0 otherwise. Pixels outside of patches
+    are 0, and padding is left out.
 
     >>> vitlens.plot.mask(vitlens.attention.rollout(attn)[0], attn.grid).shape
     (224, 224)
@@ -86,20 +85,20 @@ def overlay(
 ) -> plt.Axes:  # fmt: skip
     """The Axes of a map over its image (paper, Fig. 6).
 
-    The map lies where the model saw the image, and the rest of the image is dimmed. One of these says where that is:
+    The map lies on the model's crop of the image, and the rest of the image is dimmed. The crop follows from:
 
-    * model: the map lies on the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`.
-    * crop: (left, top, right, bottom) of that part in pixels of the image, as `models.crop_box` returns it.
-    * Neither: the image is what `restore` returns, or, with `grid`, has exactly the size of the model's input.
+    * model: the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`.
+    * crop: (left, top, right, bottom) in pixels of the image, as from `models.crop_box`.
+    * neither: the image is a result of `restore`, or, with `grid`, has exactly the size of the model's input.
 
-    image: what `load_image` takes. map: (rows, cols); or (rows, cols, 3), colors from 0 to 1 drawn in one opacity.
-    grid: that of the capture (`attn.grid`); by default that of `model`, or patches that cover the image exactly.
-    style "heat": the values in colors over the image in gray, from 0 to the largest (±the largest if some are
-    negative) or between `limits`, in red and blue if 0 is in their middle, with a color bar. style "mask": the image
-    times `mask`, on black, as in the paper; the map is stretched to 0…1.
-    opacity "value": in proportion to the value, from none at 0 to `alpha` at the end farthest from 0 (at `limits`
-    without 0: none at the end nearest to 0; with both signs: at least a third of `alpha`). opacity "even": `alpha`
-    everywhere. NaN is gray. smooth: False draws exact patches.
+    image: a source of `load_image`. map: (rows, cols), or (rows, cols, 3) colors from 0 to 1, drawn in one opacity.
+    grid: that of the capture (`attn.grid`), by default that of `model`, or patches that cover the image exactly.
+    style "heat": the values in colors over the image in gray, with a color bar. Colors reach from 0 to the largest
+    value, from −max to max if some are negative, or between `limits`, in red and blue if these are ±max. style "mask":
+    the image times `mask`, on black, as in the paper.
+    opacity "value": proportional to the value, from 0 at 0 to `alpha` at the end farthest from 0. Limits on one side of
+    0 start with 0 at the end nearest to 0, and with both signs it is at least a third of `alpha`. opacity "even":
+    `alpha` everywhere. NaN is gray. smooth: False draws exact patches.
 
     Raises ValueError for an image that may not be the model's input, and for a map that does not fit the grid.
 
@@ -118,7 +117,7 @@ def overlay(
     picture = load_image(image)
     crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
     left, top, right, bottom = crop or (0, 0, grid.image[1], grid.image[0])
-    across, down = (right - left) / grid.image[1], (bottom - top) / grid.image[0]  # pixels of the image for one of it
+    across, down = (right - left) / grid.image[1], (bottom - top) / grid.image[0]  # pixels of the image per input pixel
     with styled(ax):
         if ax is None:
             aspect = picture.height / picture.width
@@ -165,7 +164,7 @@ def overlay(
 
 
 def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None):
-    """The part of the image (left, top, right, bottom) that the map lies on, None for all of it, and the grid."""
+    """The part of the image (left, top, right, bottom) below the map, or None for the whole image, and the grid."""
     if model is not None and not is_input(image):
         from vitlens.models import crop_box, data_config
 
@@ -177,7 +176,7 @@ def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, gr
 
 
 def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest: float) -> Image.Image:
-    """A part in its place on an image as large as the picture, of the level `rest` elsewhere."""
+    """A part at its position on an image of the size of `picture`, with the level `rest` elsewhere."""
     whole = Image.new("F", picture.size, rest)
     whole.paste(part, (round(crop[0]), round(crop[1])))
     return whole
@@ -186,7 +185,7 @@ def _pasted(part: Image.Image, picture: Image.Image, crop: Sequence[float], rest
 def mark(
     ax: plt.Axes, query: tuple[int, int] | None, patch: tuple[float, float], at: tuple[float, float] = (0, 0)
 ) -> None:
-    """A white frame with a dark rim, which shows on any color, around the query patch of a map at the point (x, y)."""
+    """Draw a white frame with a dark rim around the query patch of a map at the point (x, y)."""
     if query is not None:
         corner = at[0] + query[1] * patch[1], at[1] + query[0] * patch[0]
         frame = Rectangle(corner, patch[1], patch[0], fill=False, edgecolor="white", linewidth=1.2)
@@ -205,14 +204,14 @@ def _check_finite(values: np.ndarray) -> None:
 
 
 def is_input(image) -> bool:
-    """True for an image (H, W, 3) that `restore` returned, not cut since then."""
+    """True for an image (H, W, 3) from `restore` that was not cropped afterwards."""
     return isinstance(image, ModelInput) and image.shape[:2] == image.input_size
 
 
 def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> TokenGrid:
-    """The grid given, checked; or one whose patches cover the image exactly, if need be with fractions of pixels.
+    """The grid, checked, or by default one with patches that cover the image exactly, also with fractions of pixels.
 
-    image: None, or what must be the model's input: what `restore` returned, or with `grid` an image of its size.
+    image: None, or the model's input: a result of `restore`, or with `grid` an image of its size.
     """
     if grid is not None and shape != (grid.rows, grid.cols):
         raise ValueError(
@@ -235,7 +234,7 @@ def tiles(maps: Mapping[str, object], *, signed: bool = False) -> plt.Figure:
     """Maps in a line, each with its name above and its own color bar below.
 
     maps: (rows, cols) by name, at most six, of any shapes. Colors reach from 0 to the largest value, or from −max to
-    max where a map holds negative ones; with `signed` they do so in all of them. NaN is gray.
+    max if a map has negative values. signed: True for ±max in all maps. NaN is gray.
 
     >>> figure = vitlens.plot.tiles({"rollout": vitlens.attention.rollout(attn)[0]})
     """
@@ -254,13 +253,12 @@ def overlays(
     query: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None, smooth: bool = True,
 ) -> plt.Figure:  # fmt: skip
-    """A picture, and beside it the same picture under each map, as `overlay` draws it in the style "heat".
+    """An image, and beside it the image under each map, as `overlay` draws it in the style "heat".
 
-    image: what `load_image` takes, as the model saw it. maps: (rows, cols), or (rows, cols, 3) for colors, by name, at
-    most five. Below each is its own color bar: from 0 to its largest value, from −max to max if some are negative, or
-    between its `limits`, given by the same name. query: the (row, column) of a patch, marked in all of them and in the
-    picture; or one for each map, by the same names. Raises ValueError for a map of another shape than the grid,
-    IndexError for a patch outside it.
+    image: the model's input, as for `overlay`. maps: (rows, cols), or (rows, cols, 3) colors, by name, at most five.
+    Below each is its color bar: from 0 to its largest value, from −max to max if some are negative, or between its
+    `limits`, by name. query: (row, column) of a patch to mark in all maps and in the image, or one per map by name.
+    Raises ValueError for a map of another shape than the grid, and IndexError for a patch outside of it.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
     >>> figure = vitlens.plot.overlays(vitlens.restore(model, images)[0], maps, grid=attn.grid)
@@ -293,11 +291,10 @@ def attributions(
 ) -> plt.Figure:  # fmt: skip
     """An image, and the same image under the map of each method, `cols` to a line.
 
-    Each map has its own colors from 0 to its largest value, or from −max to max if some are negative. That value stands
-    below the map, and what it means at the foot. image: what `load_image` takes, as the model saw it. maps: (rows,
-    cols) by the name of their method. title: what is explained. captions: a line or two below each map, by the same
-    names. note: what the captions mean, at the foot. compared: (name, image) of the images that this one is compared
-    with; the first four are small below the input.
+    Each map has a color scale from 0 to its largest value, or from −max to max if some are negative. The maximum is
+    below the map. image: the model's input, as for `overlay`. maps: (rows, cols) by the name of their method. title:
+    the explained class or score. captions: a line or two below each map, by name. note: meaning of the captions, at the
+    foot. compared: (name, image) of the images to which this one is compared. The first four are small below the input.
 
     >>> maps = {"rollout": vitlens.attention.rollout(attn)[0]}
     >>> pixels = vitlens.restore(model, images)[0]
@@ -341,11 +338,12 @@ def gallery(
     rows: Mapping[str, Sequence], *, titles: Sequence[str] = (), captions: Mapping[str, Sequence[str]] | None = None,
     shared: bool = True,
 ) -> plt.Figure:  # fmt: skip
-    """Pictures or maps in a grid, a row for each name.
+    """Images or maps in a grid, a row for each name.
 
-    rows: by name, equally many (h, w), maps, or (h, w, 3), pictures. titles: above the columns. captions: a short line
-    below each picture of the rows of these names. shared: one color scale with a bar for all rows of maps, from 0 to
-    the largest value, and one for those that hold negative ones, ±max; False gives each map its own, without bars.
+    rows: sequences of the same length of maps (h, w) or images (h, w, 3), by name. titles: above the columns. captions:
+    a short line below each item of a row, by name. shared: True for one color scale with a bar for all rows of maps,
+    from 0 to the largest value, and another for rows with negative values, ±max. False for a scale per map, without
+    bars.
 
     >>> rollouts = vitlens.attention.rollout(attn).numpy()
     >>> figure = vitlens.plot.gallery({"rollout": list(rollouts)}, titles=["cat", "rocket"])
@@ -380,7 +378,7 @@ def gallery(
 
 
 def _line(count: int, most: int, aspect: float, below: float) -> tuple[plt.Figure, Sequence[plt.Axes]]:
-    """A page with so many pictures in a line, each at most `most` pixels wide and `aspect` times as high."""
+    """A page with `count` images in a line, each at most `most` pixels wide and `aspect` times as high."""
     side = min(most, (WIDTH - 12) / count - 16)
     figure, axes = frames(1, count, max(12 + count * (side + 16), 240), 34 + side * aspect + below)
     for ax in axes[0]:
@@ -393,13 +391,13 @@ def name_above(ax: plt.Axes, text: str, loc: str = "center") -> None:
 
 
 def draw_input(ax: plt.Axes, picture, grid: TokenGrid, loc: str = "center") -> None:
-    """The picture as the model saw it."""
+    """Draw the model's input."""
     ax.imshow(picture, extent=(0, grid.image[1], grid.image[0], 0))
     name_above(ax, "Input", loc)
 
 
 def write_below(ax: plt.Axes, text: str) -> None:
-    """Lines of text below a picture."""
+    """Write lines of text below an image."""
     if text:
         look = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "size": 8.5, "color": GRAY}
         ax.annotate(text, (0, 0), (0, -4), **look, annotation_clip=False, parse_math=False)
@@ -410,5 +408,5 @@ def heading(figure: plt.Figure, text: str) -> None:
 
 
 def write_note(figure: plt.Figure, text: str) -> None:
-    """Lines of text at the foot of a page."""
+    """Write lines of text at the foot of a page."""
     figure.supxlabel(text, x=MARGIN / figure.get_figwidth(), ha="left", size=8.5, color=GRAY, parse_math=False)

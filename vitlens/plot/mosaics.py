@@ -1,4 +1,4 @@
-"""Figures of many small pictures: filters, position similarity, heads, an image cut into patches."""
+"""Figures of many tiles: filters, position similarity, heads, an image cut into patches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vitlens.recorder.grid import TokenGrid
 
 
 def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
-    """Principal components of the patch-embedding filters as small pictures (paper, Fig. 7 left).
+    """Principal components of the patch-embedding filters as tiles (paper, Fig. 7 left).
 
     components: (k, p, q, C), C = 3 (colors) or 1 (grays), or both results of `vitlens.filters.components`.
     explained_variance: (k,) shares of the variance, written under the tiles. cols: tiles in a line.
-    Every tile is scaled on its own, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all of
-    them, and brightness cannot be compared between tiles.
+    Every tile is scaled separately, symmetrically about zero: v → ½ + ½·v / max|v|. So zero is middle gray in all
+    tiles, and brightness cannot be compared between tiles.
 
     >>> figure = vitlens.plot.filters(*vitlens.filters.components(model))
     """
@@ -49,9 +49,9 @@ def filters(components, explained_variance=None, *, cols: int = 7, ax: plt.Axes 
 def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """Cosine similarity of position embeddings, one tile per patch position (paper, Fig. 7 center and Fig. 10).
 
-    similarity: (rows, cols, rows, cols), as `vitlens.positions.similarity` returns it. Positions count from 1, as in
-    the paper. Of large grids only every so-many-th row and column of tiles is shown, as written at the axes: as many as
-    stay readable, at most 14 each way. The tiles themselves are always complete.
+    similarity: (rows, cols, rows, cols), as from `vitlens.positions.similarity`. Positions count from 1, as in the
+    paper. For large grids every n-th row and column of tiles is shown, at most 14 each way, with n in the labels of the
+    axes. Each tile is complete. Raises ValueError for other shapes and for values above 1.
 
     >>> figure = vitlens.plot.position_similarity(vitlens.positions.similarity(model))
     """
@@ -81,7 +81,7 @@ def position_similarity(similarity, *, ax: plt.Axes | None = None) -> plt.Figure
 def shown_positions(similarity: np.ndarray) -> tuple[range, range, np.ndarray, ScalarMappable]:
     """Rows and columns of the tiles to draw, their (n, rows, cols, 4) colors, and the scale from −1 to 1.
 
-    Every so-many-th tile is drawn, so that there are at most 14 each way and 352 cells in a line.
+    Every n-th tile is drawn, at most 14 each way and 352 cells in a line.
     """
     rows, cols = similarity.shape[:2]
     most = max(rows, cols)
@@ -98,7 +98,7 @@ def heads(
     """The attention of all heads of a layer from one query, beside the image if it is given.
 
     weights: (H, rows, cols), on one color scale from 0 to the largest weight of all heads. image: the model's input, as
-    for `overlay`. query: (row, column) of a patch, counted from 0, with a white frame; None for a class token.
+    for `overlay`. query: (row, column) of a patch from 0, drawn with a white frame, or None for a class token.
 
     >>> weights = attn.grid.image_map(attn[5].weights((3, 4))[0, :, 0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4))
@@ -144,9 +144,8 @@ def heads(
 def all_heads(weights, *, query: tuple[int, int] | None = None, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:
     """The attention of every head of every layer from one query: a column for each layer, a row for each head.
 
-    weights: (L, H, rows, cols), every head on a color scale up to its own largest weight, which is written below it.
-    query: (row, column) of the patch that asks, counted from 0 and marked by two ticks beside each map, since a frame
-    would cover so small a cell; None for another token.
+    weights: (L, H, rows, cols). Every head has a color scale up to its largest weight, which is written below it.
+    query: (row, column) of the query patch from 0, marked by two ticks beside each map, or None for another token.
 
     >>> maps = [attn.grid.image_map(layer.weights((3, 4))[0, :, 0]) for layer in attn]
     >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4))
@@ -183,12 +182,11 @@ def _source(query: tuple[int, int] | None) -> str:
 
 
 def patches(image, *, grid: TokenGrid) -> plt.Figure:
-    """A picture, the same cut into patches, and the sequence of tokens (paper, Fig. 1 and section 3.1).
+    """An image, its patches, and the sequence of tokens (paper, Fig. 1 and section 3.1).
 
-    image: what `load_image` takes, as the model saw it. grid: where its patches lie (`TokenGrid`, or `attn.grid`). Of
-    long sequences only the beginning and the end are shown. Numbers are positions in the sequence, from 0; prefix
-    tokens, which are no part of the picture, are gray. Pixels that no patch sees are on the left only, and padding
-    beyond the picture is gray.
+    image: the model's input, as for `overlay`. grid: of its patches (`TokenGrid`, or `attn.grid`). Of long sequences
+    only the first and last tokens are shown. Numbers are positions in the sequence, from 0. Prefix tokens and padding
+    are gray. Pixels outside of patches are on the left only.
 
     >>> figure = vitlens.plot.patches(vitlens.restore(model, images)[0], grid=attn.grid)
     """
@@ -230,14 +228,14 @@ def patches(image, *, grid: TokenGrid) -> plt.Figure:
 
 
 def mosaic(ax: plt.Axes, tiles, cols: int, gap: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Draw colored tiles (n, h, w, 3 or 4) as one picture, `cols` in a line.
+    """Draw colored tiles (n, h, w, 3 or 4) as one image, `cols` in a line.
 
     The coordinates of the axes are cells. gap: (below, beside) a tile, in cells. Returns the centers of the columns
     and of the lines.
     """
     tiles = np.asarray(tiles)[..., :3]
     count, h, w = tiles.shape[:3]
-    fine = -(-32 // max(h, w))  # pixels of a cell, so that a gap is near a whole number of them
+    fine = -(-32 // max(h, w))  # pixels of a cell, so that a gap is close to whole pixels
     down, across = (round(fine * each) for each in gap)
     lines, (high, wide) = -(-count // cols), (fine * h + down, fine * w + across)
     whole = np.full((lines, high, cols, wide, 3), 255 if tiles.dtype == np.uint8 else 1, tiles.dtype)
@@ -258,17 +256,17 @@ def colored(values: np.ndarray, cmap, vmin: float, vmax: float) -> tuple[np.ndar
 
 
 def about_gray(tiles: np.ndarray) -> np.ndarray:
-    """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled on its own: v → ½ + ½·v / max|v|."""
+    """Tiles (n, p, q, C) as colors (n, p, q, 3), each scaled separately: v → ½ + ½·v / max|v|."""
     largest = np.abs(tiles).max((1, 2, 3), keepdims=True)
     return (0.5 + 0.5 * tiles / np.where(largest > 0, largest, 1)).repeat(3 // tiles.shape[-1], -1)
 
 
 def _above(ax: plt.Axes, x: float, y: float, text: str) -> None:
-    """The name of a map, above the middle of its upper edge."""
+    """Write the name of a map above the middle of its upper edge."""
     ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", size=9.5).set_in_layout(False)
 
 
 def _below(ax: plt.Axes, x: float, y: float, text: str, size: float) -> None:
-    """A number below a tile, within the room of the mosaic."""
+    """Write a number below a tile, inside the mosaic."""
     look = {"ha": "center", "va": "top", "size": size, "color": GRAY, "annotation_clip": False}
     ax.annotate(text, (x, y), (0, -2), textcoords="offset points", **look).set_in_layout(False)

@@ -1,4 +1,4 @@
-"""The paper's figures of what pre-training buys, from its tables: Fig. 2, 3, 4 and 5, with points of your own."""
+"""The paper's figures of accuracy against pre-training, from its tables: Fig. 2, 3, 4 and 5, with your points."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def count(value: float, _=None) -> str:
 def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | None = None) -> plt.Figure:
     """Accuracy after fine-tuning against the compute of pre-training, from Table 6 (paper, Fig. 5).
 
-    points: your own by name, (exaFLOPs, average over the five data sets of `paper.FIVE`, ImageNet top-1), accuracies
-    in percent and None where there is none; `compute.exaflops` counts the first as the paper does. Left the
-    average, right ImageNet; axes reach as far as the points. The models of the table are named where there is room:
-    if no point of your own lies a factor of ten outside its range.
+    Left the average over the five data sets of `paper.FIVE`, right ImageNet. points: yours by name, as (exaFLOPs,
+    average, ImageNet top-1), with accuracies in percent, or None for a missing one. `paper.exaflops` counts exaFLOPs
+    like the paper. The models of the table are named unless one of your points is more than a factor of ten outside
+    its range.
 
     >>> figure = vitlens.plot.transfer({"mine": (10, None, 77.0)})
     """
@@ -83,8 +83,8 @@ def transfer(points: Mapping[str, tuple[float, float | None, float | None]] | No
 def vtab(points: Mapping[str, Mapping[str, float]] | None = None) -> plt.Figure:
     """Accuracy on VTAB-1k, over all 19 tasks and by group (paper, Fig. 2, whose bars have no printed numbers).
 
-    Drawn from Table 9 and, for BiT, the public BiT-M. points: your own by name, in percent by "VTAB", "Natural",
-    "Specialized" and "Structured", as `paper.groups` gives them; those that are missing are left out.
+    Drawn from Table 9 and, for BiT, the public BiT-M. points: yours by name, in percent for "VTAB", "Natural",
+    "Specialized" and "Structured", as from `paper.groups`. Missing groups are left out. Raises ValueError for others.
 
     >>> figure = vitlens.plot.vtab({"mine": {"Natural": 75.0}})
     """
@@ -119,8 +119,8 @@ def pretraining_size(
 ) -> plt.Figure | plt.Axes:
     """Top-1 on ImageNet after fine-tuning against the images of pre-training, from Table 5 (paper, Fig. 3).
 
-    points: your own by name, pairs (images, top-1 in percent). BiT, whose range over all sizes the paper shades
-    without numbers, is its largest ResNet, R152x4, by its own paper and Table 2.
+    points: yours by name, as pairs (images, top-1 in percent). The curve of BiT is its largest ResNet, R152x4, from its
+    paper and Table 2, because the paper shades the range of all sizes without numbers.
 
     >>> figure = vitlens.plot.pretraining_size({"mine": [(1_281_167, 77.0)]})
     """
@@ -134,7 +134,7 @@ def pretraining_size(
         for k, (model, (edge, face)) in enumerate(SIZES.items()):
             rows = [(paper.IMAGES[p.data], p.accuracy["ImageNet"]) for p in paper.TABLE_5 if p.model == model]
             aside = offset_copy(ax.transData, ax.figure, x=9 * (k - 2), units="points")
-            ax.update_datalim(rows)  # which Matplotlib leaves to us where points are moved aside
+            ax.update_datalim(rows)  # Matplotlib does not do so for shifted points
             ax.plot(*zip(*rows, strict=True), "o", mec=edge, mfc=face, ms=7.5, mew=1.6, label=model, transform=aside)
         for (name, rows), marker in zip(own.items(), STARS * len(own), strict=False):
             ax.plot(*rows.T, f"{marker}-", color=OWN, ms=10, lw=1, label=name)
@@ -151,9 +151,9 @@ def few_shot(
 ) -> plt.Figure | plt.Axes:  # fmt: skip
     """Few-shot accuracy against the images of pre-training, a curve for each model (paper, Fig. 4).
 
-    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent; the last two are drawn as
-    a band, or as error bars where there are more than three curves, whose bands would cover each other. The paper
-    printed no numbers, so that only your own are drawn. The legend lists the curves by their last accuracy.
+    curves: by name, rows of (images, accuracy) or (images, accuracy, low, high), in percent. The interval from low to
+    high is a band for up to three curves, and error bars for more. Only your curves are drawn, because the paper prints
+    no numbers. The legend lists the curves by their last accuracy.
 
     >>> figure = vitlens.plot.few_shot({"ViT": [(1_000_000, 40.0), (10_000_000, 55.0)]})
     """
@@ -176,7 +176,7 @@ def few_shot(
 
 
 def _sorted(rows) -> np.ndarray:
-    """(n, 2 or 4) rows of (images, accuracy, …) in the order of their images, of which a logarithm exists."""
+    """(n, 2 or 4) rows of (images, accuracy, …), sorted by images. Raises ValueError unless images are above 0."""
     rows = array(rows, 2, "Rows (images, accuracy)")
     if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
         raise ValueError(f"Images, or exaFLOPs, and accuracies must be finite, the first above 0, got {rows.tolist()}.")
@@ -184,9 +184,9 @@ def _sorted(rows) -> np.ndarray:
 
 
 def _ticks(ax: plt.Axes, series: Iterable[np.ndarray], named: Mapping[float, str] = {}) -> None:
-    """Put a tick at each named size, and at each other size that has room for its number.
+    """Put a tick at each named size, and at each other size with room for its number.
 
-    Where no size has a name and some lack room, ticks are at round numbers instead.
+    Without names, ticks are at round numbers if some sizes lack room.
     """
     ax.autoscale_view()
     ax.xaxis.set_minor_locator(NullLocator())

@@ -1,4 +1,4 @@
-"""Pictures beside what attention lets through of them, pictures beside each other, models beside each other."""
+"""Figures side by side: images and rollouts, corresponding patches of two images, inspections of models."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TITLES = {
 def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> plt.Figure:
     """Images beside their attention rollouts, "Input" and "Attention" (paper, Fig. 6 and 14).
 
-    images and maps: as many of each as `overlay` takes one of. grid: one for all, or one for each. captions: a text
-    below each pair. style: "heat", in colors from the least value of each map (clear) to its largest (yellow), or
-    "mask", the paper's image on black. Up to three pairs are in a line, all of one height.
+    images, maps: sequences of one length of arguments of `overlay`. grid: one for all, or one for each. captions: a
+    text below each pair. style: "heat", in colors from the smallest value of each map (clear) to its largest (yellow),
+    or "mask", the paper's image on black. Up to three pairs are in a line, all of one height.
 
     >>> pictures, rollouts = vitlens.restore(model, images), vitlens.attention.rollout(attn)
     >>> figure = vitlens.plot.rollouts(pictures, rollouts, captions=["cat", "rocket"])
@@ -72,8 +72,8 @@ def correspondences(
     """Two images, with a line of one color between each pair of patches.
 
     images: two, the model's input, as for `overlay`. pairs: (n, 2) numbers of patches of the left and of the right
-    image, counted from 0 without prefix tokens, as `vitlens.tokens.correspondences` returns them. grids: of both.
-    titles: above each image; note: at the foot. Raises ValueError for patches that the grids do not have.
+    image, from 0 without prefix tokens, as in `vitlens.tokens.correspondences`. grids: of both. titles: above each
+    image. note: at the foot. Raises ValueError for patches outside of the grids.
 
     >>> pair, grids = vitlens.restore(model, images), [attn.grid, attn.grid]
     >>> figure = vitlens.plot.correspondences(pair, [[0, 195], [90, 91]], grids=grids, titles=["cat", "rocket"])
@@ -104,22 +104,24 @@ def correspondences(
     return result
 
 
-def inspected(found: object | Mapping[str, object]) -> plt.Figure:
+def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
     """The four figures of a model's inspection on one page, or those of several models, a column for each.
 
-    found: a `vitlens.report.Inspection`, or several by the heading of their model. Above each figure is its number;
-    where a model lacks a figure, the reason. Rollouts are those of the first six images, of several models of the first
-    four; numbers are those of all images. Several models share one panel of distances, as shares of the distance of
-    uniform attention, with the mean change of a head where all have the same layers, heads and patches.
+    inspections: a `vitlens.report.Inspection`, or several by the heading of their model. Above each figure is its
+    number, or the reason why the model lacks it. Rollouts are those of the first six images, or of the first four for
+    several models. Numbers are those of all images. Several models share one panel of distances, as shares of the
+    distance of uniform attention, with the mean change of a head if all have the same layers, heads and patches.
 
-    >>> found = vitlens.report.inspect(model, [("cat", cat)])
-    >>> figure = vitlens.plot.inspected({"the bundled model": found})
+    >>> inspection = vitlens.report.inspect(model, [("cat", cat)])
+    >>> figure = vitlens.plot.inspected({"the bundled model": inspection})
     """
-    found = found if isinstance(found, Mapping) else {found.model: found}
-    alone, first = len(found) == 1, next(iter(found.values()))
-    columns, room = 6 if alone else 4, WIDTH / len(found)
-    shape = max(each.grid.image[0] / each.grid.image[1] for each in found.values())
-    captions = {name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in found.items()}
+    inspections = inspections if isinstance(inspections, Mapping) else {inspections.model: inspections}
+    alone, first = len(inspections) == 1, next(iter(inspections.values()))
+    columns, room = 6 if alone else 4, WIDTH / len(inspections)
+    shape = max(each.grid.image[0] / each.grid.image[1] for each in inspections.values())
+    captions = {
+        name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in inspections.items()
+    }
     text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
     few = alone and len(first.pictures) <= 3  # then each image lies beside its rollout, not above it
     lines = 1 if few else 2
@@ -128,8 +130,8 @@ def inspected(found: object | Mapping[str, object]) -> plt.Figure:
         figure = page(WIDTH, sum(heights))
         head, *middle, last = figure.subfigures(len(heights), 1, height_ratios=heights)
         rows = [head, last] if alone else [head, *middle[:2], last]
-        rows = [np.ravel(row.subfigures(1, len(found))) for row in rows]
-        for (title, *parts, below), (name, each) in zip(zip(*rows, strict=True), found.items(), strict=True):
+        rows = [np.ravel(row.subfigures(1, len(inspections))) for row in rows]
+        for (title, *parts, below), (name, each) in zip(zip(*rows, strict=True), inspections.items(), strict=True):
             layers, heads = each.mean_distance.shape
             title.suptitle(name, x=8 / room, y=0.8, ha="left", size=13, weight="bold", parse_math=False)
             words = f"{each.grid.rows} × {each.grid.cols} patches, {layers} layers of {heads} heads"
@@ -156,9 +158,9 @@ def inspected(found: object | Mapping[str, object]) -> plt.Figure:
             values, uniform = first.mean_distance, first.grid.uniform_distance()
             ax = _panel(distance, "distance", first, WIDTH)
         else:
-            values = {n: each.mean_distance / (each.grid.uniform_distance() or 1) for n, each in found.items()}
-            uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in found.items()]
-            ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*found.values())]), WIDTH).subplots()
+            values = {n: each.mean_distance / (each.grid.uniform_distance() or 1) for n, each in inspections.items()}
+            uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()]
+            ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH).subplots()
         attention_distance(values, uniform=uniform, ax=ax)
         if alone:
             ax.set_xticks(range(0, layers, -(-layers // 8)))
@@ -178,7 +180,7 @@ def _change(first, *others) -> list[str]:
 
 
 def _panel(part: SubFigure, name: str, found, room: float, *shape: int):
-    """Axes below a title and the number of a figure, or None and the reason where the model lacks it."""
+    """Axes below a title and the number of a figure, or None and the reason if the model lacks it."""
     missing = name in found.lacks
     _titled(part, name, found.lacks[name] if missing else found.sentences[name], room)
     return None if missing else part.subplots(*shape)

@@ -1,4 +1,4 @@
-"""What all figures share: style, page sizes, color scales and input checks."""
+"""Style, page sizes, color scales and input checks of all figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 DPI = 100
 WIDTH = 900
-"""Pixels across a notebook: no page is wider."""
+"""Width of a notebook in pixels, and largest width of a page."""
 
 SERIES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#56b4e9", "#949494")
 """Colors of curves, safe for the color-blind: seaborn's "colorblind" without the two lightest."""
 REFERENCE = {"color": "0.35", "linestyle": "--", "linewidth": 1, "zorder": 1}
-"""Look of a line that others are compared with."""
+"""Look of a reference line."""
 
 MARGIN = 0.08
 """Inches around axes and at the edges of a page."""
@@ -29,8 +29,7 @@ INK = "0.15"
 MISSING = "0.65"
 """The gray of NaN."""
 SIGNED = 1 / 3
-"""Lowest opacity of a map with both signs, as a share of the highest. With less, a dark picture would show through as
-dark rings around values near 0."""
+"""Lowest opacity of a map with both signs, as a share of the highest. Lower ones show dark images as rings at 0."""
 STYLE = {
     "figure.dpi": DPI,
     "font.size": 9,
@@ -58,7 +57,7 @@ STYLE = {
 
 
 def styled(ax: plt.Axes | None = None):
-    """Context that draws in `STYLE` on Matplotlib's defaults; with an `ax` it does nothing, as that keeps its own."""
+    """Context that draws in `STYLE` on Matplotlib's defaults. It has no effect with an `ax`, which keeps its style."""
     if ax is not None:
         return contextlib.nullcontext()
     import matplotlib.pyplot as plt  # slow, and not needed for the colors of a widget
@@ -68,7 +67,7 @@ def styled(ax: plt.Axes | None = None):
 
 
 def page(width: float, height: float, layout: str = "constrained", margin: float = MARGIN) -> plt.Figure:
-    """An empty figure of `width` × `height` pixels. pyplot creates it, so notebooks show it, but does not keep it."""
+    """An empty figure of `width` × `height` pixels. Notebooks show it, and pyplot does not keep it."""
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(width / DPI, height / DPI), layout=layout)
@@ -79,7 +78,7 @@ def page(width: float, height: float, layout: str = "constrained", margin: float
 
 @contextlib.contextmanager
 def canvas(ax: plt.Axes | None, width: float, height: float) -> Iterator[tuple[plt.Axes, plt.Axes | plt.Figure]]:
-    """The axes to draw on, and what the plot function returns: the `ax` that was given, or a new page with axes."""
+    """The axes to draw on, and the result of the plot function: the argument `ax`, or a new page with axes."""
     with styled(ax):
         if ax is not None:
             yield ax, ax
@@ -99,7 +98,7 @@ def charts(titles: Sequence[str], width: float, height: float, **options) -> tup
 
 
 def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figure, np.ndarray]:
-    """A page of `width` × `height` pixels with lines of `cols` axes for pictures, without frames and ticks."""
+    """A page of `width` × `height` pixels with lines of `cols` axes for images, without frames and ticks."""
     figure = page(width, height, "compressed", MARGIN / 2)
     axes = figure.subplots(lines, cols, squeeze=False)
     for ax in axes.flat:
@@ -108,7 +107,7 @@ def frames(lines: int, cols: int, width: float, height: float) -> tuple[plt.Figu
 
 
 def wrapped(text: str, width: float, letter: float = 7.5) -> str:
-    """Text in lines of at most `width` pixels, with `letter` pixels for a letter on average; its own lines stay."""
+    """Text in lines of at most `width` pixels, with `letter` pixels per letter on average. Its line breaks stay."""
     return "\n".join(textwrap.fill(line, int(width / letter)) for line in text.splitlines())
 
 
@@ -125,12 +124,12 @@ def rule(ax: plt.Axes, axis: str = "y") -> None:
 
 
 def beside(ax: plt.Axes, width: float) -> plt.Axes:
-    """Axes for a color bar, right of axes of about `width` pixels, and as high."""
+    """Axes for a color bar of the same height, to the right of axes of about `width` pixels."""
     return ax.inset_axes((1 + 10 / width, 0, 12 / width, 1))
 
 
 def color_bar(shown, **where):
-    """The color bar of a picture, on a checker where its colors are not opaque. where: as for `colorbar`."""
+    """The color bar of an image, on a checkerboard if colors are not opaque. where: arguments of `colorbar`."""
     key = where.get("cax", getattr(shown, "axes", None)).figure.colorbar(shown, **where)
     key.outline.set_visible(False)
     if shown.cmap(range(shown.cmap.N))[:, 3].min() < 1:
@@ -142,7 +141,7 @@ def color_bar(shown, **where):
 
 
 def scale_bar(shown, size: float = 8.5, **where):
-    """The color bar of a picture, with its two ends, and zero where it lies between them. where: as for `colorbar`."""
+    """The color bar of an image with its two ends, and zero if it is between them. where: arguments of `colorbar`."""
     low, high = map(float, shown.get_clim())  # limits may be tensors
     ends = [low, 0, high] if low < 0 < high else [low, high]
     key = color_bar(shown, **where)
@@ -151,11 +150,10 @@ def scale_bar(shown, size: float = 8.5, **where):
 
 
 def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) -> mpl.colors.Colormap:
-    """256 colors of Matplotlib's `cmap` for values from low to high, to be laid over a picture; NaN in opaque gray.
+    """256 colors of Matplotlib's `cmap` for an overlay of values from low to high, with NaN in opaque gray.
 
-    opacity "value": `alpha` at the value farthest from 0, less in proportion nearer to it, none at 0 or, if that is not
-    between low and high, at the end nearest to it; `SIGNED` of `alpha` at least where low < 0 < high. "even": `alpha`
-    everywhere.
+    opacity "value": proportional to the distance from 0, or from the end nearest to 0 if 0 is not between low and high,
+    with `alpha` at the farthest value, and at least `SIGNED` · `alpha` for low < 0 < high. "even": `alpha` everywhere.
     """
     away = np.abs(np.linspace(low, high, 256) - np.clip(0, low, high))
     share = np.maximum(away / (away.max() or 1), SIGNED if low < 0 < high else 0)
@@ -165,7 +163,7 @@ def translucent(cmap: str, low: float, high: float, alpha: float, opacity: str) 
 
 
 def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = None) -> dict:
-    """Color map and limits for the values: 0…max in viridis, or ±max in red and blue where some are negative."""
+    """Color map and limits for the values: 0…max in viridis, or ±max in red and blue if some are negative."""
     finite = values[np.isfinite(values)]
     high = np.abs(finite).max(initial=0) or 1.0
     signed = finite.min(initial=0) < 0 if signed is None else signed
@@ -177,13 +175,13 @@ def colors(values: np.ndarray, cmap: str | None = None, signed: bool | None = No
 
 
 def palette(count: int) -> Sequence:
-    """Colors of `count` curves: `SERIES`, or evenly spaced hues where those are too few."""
+    """Colors of `count` curves: `SERIES`, or evenly spaced hues for more curves."""
     import seaborn as sns
 
     return SERIES[:count] if count <= len(SERIES) else sns.color_palette("husl", count)
 
 
-def array(values, ndim: int | tuple[int, ...], wanted: str) -> np.ndarray:
+def array(values, ndim: int | tuple[int, ...], expected: str) -> np.ndarray:
     """`values`, an array or a tensor on any device, as floats. Raises ValueError for another number of axes."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().double()
@@ -192,5 +190,5 @@ def array(values, ndim: int | tuple[int, ...], wanted: str) -> np.ndarray:
     except TypeError as error:
         raise ValueError(f"{wanted} expected, got {type(values).__name__}.") from error
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
-        raise ValueError(f"{wanted} expected, got shape {result.shape}.")
+        raise ValueError(f"{expected} expected, got shape {result.shape}.")
     return result
