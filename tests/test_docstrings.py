@@ -44,17 +44,21 @@ def test_examples_of_docstrings_run(name, names, tmp_path, monkeypatch):
 
 def public() -> dict:
     """Public functions and classes by their full name."""
-    found = {}
+    names = {}
     for module in [vitlens, *(getattr(vitlens, name) for name in vitlens.MODULES)]:
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
             if callable(thing) and (getattr(thing, "__module__", None) or "").startswith("vitlens"):
-                found.setdefault(id(thing), (f"{module.__name__}.{name}", thing))
-    return dict(found.values())
+                names.setdefault(id(thing), (f"{module.__name__}.{name}", thing))
+    return dict(names.values())
 
 
 def without_example() -> list[str]:
     return sorted(name for name, thing in public().items() if ">>>" not in (inspect.getdoc(thing) or ""))
+
+
+def test_every_public_callable_has_an_example():
+    assert not without_example()
 
 
 def test_examples_have_at_most_four_lines():

@@ -26,9 +26,9 @@ def lines(
 
     table: a pandas DataFrame of numbers with a numeric index. dotted: another one, for dotted lines in the colors of
     the columns with the same names, or else the same positions. bands: two more, the lower and the upper ends of a
-    band around each curve, in the same columns. level: value of a dashed horizontal line. log: "x" or "xy" for logarithmic
-    axes. With "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette. Evenly spaced
-    hues replace a palette of fewer colors than columns.
+    band around each curve, in the same columns. level: value of a dashed horizontal line. log: "x" or "xy" for
+    logarithmic axes. With "xy" the ticks are those of the index. palette: colors, or the name of a seaborn palette.
+    Evenly spaced hues replace a palette of fewer colors than columns.
 
     >>> import pandas as pd
     >>> figure = vitlens.plot.lines(pd.DataFrame({"accuracy": [50.0, 80.0]}, index=[1, 2]), xlabel="Epoch")
