@@ -2,8 +2,8 @@
 
     python -m experiments.attention --out data/results/attention-cpu.csv
 
-Time is the median of several runs, memory the growth of the process's peak resident size; every measurement of memory
-has a process of its own. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
+Time is the median of several runs, memory the growth of the process's peak resident size in a separate
+process. Ratios are within one run of this script. The maps of ViT-B at 1024 px take 9.7 GB.
 """
 
 import math

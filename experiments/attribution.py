@@ -3,9 +3,9 @@
     python -m experiments.attribution --out data/results/attribution-memory-cpu.csv
 
 One image, ViT-B/16 with random weights, on a CPU. Memory is the growth of the process's peak resident size beyond the
-model, the image and one forward without gradients; every measurement runs in a process of its own, since a process
-keeps what it once had. "materialized" is Chefer's relevance by autograd through timm's unfused path, with all maps and
-their gradients held; `difference` is how far the relevance of vitlens lies from it, relative to its largest value.
+model, the image and one forward without gradients, in a separate process for each measurement. "materialized" is
+Chefer's relevance by autograd through timm's unfused path, with all maps and their gradients stored. `difference` is
+the largest deviation of vitlens' relevance from it, relative to its largest value.
 """
 
 import time

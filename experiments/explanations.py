@@ -3,16 +3,16 @@
     python -m experiments.explanations --model deit-tiny --data valid.parquet --out data/results/explanations.csv
 
 Every photograph is explained for the class that the model predicts, by all of `vitlens.attribution`, plain rollout and
-random orders; `vitlens.faithfulness.table` scores them. The table has one row for each method: the mean over the
+random orders, and scored by `vitlens.faithfulness.table`. The table has one row for each method: the mean over the
 photographs of deletion (low is good), insertion and insertion − deletion, each with the half width of its 95 % interval
-(Student's t); the same of its distance above plain rollout and above the random orders of the same photograph; the mean
-rank; and the share of photographs in which it lies above the random orders by more than two of their standard
-deviations. Then the cost, in a process of its own for each method: seconds for one map, the best of three, the same in
-forwards of the model, and the memory that the map took at its peak, beyond what a forward leaves (Linux only).
+(Student's t), the same for its difference from plain rollout and from the random orders of the same photograph, the
+mean rank, and the share of photographs in which it exceeds the random orders by more than two of their standard
+deviations. Then the cost, in a separate process for each method: seconds for one map, the best of three, the same in
+forwards of the model, and the peak memory of the map beyond that of a forward (Linux only).
 
-What was scored goes to --rows at once, photograph by photograph; the same command continues there. --only scores
-single methods, on as many photographs with the same step and baseline, and puts their rows into the table that is
-there: without ranks, and without distances above what is not scored beside them.
+Scores are written to --rows after each photograph, and the same command continues an interrupted run. --only scores
+single methods, on as many photographs with the same step and baseline, and puts their rows into the existing table,
+without ranks and without differences from methods that are not scored.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     python -m experiments.finetune --model deit-tiny --data flowers5 --out data/results/finetune-flowers5.csv
 
-Fine-tuning is `vitlens train --recipe finetune-small`, once for each seed, in a process of its own; accuracy is that of
-the last step. The probe is `vitlens.evaluate.linear_probe` on what the head would read; of the same features the five
-nearest neighbors vote, the nearer by cosine the more. Neither sees augmented images.
+Fine-tuning is `vitlens train --recipe finetune-small`, once for each seed, in a separate process. Accuracy is that of
+the last step. The probe is `vitlens.evaluate.linear_probe` on the input of the head. The five nearest neighbors vote by
+their cosine on the same features. Neither is trained on augmented images.
 """
 
 import json

@@ -15,7 +15,7 @@ above --times the median, in per cent, and of the roughness of the map of norms;
 map of received attention. All with the half width of a 95 % interval (Student's t), and for roughness the change from
 the model itself, paired by image. Then the register's norm over the median. Controls, on the first --controls images: a
 register that nothing is moved to, and one that takes over as many random neurons of the same layers. Their changes are
-from the model on the same images, which has rows of its own if there are fewer of these.
+from the model on the same images, which has separate rows if these are fewer.
 
 Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """

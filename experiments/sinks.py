@@ -2,8 +2,8 @@
 
     python -m experiments.sinks --data tiny-imagenet --out data/results/sinks.csv
 
-Large models keep information on the whole image in a few patches of the background, whose norms are several times as
-large as the rest (Darcet et al. 2024, "Vision Transformers Need Registers"), and which receive much attention.
+Large models store information on the whole image in a few patches of the background with large norms, which receive a
+large share of attention (Darcet et al. 2024, "Vision Transformers Need Registers").
 
 A row for each model and layer: means over --images validation images, each with the half width of its 95 % interval
 (Student's t over images). Norm of the median patch and of the class token; the largest ratio of a patch's norm to that

@@ -2,13 +2,13 @@
 
     python -m experiments.specimen --data tiny-imagenet --out data/results/specimen.csv
 
---data: what `vitlens.data.load` opens; --images of its validation images are drawn with seed 0, the same for every
+--data: a source of `vitlens.data.load`. --images of its validation images are drawn with seed 0, the same for every
 model. The table has one row for each head: its mean attention distance in pixels of the model's input, that as a share
 of uniform attention, and the same share with the rows renormalized after the class token is dropped. Then, for each
 model, the rank correlation of position similarity with distance, the share of the filters' variance in 28 components,
 and the contrast of its rollouts (`vitlens.attention.contrast`) on its own grid, and averaged onto the coarsest
-grid of all models, which favors none. At the end by how much the first model's contrast is above the other's on the
-same photographs. Each mean over photographs has the half width of its 95 % interval (Student's t): what others give.
+grid of all models. At the end the difference of the first model's contrast from the other's on the same photographs.
+Each mean over photographs has the half width of its 95 % interval for other photographs (Student's t).
 """
 
 import itertools

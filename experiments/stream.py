@@ -3,8 +3,8 @@
     python -m experiments.stream --out data/results/stream-cpu.csv
 
 Seconds are medians of runs that take turns with the forward; `of_a_forward` is their ratio. Memory is the growth of the
-process's peak resident size beyond the model, the image and one forward; every measurement of it has a process of its
-own. Models have random weights, which cost the same.
+process's peak resident size beyond the model, the image and one forward, in a separate process for each measurement.
+Models have random weights, which cost the same.
 """
 
 import statistics

@@ -8,10 +8,10 @@ precision. FLOP = 2 × multiply-add, a step is 3 × forward.
 
 * vitlens: the whole loop, with random crops, flips, jitter, cutmix and mixup on the device; on a CPU in fp32 also
   compiled (``compile_cpu``).
-* timm: the model with timm's AdamW on one fixed, normalized batch, so that no data path slows it down; on CUDA as it is
-  and compiled.
+* timm: the model with timm's AdamW on one fixed, normalized batch, without a data path, on CUDA uncompiled and
+  compiled.
 * DataLoader (on a CPU at 64 px): timm's step behind torchvision's random resized crop, flip and normalization of JPEGs
-  that lie in memory, decoded in one worker process.
+  in memory, decoded in one worker process.
 
 The loops of a case take turns, so that a busy machine slows all of them. A speed is the median of its turns; a ratio of
 two loops, or a share of the ceiling, that of the ratios within each turn.

@@ -309,7 +309,7 @@ def test_summary_to_pandas_has_a_row_for_each_head(vit, attn):
         assert row.entropy == pytest.approx(summary.entropy[:, row.layer, row.head].mean().item(), rel=1e-6)
     mean = attention.mean_over(vit(), [torch.zeros(2, 3, 64, 64)]).to_pandas()
     assert mean.columns.tolist() == table.columns.tolist()
-    with pytest.raises(ValueError, match="none has one number for each head"):
+    with pytest.raises(ValueError, match="has one number per head"):
         attention.summary(attn, "rollout").to_pandas()
 
 

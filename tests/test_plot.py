@@ -488,7 +488,7 @@ def test_overlay_measures_crops_as_timm_cuts_them():
     assert crop_box(model, picture(400, 620), whole=True) == pytest.approx((0, 0, 620, 400), abs=1.5)
 
 
-def test_overlay_dims_what_the_model_did_not_see():
+def test_overlay_dims_the_image_outside_of_the_crop():
     image = np.full((100, 200, 3), 200, np.uint8)
     below = plot.overlay(image, np.zeros((4, 4)), crop=(50, 0, 150, 100)).images[0].get_array()
     assert (below[:, 50:150] == 200).all() and (below[:, :50] == 70).all() and (below[:, 150:] == 70).all()

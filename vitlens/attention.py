@@ -1,6 +1,6 @@
 """Statistics of attention: distance, entropy, attention received, rollout.
 
-A map takes T² numbers per head, and every statistic is a sum over its rows. So rows are computed a block at a time, and
+A map has T² numbers per head, and every statistic is a sum over its rows. So rows are computed a block at a time, and
 no map is stored. Several statistics share one pass, from the last layer to the first, as a rollout needs.
 
 Shapes: B batch, L layers, H heads, T tokens = R prefix + P patches, Q queries. Distances in input pixels.
@@ -50,7 +50,7 @@ class Statistic:
     name: str
     title: str
     logits = False
-    row: Tensor | None = None  # (B, T) weights of the queries that a rollout needs next; None for all queries
+    row: Tensor | None = None  # (B, T) weights of the queries that a rollout needs next, or None for all queries
 
     def applies(self, attn: Attention) -> bool:
         """True if the statistic is defined for the model. Otherwise a summary holds None."""
@@ -92,7 +92,7 @@ class Summary:
     __repr__ = shapes
 
     def to_pandas(self) -> DataFrame:
-        """L·H rows: layer, head, and each statistic that has one number for each head, its mean over the images.
+        """A DataFrame of L·H rows: layer, head, and the mean over images of each statistic with one number per head.
 
         >>> vitlens.attention.summary(attn).to_pandas().columns.tolist()
         ['layer', 'head', 'mean_distance', 'entropy']
@@ -100,7 +100,7 @@ class Summary:
         import pandas as pd
 
         if not self.by_head:
-            raise ValueError(f"Of {', '.join(self.values)}, none has one number for each head. Add mean_distance.")
+            raise ValueError(f"No statistic of {', '.join(self.values)} has one number per head. Add mean_distance.")
         means = {name: float64(self.values[name]) for name in self.by_head}
         means = {name: mean.reshape(-1, *mean.shape[-2:]).mean(0).cpu() for name, mean in means.items()}
         layer, head = torch.ones_like(means[self.by_head[0]]).nonzero().T
@@ -136,7 +136,7 @@ def mean_distance(attn: Attention, renormalize: bool = False) -> Tensor:
     >>> vitlens.attention.mean_distance(attn).shape
     torch.Size([2, 12, 3])
 
-    Patch to patch, the mean over query patches of Σ_j A_ij·d_ij. As in the authors' code the rows are not renormalized
+    The mean over query patches of Σ_j A_ij·d_ij over patches. As in the authors' code the rows are not renormalized
     after the prefix tokens are dropped, so attention to them counts as distance 0. `renormalize=True` divides by the
     attention to patches.
     """
@@ -176,7 +176,7 @@ def rollout(
     >>> vitlens.attention.rollout(attn).shape
     torch.Size([2, 14, 14])
 
-    query: (row, column) of a patch, or the position of any token in the sequence, instead of what the head reads.
+    query: (row, column) of a patch, or the position of any token in the sequence, in place of the read-out.
     head_fusion: "mean" (the paper's), "max" or "min". discard: share of the smallest entries of every fused row to
     drop (the row is renormalized after). Raises ValueError if there is no query and the model reads no weighted sum.
     """
@@ -198,7 +198,7 @@ def summary(attn: Attention, *statistics: str | Statistic, renormalize: bool = F
     >>> vitlens.attention.summary(attn, "entropy").entropy.shape
     torch.Size([2, 12, 3])
 
-    statistics: names in `STATISTICS`, or statistics; all registered ones if none are given. renormalize: as in
+    statistics: names in `STATISTICS`, or statistics, by default all registered ones. renormalize: as in
     `mean_distance`. Raises ValueError for an unknown name.
     """
     for statistic in statistics:
@@ -246,7 +246,7 @@ def mean_over(model: nn.Module, loader: Iterable, *statistics: str | Statistic, 
 
 
 def read_row(attn: Attention, query: tuple[int, int] | int | None = None) -> Tensor:
-    """(B, T) row from which a rollout starts: one-hot for a patch (row, column), or what the head reads.
+    """(B, T) row from which a rollout starts: one-hot for a patch (row, column), or the read-out.
 
     Raises ValueError for a model whose head reads no weighted sum of its tokens.
     """

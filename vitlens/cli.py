@@ -264,7 +264,7 @@ def working_device(name: str | None):
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"The device {name!r} does not work here ({reason}); use --device cpu.") from error
+        raise ValueError(f"The device {name!r} does not work here ({reason}). Use --device cpu.") from error
     return device
 
 
@@ -346,7 +346,7 @@ def explain(
     images: Images = None,
     target: Annotated[str, Option(help="Class to explain, a number or a name. By default the predicted class.")] = "",
     against: Annotated[
-        str, Option(help="Contrast the target with this class; with --like, this image; with --text, this text.")
+        str, Option(help="Contrast the target with this class, with --like this image, or with --text this text.")
     ] = "",
     like: Annotated[
         list[Path] | None,
@@ -367,7 +367,7 @@ def explain(
         Baseline | None, Option(help="With --scores: replacement of covered patches. By default mean, the mean color.")
     ] = None,
     orders: Annotated[
-        int | None, Option(min=0, help="With --scores: number of random orders. By default 8; fewer give no σ.")
+        int | None, Option(min=0, help="With --scores: number of random orders. By default 8. Fewer give no σ.")
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = "cpu",
@@ -509,14 +509,14 @@ def train(
     deterministic: Annotated[
         bool, Option("--deterministic", help="Make repeated runs on CUDA bit-identical, at lower speed.")
     ] = False,
-    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures; 0 for none.")] = 24,
+    watch: Annotated[int, Option(min=0, help="Number of snapshots of the inspection figures, 0 for none.")] = 24,
     export: Annotated[bool, Option("--export", help="Write OUT/model also if the run is stopped.")] = False,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Write TensorBoard files to OUT/tensorboard.")] = False,
     tiny: Annotated[
         bool, Option("--tiny", help="Try the run out in seconds: a small model, 256 images, 2 epochs.")
     ] = False,
     list_recipes: Annotated[
-        bool, Option("--list", help="List the recipes and stop; with --recipe, the settings of one.")
+        bool, Option("--list", help="List the recipes, or with --recipe the settings of one, and stop.")
     ] = False,
 ) -> int:
     """Train a Vision Transformer by a recipe, with snapshots of its attention, and save it in timm's hub layout."""

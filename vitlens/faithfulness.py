@@ -60,12 +60,12 @@ class Curves:
 
     @property
     def deletion_area(self) -> Tensor:
-        """(…, B) area under the deletion curve over the share of patches, by the trapezoidal rule; low is good."""
+        """(…, B) area under the deletion curve over the share of patches, by the trapezoidal rule. Low is good."""
         return self._area(self.deletion)
 
     @property
     def insertion_area(self) -> Tensor:
-        """(…, B) area under the insertion curve; high is good."""
+        """(…, B) area under the insertion curve. High is good."""
         return self._area(self.insertion)
 
     def _area(self, curve: Tensor) -> Tensor:

@@ -61,13 +61,13 @@ def load_image(source, *, max_pixels: int = MAX_PIXELS, on_note: Callable[[str],
     >>> vitlens.load_image(np.zeros((60, 80, 4), np.uint8)).getpixel((0, 0))  # transparent
     (255, 255, 255)
 
-    `source` is a path, the bytes of a file, a binary file object (read from its beginning, left open), a PIL image
-    (left as it is), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in
-    [0, 1], or a torch tensor of the same kinds, channels last or first.
+    source: a path, the bytes of a file, a binary file object (read from its beginning, not closed), a PIL image (not
+    changed), a NumPy array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of bool, uint8, uint16 or floats in [0, 1], or a
+    torch tensor of the same kinds, channels last or first.
 
-    The EXIF orientation is applied, transparency is laid over white, 16-bit levels are divided by 257 and floats
-    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. A file
-    of several frames gives the first. `on_note` gets a sentence about these changes, if any. Raises ImageError for
+    The EXIF orientation is applied, transparency is blended with white, 16-bit levels are divided by 257 and floats
+    multiplied by 255, without clipping or stretching, and colors are converted from an embedded profile to sRGB. Of
+    several frames the first is read. on_note: called with a sentence about these changes, if any. Raises ImageError for
     other sources, and for images of over `max_pixels` by their header, before decoding.
     """
     notes: list[str] = []

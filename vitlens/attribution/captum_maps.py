@@ -1,7 +1,7 @@
 """Methods that differentiate by pixels or cover patches. Two of them call captum, which is imported on first use.
 
 All take model, images, target, against and names as in `vitlens.attribution`, and these options. baseline: the pixels
-that replace the image's, a number or a tensor that fits the images, in normalized units; 0 is the mean color.
+that replace the image's, a number or a tensor that fits the images, in normalized units. 0 is the mean color.
 internal_batch_size: number of images in one forward. seed: seed of the random numbers, the same for every image. Images
 are explained one at a time, so a batch gives the maps of its images alone.
 

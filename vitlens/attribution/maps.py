@@ -297,7 +297,7 @@ def gradient_rollout(
     place of the attention A. With ∇A the gradient of the target's logit,
 
     * head_fusion="mean": G = (mean over heads of A ⊙ ∇A)⁺, as in Gildenblat's vit-explain (2020), but each layer is
-      paired with its own gradient;
+      paired with its own gradient.
     * head_fusion="positive": G = mean over heads of (A ⊙ ∇A)⁺, the average of Chefer, Gur and Wolf (CVPR 2021, eq. 13).
 
     The part that reaches a patch through identities alone is left out, because a mean over patches reads the patches

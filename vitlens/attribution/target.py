@@ -1,7 +1,7 @@
 """Targets: the score of each image that a map explains.
 
 A target is a class, a name or a function. A class is a number, a name, a sequence with one for each image, or None for
-the predicted class; its score is its logit. A function takes the model's output, (B, outputs), and returns (B,) scores.
+the predicted class. Its score is its logit. A function takes the model's output, (B, outputs), and returns (B,) scores.
 A function with a true attribute `of_features`, as `like` and `text` return, takes the features instead: the input of
 the classifier (in timm `forward_head(…, pre_logits=True)`), or the output of a model without one.
 

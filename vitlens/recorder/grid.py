@@ -1,6 +1,6 @@
 """Geometry of the tokens: which are patches, where they lie in the image, and which ones the head reads.
 
-Shapes: T tokens = R prefix (class, distillation, register) + P patches (P = rows·cols); distances in input pixels.
+Shapes: T tokens = R prefix (class, distillation, register) + P patches (P = rows·cols). Distances in input pixels.
 Everything comes from the model's metadata and the size of its input, never from the square root of a token count.
 """
 

@@ -90,7 +90,7 @@ class Recipe:
     patch_size: int = setting(4, "Side in pixels of a patch.", COUNT)
     width: int = setting(192, "D, the embedding dimension.", COUNT)
     depth: int = setting(12, "L, the number of layers.", COUNT)
-    heads: int = setting(3, "H; width / heads is the head width K.", COUNT)
+    heads: int = setting(3, "H. The head width K is width / heads.", COUNT)
     mlp_ratio: float = setting(4.0, "Hidden width of the MLPs divided by D.", POSITIVE)
     positions: str = setting("learned-1d", """Position embedding: "learned-1d", as in the paper; "none"; "learned-2d",
         half a vector for the column and half for the row; or "relative-1d" within attention (Table 8).""",
@@ -114,10 +114,10 @@ class Recipe:
     # Objective.
     objective: str = setting("labels", """"labels", or prediction of corrupted patches without labels (the paper's
         B.1.2): "mean-color", "colors-4x4" of their parts, or "pixels".""", ("labels", *OBJECTIVES))
-    masked: float = setting(0.0, "Share of corrupted patches; 0 with labels.", BELOW_1)
+    masked: float = setting(0.0, "Share of corrupted patches, 0 with labels.", BELOW_1)
     # Length.
-    epochs: int = setting(100, "Passes over the training images; 0 if steps is set.", AMOUNT)
-    steps: int = setting(0, "Optimizer steps; 0 if epochs is set.", AMOUNT)
+    epochs: int = setting(100, "Passes over the training images, 0 if steps is set.", AMOUNT)
+    steps: int = setting(0, "Optimizer steps, 0 if epochs is set.", AMOUNT)
     batch_size: int = setting(1024, """Images per optimizer step. An incomplete batch at the end of an epoch is
         dropped.""", COUNT)
     accumulate: int = setting(1, """Parts of a batch, computed one after the other to save memory. The gradient is that
@@ -133,14 +133,14 @@ class Recipe:
     betas: tuple[float, float] = setting((0.9, 0.999), "AdamW's decays of the mean gradient and its square.", BELOW_1)
     momentum: float = setting(0.95, "Momentum of Muon and SGD.", BELOW_1)
     layer_decay: float = setting(1.0, """Factor of the learning rate from each layer to the one below it (Clark et al.
-        2020); 1 gives all layers the same rate.""", "above 0, at most 1")
+        2020). 1 gives all layers the same rate.""", "above 0, at most 1")
     warmup: float = setting(0.05, "Progress at which the learning rate has risen linearly to its peak.", BELOW_1)
-    warmup_steps: int = setting(0, "Warm-up in steps; then warmup is 0.", AMOUNT)
+    warmup_steps: int = setting(0, "Warm-up in steps, which needs warmup=0.", AMOUNT)
     schedule: str = setting("cosine", """Decay after warm-up: "cosine", "linear", or BiT's "stairs", a factor of 0.1 at
         25, 57.5, 75 and 92.5 % of the run. BiT has sgd, momentum=0.9, lr=0.03 · batch_size / 256 and weight_decay=1e-4
         (paper, Table 7).""", ("cosine", "linear", "stairs"))
-    end_lr: float = setting(0.0, "Final value of `lr`; Muon's rate falls by the same factor.", AMOUNT)
-    clip: float = setting(1.0, "Largest norm of the gradient; 0 disables clipping.", AMOUNT)
+    end_lr: float = setting(0.0, "Final value of `lr`. Muon's rate falls by the same factor.", AMOUNT)
+    clip: float = setting(1.0, "Largest norm of the gradient. 0 disables clipping.", AMOUNT)
     loss: str = setting("softmax", """"softmax": cross-entropy. "sigmoid": binary cross-entropy summed over classes, for
         labels that overlap.""", ("softmax", "sigmoid"))
     outputs: str = setting("", """Meaning of the model's outputs, written to its config.json: "independent" for a
@@ -159,15 +159,15 @@ class Recipe:
     patch_drop: float = setting(0.0, """Share of the patch tokens randomly left out of each training image (Liu et al.
         2022) …""", BELOW_1)
     patch_drop_until: float = setting(0.0, "… up to this progress. Takes one more compilation.", SHARE)
-    average: float = setting(0.0, "Decay per step of the exponential moving average of the weights; 0 disables it.",
+    average: float = setting(0.0, "Decay per step of the exponential moving average of the weights. 0 disables it.",
         BELOW_1)
     # Images.
     resize: int = setting(0, """Side in pixels of stored training images, from which image_size is cut at random; 0 for
         image_size.""", AMOUNT)
     squash: bool = setting(False, """Resize whole images to squares (the paper's fine-tuning), instead of cutting out
         the center square.""")
-    train_images: int = setting(0, "Training images used, a random subset; 0 for all.", AMOUNT)
-    valid_images: int = setting(0, "Validation images used, a random subset; 0 for all.", AMOUNT)
+    train_images: int = setting(0, "Training images used, a random subset. 0 for all.", AMOUNT)
+    valid_images: int = setting(0, "Validation images used, a random subset. 0 for all.", AMOUNT)
     mean: tuple[float, float, float] = setting((0.485, 0.456, 0.406), """Subtracted from the red, green and blue of
         pixels in 0…1 …""")
     std: tuple[float, float, float] = setting((0.229, 0.224, 0.225), "… before they are divided by this.", POSITIVE)
@@ -298,7 +298,7 @@ class Recipe:
                 raise ValueError(f"A setting must be key=value, but {assignment!r} has no equals sign.")
             group, dot, name = key.rpartition(".")
             if key in ("augment", "model_kwargs") or group not in changes:
-                raise ValueError(f"{key} cannot be set; set augment.flip=0.5, model.pos_embed=none or another setting.")
+                raise ValueError(f"{key} cannot be set. Set augment.flip=0.5, model.pos_embed=none or another setting.")
             changes[group][name] = parsed(text)
         variants.check_moved(changes[""])
         own = known(Recipe, changes[""])
