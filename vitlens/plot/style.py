@@ -188,7 +188,7 @@ def array(values, ndim: int | tuple[int, ...], expected: str) -> np.ndarray:
     try:
         result = np.asarray(values, dtype=float)
     except TypeError as error:
-        raise ValueError(f"{wanted} expected, got {type(values).__name__}.") from error
+        raise ValueError(f"{expected} expected, got {type(values).__name__}.") from error
     if result.ndim not in np.atleast_1d(ndim) or result.size == 0:
         raise ValueError(f"{expected} expected, got shape {result.shape}.")
     return result
