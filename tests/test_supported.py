@@ -385,7 +385,7 @@ def test_transformer_is_found_in_a_lora_model():
 def test_inspect_omits_rollouts_without_a_readout(tmp_path):
     inspection = report.inspect(small("Dinov2ForImageClassification"), [("chelsea", samples()["chelsea"])])
     names = {path.name for path in report.write_inspection(inspection, tmp_path)}
-    assert names == {"summary.json", "distance.png", "filters.png", "positions.png"}
+    assert names == {"summary.json", "distance.png", "filters.png", "positions.png", "inspection.png"}
 
 
 @pytest.fixture(scope="module")

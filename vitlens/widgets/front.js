@@ -532,7 +532,7 @@ function save(names, buffers) {
 // ---------------------------------------------------------------- the kernel
 
 const GONE = ["restarting", "autorestarting", "terminating", "dead"]; // a new kernel has no model
-const ENDED = "The kernel of this widget has ended or was restarted. Run the cell and those before it again.";
+const ENDED = "The kernel of this widget has ended or was restarted. Run the cell again, after the cells that it needs.";
 const AWAY = "The kernel cannot be reached. Wait a moment. If this message stays, restart it and run the notebook again.";
 
 // Calls tell(message) when the kernel has ended or cannot be reached, and tell("") when it is back.
