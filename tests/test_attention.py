@@ -103,12 +103,12 @@ def test_mean_distance_renormalizes_without_underflow():
     logits = torch.randn(1, 1, 25, 25, generator=torch.Generator().manual_seed(0))
     grid = TokenGrid(4, 6, (16, 16), 1, None, one_hot(TokenGrid(4, 6, (16, 16)), 0))
     maps = Maps([logits], grid)
-    found = []
+    distances = []
     for sink in (0.0, 200.0):
         logits[..., 0] = sink
         maps.layers = [Layer("0", logits.clone(), torch.eye(25).expand(1, 1, 25, 25), 1.0)]
-        found.append(attention.mean_distance(maps, renormalize=True).item())
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+        distances.append(attention.mean_distance(maps, renormalize=True).item())
+    assert distances[1] == pytest.approx(distances[0], rel=1e-5)
 
 
 def test_entropy_has_no_cancellation():
@@ -192,8 +192,8 @@ def test_rows_reuse_memory_and_skip_queries(attn):
         plain = list(attn[1].rows(block))
         for (queries, weights), (again, expected) in zip(attn[1].rows(block, reuse=True), plain, strict=True):
             assert queries == again and torch.equal(weights, expected)
-    found = [queries.start for queries, _ in attn[1].rows(5, reuse=True, only=torch.arange(17) == 9)]
-    assert found == [5]
+    starts = [queries.start for queries, _ in attn[1].rows(5, reuse=True, only=torch.arange(17) == 9)]
+    assert starts == [5]
 
 
 def test_contrast_closed_forms():
@@ -204,9 +204,9 @@ def test_contrast_closed_forms():
     assert attention.contrast(one).item() == pytest.approx(10)
     assert attention.contrast(one[1:3, 2:]).item() == pytest.approx(4)
     assert attention.contrast(torch.zeros(4, 4)).item() == 1
-    for values, found in zip(maps.flatten(1).numpy(), attention.contrast(maps), strict=True):
+    for values, value in zip(maps.flatten(1).numpy(), attention.contrast(maps), strict=True):
         lorenz = np.cumsum([0, *np.sort(values)[::-1]]) / values.sum()
-        assert found.item() == pytest.approx(10 * np.interp(0.1, np.linspace(0, 1, 73), lorenz))
+        assert value.item() == pytest.approx(10 * np.interp(0.1, np.linspace(0, 1, 73), lorenz))
     split = maps.repeat_interleave(3, 1).repeat_interleave(2, 2)
     torch.testing.assert_close(attention.contrast(5 * split), attention.contrast(maps))
     with pytest.raises(ValueError, match="0 or more"):

@@ -142,13 +142,13 @@ def test_maps_equal_autograd(vit, case):
 
 def cut_off(model, x):
     """LeGrad of each layer, as that of the last layer of a shorter model."""
-    found = []
+    maps = []
     for depth in (1, 2, 3):
         cut = copy.deepcopy(model)
         cut.blocks = cut.blocks[:depth]
         layers, _ = materialized(cut, x)
-        found.append(layers[-1][1].clamp(min=0).mean((1, 2)))
-    return found
+        maps.append(layers[-1][1].clamp(min=0).mean((1, 2)))
+    return maps
 
 
 def by_hand(model, x, layer):

@@ -134,12 +134,12 @@ def test_methods_in_several_threads(vit):
     model.blocks[0].eval()
     before = [module.training for module in model.modules()]
     expected = {(m, i): m(model, x[i : i + 1], i) for m in GRADIENT for i in range(3)}
-    found, barrier = {}, threading.Barrier(3, timeout=60)
+    maps, barrier = {}, threading.Barrier(3, timeout=60)
 
     def explain(i):
         for method in GRADIENT:
             barrier.wait()
-            found[method, i] = method(model, x[i : i + 1], i)
+            maps[method, i] = method(model, x[i : i + 1], i)
 
     threads = [threading.Thread(target=explain, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -147,7 +147,7 @@ def test_methods_in_several_threads(vit):
     for thread in threads:
         thread.join()
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(maps[key], value, rtol=1e-4, atol=1e-7)
     assert [module.training for module in model.modules()] == before
 
 
@@ -235,8 +235,8 @@ def test_methods_explain_a_normalization_before_a_transformer(vit):
         torch.testing.assert_close(method(wrapped, x, "plant 3"), method(inner, seen, 3))
     covered = occlusion(wrapped, x, TARGET, baseline=0.5)  # the same cover, in the units of each
     torch.testing.assert_close(covered, occlusion(inner, seen, TARGET))
-    found = integrated_gradients(wrapped, x, TARGET, baseline=0.5)
-    torch.testing.assert_close(found, integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
+    values = integrated_gradients(wrapped, x, TARGET, baseline=0.5)
+    torch.testing.assert_close(values, integrated_gradients(inner, seen, TARGET), rtol=1e-4, atol=1e-5)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wrapped.modules())
     headless = torch.nn.Sequential(Normalized(), vit(img_size=SIZE, num_classes=0))
     refuses("its output is features", relevance, headless, x)

@@ -162,11 +162,11 @@ def test_kernel_shap_in_closed_form():
     """Each of 19 equal patches of 196 has a nineteenth of their total, and each patch of a pair has half."""
     truth = torch.zeros(196).double()
     truth[:19] = 10 * np.tanh(19 / 6) / 19
-    found = played(lambda seen: 10 * torch.tanh(seen[:, :19].sum(1) / 6), 16 * 196)
-    assert torch.corrcoef(torch.stack([found, truth]))[0, 1] > 0.9
+    values = played(lambda seen: 10 * torch.tanh(seen[:, :19].sum(1) / 6), 16 * 196)
+    assert torch.corrcoef(torch.stack([values, truth]))[0, 1] > 0.9
     pairs = torch.randn(196, 196, generator=torch.Generator().manual_seed(0)).triu(1)
-    found = played(lambda seen: ((seen @ pairs) * seen).sum(1), 588)
-    close(found, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
+    values = played(lambda seen: ((seen @ pairs) * seen).sum(1), 588)
+    close(values, ((pairs.sum(0) + pairs.sum(1)) / 2).double(), within=0.02)
     assert played(lambda seen: 3 * seen[:, 0], 3, 1, 1).item() == pytest.approx(3)
 
 

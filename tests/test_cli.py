@@ -152,7 +152,7 @@ def test_inspect_beside_another_model_with_a_data_set_and_damaged_images(model_f
 def test_inspect_calls_models_of_one_architecture_by_their_folders(model_folder, photographs, tmp_path, monkeypatch):
     headings, again = [], saved(tmp_path / "again")
     monkeypatch.setattr(report, "write_inspection", lambda *_: [])
-    monkeypatch.setattr(report, "write_beside", lambda found, _: headings.extend(found) or [])
+    monkeypatch.setattr(report, "write_beside", lambda inspections, _: headings.extend(inspections) or [])
     vitlens("inspect", model_folder, photographs / "coffee.png", "--beside", again, "--out", tmp_path / "out")
     assert headings == [model_folder.name, "again"]
     headings.clear()
@@ -298,9 +298,9 @@ def test_explain_keeps_finished_maps_when_interrupted(model_folder, photographs,
 
 
 def test_train_passes_every_option(monkeypatch, tmp_path):
-    given = {}
+    passed = {}
     monkeypatch.setattr(
-        "vitlens.train.runs.run", lambda *args, **options: given.update(options, args=args) or {"stopped_by": 0}
+        "vitlens.train.runs.run", lambda *args, **options: passed.update(options, args=args) or {"stopped_by": 0}
     )
     vitlens(
         "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
@@ -308,7 +308,7 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
         5.5, "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
         "--export", "--tensorboard", "--tiny",
     )  # fmt: skip
-    assert given == {
+    assert passed == {
         "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
         "on_damaged": "skip", "model": "m", "resume": True, "max_minutes": 4.0, "fit_minutes": 5.5,
         "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,

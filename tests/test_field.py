@@ -138,15 +138,15 @@ def test_preprocess_equals_processors_of_transformers(tmp_path):
     }  # fmt: skip
     small("ViTForImageClassification").save_pretrained(tmp_path)
     for kind, settings in cases.items():
-        for given in settings:
-            text = json.dumps({"image_processor_type": kind, **given})
+        for options in settings:
+            text = json.dumps({"image_processor_type": kind, **options})
             (tmp_path / "preprocessor_config.json").write_text(text)
             processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
             model = load_model(tmp_path)
             for image in images:
                 expected = processor(images=image, return_tensors="pt")["pixel_values"]
                 batch = preprocess(model, image)
-                assert np.abs(batch.numpy() - expected.numpy()).max() <= 1e-4, given
+                assert np.abs(batch.numpy() - expected.numpy()).max() <= 1e-4, options
                 levels = processor(images=image, return_tensors="np", do_rescale=False, do_normalize=False)
                 shown = np.moveaxis(levels["pixel_values"][0], 0, -1)
                 assert np.abs(restore(model, batch)[0] - shown.astype(float)).max() <= 0.51
@@ -229,7 +229,7 @@ def test_load_model_reads_checkpoints_of_training_programs(tmp_path, capsys):
         assert all(torch.equal(value, opened.state_dict()[key]) for key, value in features.items())
         if classes:
             assert torch.equal(opened.head.weight, model.head.weight)
-        assert f"its head has {classes} classes" in (said := capsys.readouterr().err) or "it has no head" in said
+        assert f"its head has {classes} classes" in (output := capsys.readouterr().err) or "it has no head" in output
     torch.save(state, file)
     assert load_model(name, checkpoint=file, num_classes=0, **small).num_classes == 0
 

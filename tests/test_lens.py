@@ -42,7 +42,7 @@ def test_tuned_lens_learns_the_addition_of_the_last_layer(vit, tmp_path, kind):
         return sum(F.kl_div(*pair, log_target=True, reduction="none").sum(-1).mean() for pair in pairs)
 
     losses = []
-    tuned = tune(model, [x] * 50, lr=0.02, on_layer=lambda *found: losses.append(found))
+    tuned = tune(model, [x] * 50, lr=0.02, on_layer=lambda *values: losses.append(values))
     assert distance(tuned) < 0.02 * distance(None) and [number for number, _ in losses] == [0, 1]
     assert losses[1][1] < 0.05 * distance(None)
     assert tuned.save(tmp_path) == tmp_path / "lens" / "tuned.safetensors"
@@ -62,12 +62,12 @@ def test_tuned_lens_learns_the_class_of_one_token_among_noise(vit, monkeypatch):
     classes = torch.arange(200) % 10
 
     def planted(_, x):
-        told = 5 * model.head.weight[x[:, 0, 0, 0].long()][:, None]
+        signal = 5 * model.head.weight[x[:, 0, 0, 0].long()][:, None]
         noise = torch.randn(3, len(x), 24, 24, generator=generator)
-        return [torch.cat([t, n], 1) for t, n in zip((told @ turn, told @ turn, told), noise, strict=True)], None
+        return [torch.cat([t, n], 1) for t, n in zip((signal @ turn, signal @ turn, signal), noise, strict=True)], None
 
     monkeypatch.setattr(tokens, "features", planted)
     x = torch.zeros(200, 3, *SIZE) + classes[:, None, None, None]
     tuned = tune(model, [x], lr=0.01)
-    plain, found = (read(model, x, 0, each)[0].argmax(1) == classes for each in (None, tuned))
-    assert plain.float().mean() < 0.5 and found.all()
+    plain, learned = (read(model, x, 0, each)[0].argmax(1) == classes for each in (None, tuned))
+    assert plain.float().mean() < 0.5 and learned.all()

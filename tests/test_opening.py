@@ -82,19 +82,19 @@ def test_load_model_gives_equal_maps_in_timm_and_transformers(kind, tmp_path):
     converted(model, other).save_pretrained(tmp_path)
     theirs = load_model(tmp_path)
     images = torch.randn(2, 3, size, size)
-    found = []
+    results = []
     for each in (model, theirs):
         with torch.no_grad(), capture(each) as attn:
             output = run(each, images)
         assert family(each).prefix == family(model).prefix and attn.grid == family(model).grid((size, size))
         numbers = attention.summary(attn, "mean_distance", "entropy", "received")
-        found.append([output, *(layer.weights() for layer in attn), attention.rollout(attn), attn.grid.readout,
+        results.append([output, *(layer.weights() for layer in attn), attention.rollout(attn), attn.grid.readout,
                       numbers.mean_distance, numbers.entropy, numbers.received])  # fmt: skip
-        found[-1] += [vitlens.filters.kernels(each), vitlens.positions.table(each)]
+        results[-1] += [vitlens.filters.kernels(each), vitlens.positions.table(each)]
         if class_count(each):
             for method in ("relevance", "gradient_rollout", "legrad", "grad_cam", "balanced_gradients", "occlusion"):
-                found[-1].append(attribution.METHODS[method](each, images, [2, 5]))
-    for mine, other in zip(*found, strict=True):
+                results[-1].append(attribution.METHODS[method](each, images, [2, 5]))
+    for mine, other in zip(*results, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
 
 

@@ -196,15 +196,15 @@ def test_patches_are_filled_in_where_they_were_corrupted():
     pictures, snapshots = RNG.uniform(size=(2, 32, 32, 3)), fillings(3, cells=2)
     axes = np.reshape(plot.filled_in(pictures, snapshots, [2]).axes, (2, 4))
     shown = [[np.asarray(ax.images[0].get_array()) for ax in line] for line in axes.T]
-    picture, seen, said, target = shown
+    picture, seen, predicted, target = shown
     assert np.array_equal(picture, pictures) and (seen[1][:4, 4:8] == 0.5).all()
     assert np.array_equal(seen[0][:4, 4:8], pictures[0, :4, 8:12])  # the second patch shows the third
     assert np.array_equal(seen[1][:4, 8:12], pictures[1, :4, 8:12])
     np.testing.assert_allclose(target[1][0, 0], pictures[1, :2, :2].mean((0, 1)))
     large = snapshots["predicted"][2, 1, :2, 2:4].repeat(8, 0).repeat(8, 1)  # two cells of 8 pixels a patch
-    assert np.array_equal(said[1][:16, 16:32], large)
-    np.testing.assert_allclose(said[1][4:12, 4:12], target[1][:2, :2].repeat(8, 0).repeat(8, 1)[4:12, 4:12])
-    assert (said[1][:4, :16] == 1).all() and (said[1][:16, 12:16] == 1).all()
+    assert np.array_equal(predicted[1][:16, 16:32], large)
+    np.testing.assert_allclose(predicted[1][4:12, 4:12], target[1][:2, :2].repeat(8, 0).repeat(8, 1)[4:12, 4:12])
+    assert (predicted[1][:4, :16] == 1).all() and (predicted[1][:16, 12:16] == 1).all()
 
 
 # Mosaics
@@ -506,12 +506,12 @@ def test_heat_is_the_picture_and_the_color_each_by_its_share():
         heat = plot.overlay(image, values, **how, **options).images[1]
         color = values if name == "colors" else mpl.colormaps[heat.cmap.name](heat.norm(values))[..., :3]
         figure.canvas.draw()
-        found = np.asarray(figure.canvas.buffer_rgba())[..., :3]
-        wanted = np.asarray(Image.fromarray(image).convert("L"), float)[..., None].repeat(3, -1)
+        drawn = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+        expected = np.asarray(Image.fromarray(image).convert("L"), float)[..., None].repeat(3, -1)
         a = options.get("alpha", 0.75) * share(values)[..., None]
         a, color = (each.repeat(16, 0).repeat(16, 1) for each in (a, color))
-        wanted[:224, :320] = wanted[:224, :320] * (1 - a) + 255 * color * a
-        assert np.abs(found - wanted).max() <= 3, name  # of 255: colors and opacities come from a table of 256
+        expected[:224, :320] = expected[:224, :320] * (1 - a) + 255 * color * a
+        assert np.abs(drawn - expected).max() <= 3, name  # of 255: colors and opacities come from a table of 256
 
 
 def test_nan_hides_the_picture_and_is_gray():

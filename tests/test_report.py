@@ -277,7 +277,7 @@ def test_explain_runs_a_registered_method(vit):
     try:
         exec(textwrap.dedent(lines), names)
         model = vit(img_size=32)
-        (found,) = report.explain(model, [("chelsea", samples()["chelsea"])], 3, names=["mine", "occlusion"])
-        assert found.maps["mine"].shape == found.maps["occlusion"].shape == (2, 2)
+        (explanation,) = report.explain(model, [("chelsea", samples()["chelsea"])], 3, names=["mine", "occlusion"])
+        assert explanation.maps["mine"].shape == explanation.maps["occlusion"].shape == (2, 2)
     finally:
         METHODS.pop("mine", None)

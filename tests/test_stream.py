@@ -131,8 +131,8 @@ def test_stream_replaces_a_damaged_sample_by_the_next(damaged, workers):
     assert labels.tolist() == [i // 4 for i in expected]
     assert images.equal(torch.stack([Fitting(SIZE)(decoded(stream.samples, i)) for i in expected]))
     assert stream.stand_ins().nonzero()[:, 0].tolist() == [3, 4, 11] and stream.to("cpu").damaged == stream.damaged
-    found = [re.match(r"train/./(\d\d)\.png \(no image of a known format\)", reason)[1] for reason in stream.damaged]
-    assert found == ["03", "04", "11"]
+    names = [re.match(r"train/./(\d\d)\.png \(no image of a known format\)", reason)[1] for reason in stream.damaged]
+    assert names == ["03", "04", "11"]
 
 
 def test_accuracy_ignores_replaced_samples(damaged):
@@ -184,8 +184,8 @@ def test_stream_explains_a_killed_worker():
 
 
 def test_loader_makes_every_dataloader():
-    found = [path for path in Path(imageset.__file__).parent.parent.rglob("*.py") if "DataLoader(" in path.read_text()]
-    assert found == [Path(imageset.__file__)]
+    paths = [path for path in Path(imageset.__file__).parent.parent.rglob("*.py") if "DataLoader(" in path.read_text()]
+    assert paths == [Path(imageset.__file__)]
     made = imageset.loader([1, 2], [[0], [1]], 1, torch.device("cpu"))
     assert made.timeout == 300 and made.collate_fn is torch.utils.data.default_collate
 

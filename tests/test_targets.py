@@ -110,10 +110,10 @@ def test_against_explains_the_difference(vit):
                 other.get_parameter(name)[3] -= p[7]
     for name in CLASSY:
         method, kwargs = METHODS[name], KWARGS.get(name, {})
-        found = method(model, images(1), 3, against=7, **kwargs)
+        values = method(model, images(1), 3, against=7, **kwargs)
         expected = method(difference, images(1), 3, **kwargs)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0, msg=name)
-        assert (found - method(model, images(1), 3, **kwargs)).abs().max() > 0.1 * found.abs().max()
+        torch.testing.assert_close(values, expected, rtol=1e-9, atol=0, msg=name)
+        assert (values - method(model, images(1), 3, **kwargs)).abs().max() > 0.1 * values.abs().max()
 
 
 def test_methods_explain_similarity_without_classes(vit):
@@ -150,8 +150,8 @@ def test_text_of_a_clip_equals_autograd():
     torch.testing.assert_close(score(clip, x, a), cosines[:, 0].detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(score(clip, x, a, b), (cosines[:, 0] - cosines[:, 1]).detach(), rtol=1e-9, atol=1e-12)
     attn.differentiate((cosines[:, 0] - cosines[:, 1]).sum())
-    found = explained(clip, x, a, against=b).attn
-    for mine, theirs in zip(found, attn, strict=True):
+    layers = explained(clip, x, a, against=b).attn
+    for mine, theirs in zip(layers, attn, strict=True):
         torch.testing.assert_close(mine.gradient, theirs.gradient, rtol=1e-9, atol=1e-12)
 
 
@@ -254,9 +254,9 @@ def test_randomization_keeps_the_target(model):
         targets.append(target)
         return relevance(model, images, target)
 
-    found = faithfulness.randomization(model, images(), method, like(images(1, seed=1)))
-    assert len(found.parts) > 4 and all(target is targets[0] for target in targets)
-    assert (found.rank_correlation[0] == 1).all()  # features precede the head
+    result = faithfulness.randomization(model, images(), method, like(images(1, seed=1)))
+    assert len(result.parts) > 4 and all(target is targets[0] for target in targets)
+    assert (result.rank_correlation[0] == 1).all()  # features precede the head
 
 
 def test_explain_command_without_classes(tmp_path, monkeypatch):
@@ -288,8 +288,8 @@ def test_curves_of_independent_outputs(vit):
         with torch.no_grad():
             model.head.weight.mul_(100)
             whole, empty = (function(model(each))[0, 0].item() for each in (x, torch.zeros_like(x)))
-        found = faithfulness.curves(model, x, m, 0, baseline="zero")
-        for curve in (found.deletion, found.insertion.flip(-1)):
+        curves = faithfulness.curves(model, x, m, 0, baseline="zero")
+        for curve in (curves.deletion, curves.insertion.flip(-1)):
             assert [curve[0, 0].item(), curve[0, -1].item()] == pytest.approx([whole, empty], rel=1e-4)
         if count == 1:
             refuses("one of value, got 'probability'", faithfulness.curves, model, x, m, 0, score="probability")
@@ -301,11 +301,12 @@ def test_curves_of_independent_outputs(vit):
 def test_score_names_its_quantity(vit, tmp_path):
     model = vit(img_size=224)
     one, two = list(samples().items())[:2]
-    (found,) = report.score(model, report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"]))
+    explanations = report.explain(model, [one], like(two[1], name="tabby.jpg"), names=["relevance"])
+    (scored,) = report.score(model, explanations)
     with torch.no_grad():
         x = [preprocess(model, each[1]) for each in (one, two)]
         expected = F.cosine_similarity(pooled(model, x[0]), pooled(model, x[1])).item()
-    assert found.value == pytest.approx(expected, rel=1e-5) and found.target == "the similarity to tabby.jpg"
-    assert f"{expected:.3g}".replace("-", "−") in found.title and "%" not in found.title
-    whole = found.scores.set_index("method").loc["relevance"]
-    assert whole.quantity == "similarity to tabby.jpg (a cosine, at most 1)"
+    assert scored.value == pytest.approx(expected, rel=1e-5) and scored.target == "the similarity to tabby.jpg"
+    assert f"{expected:.3g}".replace("-", "−") in scored.title and "%" not in scored.title
+    row = scored.scores.set_index("method").loc["relevance"]
+    assert row.quantity == "similarity to tabby.jpg (a cosine, at most 1)"

@@ -93,10 +93,10 @@ def check_precision(vit, dtype):
 def test_similarity_equals_scikit_learn():
     x = torch.randn(2, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     row = torch.tensor([0.5, 0.5, 0, 0, 0, 0, 0], dtype=torch.float64)
-    found = tokens.similarity(x, row)
+    cosines = tokens.similarity(x, row)
     for batch in range(2):
         read = (x[batch, :1] + x[batch, 1:2]) / 2
-        np.testing.assert_allclose(found[batch], cosine_similarity(x[batch], read)[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(cosines[batch], cosine_similarity(x[batch], read)[:, 0], rtol=1e-12)
     one_hot = torch.eye(7, dtype=torch.float64)[3]
     assert tokens.similarity(x, one_hot)[:, 3].allclose(torch.ones(2, dtype=torch.float64))
 
@@ -127,10 +127,10 @@ def test_norms():
 
 def test_colors_share_one_basis_and_sign_over_images():
     x = torch.randn(3, 12, 6, generator=torch.Generator().manual_seed(3)) * torch.tensor([4.0, 3, 2, 1, 1, 1])
-    found = tokens.colored(x)
+    result = tokens.colored(x)
     scores, variance = tokens.components(x.flatten(0, 1))
-    torch.testing.assert_close(found.colors, tokens.colors(scores).unflatten(0, (3, 12)))
-    assert found.foreground.all() and torch.equal(found.variance, variance)
+    torch.testing.assert_close(result.colors, tokens.colors(scores).unflatten(0, (3, 12)))
+    assert result.foreground.all() and torch.equal(result.variance, variance)
     same = tokens.colored(x[[0, 0, 1]])
     assert torch.equal(same.colors[0], same.colors[1]), "the same patch has the same color in any picture"
 
@@ -146,23 +146,23 @@ def check_foreground(sign):
     inside[0, 1:4, 1:4] = inside[1, 2:5, 2:4] = True
     x = torch.randn(2, 25, 8, generator=torch.Generator().manual_seed(4))
     x[..., 0] += sign * 40 * inside.flatten(1)
-    found = tokens.colored(x, grid)
-    assert torch.equal(found.foreground, inside.flatten(1))
-    assert torch.equal(found.colors.isnan().any(-1), ~inside.flatten(1))
+    result = tokens.colored(x, grid)
+    assert torch.equal(result.foreground, inside.flatten(1))
+    assert torch.equal(result.colors.isnan().any(-1), ~inside.flatten(1))
     torch.testing.assert_close(
-        found.colors[found.foreground], tokens.colors(tokens.components(x[inside.flatten(1)])[0])
+        result.colors[result.foreground], tokens.colors(tokens.components(x[inside.flatten(1)])[0])
     )
 
 
 def test_correspondences_equal_scikit_learn():
     rng = torch.Generator().manual_seed(5)
     a, b = torch.randn(9, 4, generator=rng), torch.randn(7, 4, generator=rng)
-    found = tokens.correspondences(a, b)
+    pairs = tokens.correspondences(a, b)
     cosines = cosine_similarity(a, b)
-    assert found.nearest.tolist() == cosines.argmax(1).tolist()
-    np.testing.assert_allclose(found.similarity, cosines.max(1), rtol=1e-5)
-    assert found.mutual.tolist() == [cosines.argmax(0)[j] == i for i, j in enumerate(cosines.argmax(1))]
-    assert 0 < found.mutual.sum() < 9
+    assert pairs.nearest.tolist() == cosines.argmax(1).tolist()
+    np.testing.assert_allclose(pairs.similarity, cosines.max(1), rtol=1e-5)
+    assert pairs.mutual.tolist() == [cosines.argmax(0)[j] == i for i, j in enumerate(cosines.argmax(1))]
+    assert 0 < pairs.mutual.sum() < 9
     moved = tokens.correspondences(a, 3 * a.flip(0))
     assert moved.nearest.tolist() == list(range(8, -1, -1)) and moved.mutual.all()
 

@@ -62,6 +62,6 @@ def test_randomized_draws_mean_correlations():
 
 
 def test_randomized_refuses_different_models():
-    found = {"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}
+    results = {"a": randomization([1.0] * 3), "b": randomization([1.0], ("head",))}
     with pytest.raises(ValueError, match="tried on one model, but its parts differ"):
-        plot.randomized(found)
+        plot.randomized(results)

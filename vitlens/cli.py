@@ -686,11 +686,11 @@ def table(
     from vitlens import paper
     from vitlens.paper import records
 
-    found = [record for path in results for record in records.read(path)]
+    measured = [record for path in results for record in records.read(path)]
     tables = [paper.table_2, paper.table_5]
-    if any((paper.row_of(record) or "").startswith("VTAB") for record in found):
+    if any((paper.row_of(record) or "").startswith("VTAB") for record in measured):
         tables.append(paper.table_9)
-    print("\n\n".join(table(found) for table in tables))
+    print("\n\n".join(table(measured) for table in tables))
 
 
 @paper.command(cls=Command)

@@ -179,10 +179,10 @@ def _change(first, *others) -> list[str]:
     return [f"mean change of a head: {change.mean():.2f} pixels (largest: {largest})"]
 
 
-def _panel(part: SubFigure, name: str, found, room: float, *shape: int):
+def _panel(part: SubFigure, name: str, inspection, room: float, *shape: int):
     """Axes below a title and the number of a figure, or None and the reason if the model lacks it."""
-    missing = name in found.lacks
-    _titled(part, name, found.lacks[name] if missing else found.sentences[name], room)
+    missing = name in inspection.lacks
+    _titled(part, name, inspection.lacks[name] if missing else inspection.sentences[name], room)
     return None if missing else part.subplots(*shape)
 
 
