@@ -3,8 +3,6 @@
 Shapes: B batch, L layers, T tokens = R prefix + P patches, D width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Accuracies with their 95 % confidence intervals, for the original labels and for ReaL labels."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Models of the paper with their timm architectures, costs and public weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -170,7 +168,7 @@ def find(name: str) -> Model:
     return MODELS[name]
 
 
-def build(model: str | Model, **overrides) -> nn.Module:
+def build(model: str | Model, **overrides) -> "nn.Module":
     """A model of the paper with random weights, built by timm, in training mode.
 
     model: a name of `MODELS`, or a `Model`. overrides: arguments of timm's class that replace the paper's:
