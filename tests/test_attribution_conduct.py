@@ -171,7 +171,7 @@ def test_classes_by_number_and_name(vit):
         (10, "classes 0 to 9, got 10"),
     ):  # fmt: skip
         refuses(words, relevance, model, x, target)
-    refuses("size", relevance, model, x, [1, 2, 3], error=RuntimeError)
+    refuses("one for each of 2 images, got 3", relevance, model, x, [1, 2, 3])
     model.label_names = names[:8] + ["crane", "crane"]
     refuses(r"several classes called 'crane', \[8, 9\]", relevance, model, x, "crane")
 

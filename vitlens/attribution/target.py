@@ -256,7 +256,7 @@ def classes(model: nn.Module, logits: Tensor, target: object = None, names: Sequ
 
     target: None for the predicted class, one class for all images, or a sequence or 1-D tensor with one for each. A
     class is a number, a name, or one of several synonyms separated by commas as in ImageNet, in any case. names: of all
-    classes in order, by default the model's own. Raises ValueError for a class that the model does not have.
+    classes in order, by default the model's own. Raises ValueError for unknown classes and for a wrong number of them.
     """
     count, total = logits.shape
     if target is None:
