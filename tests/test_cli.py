@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import timm
 import torch
+import typer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
@@ -194,6 +195,22 @@ def test_commands_without_a_model_use_the_bundled_one(model_folder, photographs,
     for arguments in ([photographs / "rocket.png"], []):
         done = vitlens("inspect", *arguments, "--out", tmp_path, expect=2)
         assert "such as vit_tiny_patch16_224" in done.stderr.splitlines()[-1]
+
+
+def test_model_and_images_distinguish_models_from_folders_of_images(model_folder, photographs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labeled = tmp_path / "labeled"
+    shutil.copytree(photographs, labeled / "cats")
+    assert cli.model_and_images(str(labeled), None) == (None, [labeled])
+    for name in ("config.json", "adapter_config.json", "model.safetensors", "run/recipe.json"):
+        file = tmp_path / name.replace("/", "-") / name
+        shutil.copytree(photographs, file.parent)
+        file.touch()
+        assert cli.model_and_images(str(tmp_path / file.relative_to(tmp_path).parts[0]), None)[1] == []
+    shutil.copytree(photographs, "vit_small_patch16_224")
+    with pytest.raises(typer.BadParameter, match="Write ./vit_small_patch16_224 for images"):
+        cli.model_and_images("vit_small_patch16_224", None)
+    assert cli.model_and_images("./vit_small_patch16_224", None)[0] is None
 
 
 def test_inspect_opens_a_checkpoint_by_the_name_of_its_model(photographs, tmp_path):

@@ -77,6 +77,12 @@ def test_a_run_is_resumed_by_its_folder_alone(tmp_path, monkeypatch, capsys):
         train(tmp_path / "b", "", "", resume=True, seed=3, tiny=False)
     with pytest.raises(ValueError, match="was started with images = "):
         train(tmp_path / "b", "", "digits", resume=True, tiny=False)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match="the data of the run in .*b, does not exist. Give its place with --data"):
+        train(tmp_path / "b", "", "", resume=True, tiny=False)
+    train(tmp_path / "b", "", "../moved", resume=True, tiny=False, max_minutes=1e-9, quiet=False)
+    assert "--data ../moved` continues it" in capsys.readouterr().err
+    (tmp_path / "moved").rename(tmp_path / "data")
     assert train(tmp_path / "b", "", "", resume=True, tiny=False)["validation"] == whole["validation"]
     assert same_file(tmp_path, "model/model.safetensors")
     (tmp_path / "b/data.json").write_text('{"stream": [false, false]}')  # as earlier versions wrote it

@@ -67,7 +67,7 @@ def main() -> None:
     code = 1  # after an exception
 
     def end() -> None:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
             stream.flush()
         os._exit(code)
 
@@ -212,13 +212,21 @@ def model_and_images(model: str | None, images: list[Path] | None) -> tuple[str 
 
     The model is None, for the bundled one, without arguments or if the first is an image or a folder of images.
     """
-    from vitlens.images import is_image
+    from vitlens.images import hidden, is_image
 
     path, images = Path(model or ""), images or []
     if model:
-        files = [path] if path.is_file() else path.iterdir() if path.is_dir() else []
-        if (path / "config.json").exists() or not any(file.is_file() and is_image(file) for file in files):
+        holds_image = path.is_file() and is_image(path)
+        for file in path.rglob("*") if path.is_dir() else ():
+            if file.name in ("config.json", "adapter_config.json", "model.safetensors", "recipe.json"):
+                return model, images
+            holds_image |= not hidden(file.relative_to(path)) and file.is_file() and is_image(file)
+        if not holds_image:
             return model, images
+        import timm
+
+        if timm.is_model(model.partition(".")[0]):
+            raise typer.BadParameter(f"{model} is a model of timm and a folder of images. Write ./{model} for images.")
         images = [path, *images]
     note("No model is named, so the bundled one is used.")
     return None, images
@@ -232,7 +240,7 @@ def named_images(paths: list[Path], model: str | None = None) -> list[tuple[str,
     from vitlens.images import image_files, samples
 
     if not paths:
-        return run_images(Path(model or "")) or list(samples().items())
+        return (run_images(Path(model)) if model else []) or list(samples().items())
     files = [file for path in paths for file in ([f for _, f in image_files(path, note)] if path.is_dir() else [path])]
     count = Counter(file.name for file in files)
     return [(file.name if count[file.name] == 1 else str(file), file) for file in files]
@@ -310,7 +318,7 @@ def inspect(
         from vitlens.models import load_model
 
     model, images = model_and_images(model, images)
-    if model and beside and Path(model) == Path(beside):
+    if model and beside and not checkpoint and Path(model) == Path(beside):
         raise typer.BadParameter(f"Both models are {model}. Name another one after --beside.")
     failures, complain = complaints()
     more = image_files(data, note) if data else []
@@ -324,7 +332,7 @@ def inspect(
     ]
     paths = report.write_inspection(inspections[0], out)
     names = [inspection.model for inspection in inspections]
-    names = [str(model), beside] if beside and names[0] == names[1] else names
+    names = [model or "bundled model", beside] if beside and names[0] == names[1] else names
     headings = dict(zip(names, inspections, strict=True))
     if beside:
         paths += report.write_beside(headings, out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import json
 import math
@@ -304,7 +305,8 @@ def _write(out: Path, contents: Mapping[str, object]) -> list[Path]:
         elif name.endswith(".csv"):
             files.write(out / name, content.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
         else:
-            content.savefig(out / name, dpi=SHARP)
+            content.savefig(png := io.BytesIO(), dpi=SHARP)
+            files.write(out / name, png.getvalue())
             plt.close(content)
     return [out / name for name in contents]
 

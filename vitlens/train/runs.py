@@ -70,9 +70,12 @@ def run(
     """
     out, world, built_by = Path(out), join(device), name_of(build) if build else BUILT_BY
     before = images_before(out) if resume else {}
+    again = {"out": out} | ({"data": data} if before and data else {}) | ({"root": root} if before and root else {})
     data, root = str(data) or before.get("data", ""), root or before.get("root")
     on_damaged = before.get("on_damaged", on_damaged) if on_damaged == "raise" else on_damaged
     named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
+    if before and os.path.isabs(data) and not os.path.exists(data):
+        raise ValueError(f"{data}, the data of the run in {out}, does not exist. Give its place with --data.")
     refuse(out, world.device, resume, {"max-minutes": max_minutes, "fit-minutes": fit_minutes}, watch, named)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and newest_first(out / "checkpoints"))
@@ -125,8 +128,8 @@ def run(
     with locked(out) if world.rank == 0 else nullcontext():
         if fresh and world.rank == 0:
             write(out / "recipe.json", plan.to_json().encode())
-            known = {source.partition("/")[0] for source in SOURCES}
-            by_name = data.partition("/")[0] in known or not Path(data).is_dir()
+            kinds = {source.partition("/")[0] for source in SOURCES}
+            by_name = data.partition("/")[0] in kinds or not Path(data).is_dir()
             about = {
                 "stream": [isinstance(s, ImageStream) for s in splits], "on_damaged": on_damaged,
                 "data": data if by_name else os.path.abspath(data), "root": root and os.path.abspath(root),
@@ -155,7 +158,8 @@ def run(
         for name in sorted(damaged - known):  # a stream finds them during training
             say(f"Replaced by the next one: {name}.")
         if stopped:
-            how = goes_on or f"`vitlens train --resume --out {shlex.quote(str(out))}` continues it"
+            words = [f"--{name} {shlex.quote(str(given))}" for name, given in again.items()]
+            how = goes_on or f"`vitlens train --resume {' '.join(words)}` continues it"
             say(f"Stopped {stopped}, at step {last.step} of {steps}; {how}.")
         account = finish(
             out, plan, network, average, (train, valid), last=last, steps=steps, damaged=len(damaged),
