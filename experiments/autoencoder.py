@@ -90,7 +90,7 @@ class MaskedAutoencoder(nn.Module):
         return model.norm(z)
 
     def decoded(self, tokens: Tensor, order: Tensor) -> Tensor:
-        """(B, P, 3 · p · p) predictions for all patches, each in its place, from what `encoded` returned."""
+        """(B, P, 3 · p · p) predictions for all patches in order, from the result of `encoded`."""
         z = self.embed(tokens)
         hidden = self.mask_token.to(z.dtype).expand(len(z), order.shape[1] + self.prefix - z.shape[1], -1)
         z = torch.cat([z[:, : self.prefix], unshuffled(torch.cat([z[:, self.prefix :], hidden], 1), order)], 1)

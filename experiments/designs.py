@@ -212,7 +212,7 @@ STUDIES = {each.name: each for each in (
         recipe=Recipe(name="data-size", image_size=64, batch_size=512, epochs=0, steps=3000, log_every=50, **STANDARD),
     ),
     # Fig. 11, right: two models with the same tokens, one of them with a small ResNet before its transformer. The
-    # bundled model's recipe, but for what a long run needs: three epochs do not overfit.
+    # bundled model's recipe without regularization for long runs, because three epochs do not overfit.
     Study(
         name="hybrid-cpu", sizes=(100_000,), classes=200, seeds=(0,),
         models={"ViT, patch 8": Model(network=Network(patch=8, width=128, depth=6, heads=4)),

@@ -55,7 +55,7 @@ def resnet(stages: tuple[int, ...], channels: int, classes: int = 0, **form) -> 
 
 @dataclass(frozen=True)
 class Network:
-    """A transformer, a ResNet, or both, which is a hybrid, by its sizes; `build` is what `vitlens.train.run` takes."""
+    """Sizes of a transformer, a ResNet or a hybrid of both. `build` is an argument of `vitlens.train.run`."""
 
     patch: int = 0
     """Side of a patch in pixels; those of a hybrid are one feature each."""

@@ -56,7 +56,7 @@ class Sinks:
 
 @torch.no_grad()
 def sinks(model: nn.Module, images: Tensor) -> Sinks:
-    """The `Sinks` of images (B, C, height, width) from one forward. Raises what `capture` raises."""
+    """The `Sinks` of images (B, C, height, width) from one forward. Raises the errors of `capture`."""
     with capture(model) as attn:
         layers, _ = tokens.features(model, images)
     prefix, patches = attention.received(attn, prefix=True).mean(2).split([attn.grid.prefix, attn.grid.patches], -1)

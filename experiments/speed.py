@@ -72,8 +72,8 @@ def training_memory(model: nn.Module, image: Tensor) -> tuple[int, int]:
 
 
 def peak(model: nn.Module, x: Tensor) -> int:
-    """Most bytes that the batch, and what a forward and backward pass makes of it, take at once."""
-    run(model, x).float().sum().backward()  # makes what stays: workspaces, handles of libraries
+    """Peak memory in bytes of the batch and of its forward and backward pass."""
+    run(model, x).float().sum().backward()  # allocates permanent workspaces and handles of libraries
     if x.is_cuda:
         torch.cuda.reset_peak_memory_stats(x.device)
         before = torch.cuda.memory_allocated(x.device)

@@ -83,7 +83,7 @@ def run_study(
 
 
 def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, device: str | None) -> dict:
-    """Train one cell from its newest checkpoint, export it, store what is inside it, and return its record."""
+    """Train one cell from its newest checkpoint, export it, store its snapshot, and return its record."""
     variant, plan, (train, valid) = study.models[cell.model], study.plan(cell), splits
     folder, model = out / "runs" / cell.name, variant.build(plan)
     inside = out / "cells" / f"{cell.name}.npz"
@@ -134,7 +134,7 @@ def trained(study: Study, cell: Cell, splits: Sequence[ImageSet], out: Path, dev
 
 
 def chosen(images: ImageSet, classes: int) -> ImageSet:
-    """The images of so many classes, numbered from 0; the choice depends on nothing else."""
+    """Images of `classes` random classes, renumbered from 0. The choice depends on the number only."""
     kept = torch.randperm(len(images.class_names), generator=torch.Generator().manual_seed(0))[:classes].sort().values
     rows = torch.isin(images.labels, kept).nonzero()[:, 0]
     return replace(
@@ -188,8 +188,8 @@ def five_shot(model: nn.Module, valid: ImageSet, classes: int) -> float:
 def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
     """By model, the arrays of all its trainings with the most images, and the image of the first rollout.
 
-    Each array has the seeds in front (S, …); what a model lacks is left out. A study with pre-training has each model
-    twice, the second time as "NAME, before tuning". The image is uint8 (h, w, 3).
+    The first axis of each array is the seed (S, …). Arrays that a model lacks are left out. A study with
+    pre-training has each model twice, the second time as "NAME, before tuning". The image is uint8 (h, w, 3).
     """
     stages, found = {"": -1}, {}
     if any(model.pretraining for model in study.models.values()):
@@ -208,7 +208,7 @@ def insides(study: Study, folder: Path | str) -> tuple[dict[str, dict[str, np.nd
 
 
 def write_insides(path: Path | str, found: Mapping[str, Mapping[str, np.ndarray]], picture: np.ndarray) -> None:
-    """Write what `insides` returned as a compressed `.npz`."""
+    """Write the result of `insides` as a compressed `.npz`."""
     arrays = {f"{model}/{name}": array for model, arrays in found.items() for name, array in arrays.items()}
     np.savez_compressed(buffer := io.BytesIO(), **{PICTURE: picture}, **arrays)
     Path(path).write_bytes(buffer.getvalue())

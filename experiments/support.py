@@ -78,7 +78,7 @@ TRANSFORMERS = {
 
 
 def small(name: str, **more):
-    """A model by the name of its class in transformers, or its name here, in eval mode; no two weights are alike."""
+    """A model in eval mode, with all weights different, by the name of its class in transformers or its name here."""
     torch.manual_seed(0)
     if name in TRANSFORMERS:
         config, settings = TRANSFORMERS[name]

@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in rows:
             print({k: row[k] for k in ("model", "pixels", "precision", "loop", "images_per_second", "vitlens_ratio",
                                        "share_of_matmul")}, flush=True)  # fmt: skip
-        write(options.out, rows)  # after every case: what is measured stays, whatever happens to the next
+        write(options.out, rows)  # after every case, because the next may fail
         gc.collect()
 
 

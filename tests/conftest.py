@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # before torch and what tests start: share the cores
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # before torch and child processes: share the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 import pytest

@@ -23,7 +23,7 @@ class Shell(InteractiveShell):
     """IPython with figures inline, as in a notebook."""
 
     def enable_gui(self, gui=None):
-        """Does nothing: there is no window."""
+        """Without effect, because there is no window."""
 
 
 @contextlib.contextmanager

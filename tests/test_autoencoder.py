@@ -1,4 +1,4 @@
-"""The masked autoencoder of experiments/autoencoder.py: what it sees, what it is measured by, exact resume."""
+"""The masked autoencoder of experiments/autoencoder.py: visible patches, loss, exact resume."""
 
 from dataclasses import replace
 

@@ -96,7 +96,7 @@ def test_evaluate_command_on_features(tmp_path, small, protocol, more):
     assert done.stderr.count("Left out: test/red/0.png (") == 1
     if protocol == "fewshot":
         again = evaluate(small, folder, protocol, out, *more).records
-        assert [r["value"] for r in again] == [r["value"] for r in done.records]  # nothing is drawn anew or added
+        assert [r["value"] for r in again] == [r["value"] for r in done.records]  # no new draws or records
     if protocol == "knn":
         other = evaluate(small, folder, protocol, out, "--neighbors", "1").records
         assert [r["neighbors"] for r in other] == [3, 1]  # another measurement
@@ -391,7 +391,7 @@ def test_evaluate_command_rejects_wrong_options(tmp_path, small, thousand, monke
 
 @pytest.mark.slow
 def test_evaluate_deit_on_flowers(real_data):
-    """DeiT-Tiny with a few flowers: what the command found, which is kept in data/results, from features of all."""
+    """Few-shot accuracy of DeiT-Tiny on flowers equals the committed table of data/results."""
     deit = timm.create_model("deit_tiny_patch16_224").eval()
     deit.load_state_dict(load_file(real_data / "deit-tiny" / "deit_tiny_patch16_224.safetensors"))
     train, test = (features(deit, opened(deit, str(real_data / "flowers5"), split)) for split in ("train", "test"))

@@ -1,4 +1,4 @@
-"""The two lanes: what a page may expect of them while they run models side by side."""
+"""The two lanes of a page, which run models concurrently."""
 
 import copy
 import subprocess
@@ -42,7 +42,7 @@ def lanes():
 
 @pytest.fixture
 def connected(lanes):
-    """A connection, what it showed, and a function that calls what the lanes have posted, until a condition holds."""
+    """A connection, its frames, and a function that runs the posted calls of the lanes until a condition holds."""
     page, shown, posted = Page(), [], []
     come = threading.Condition()
 

@@ -1,4 +1,4 @@
-"""Learning without labels: corruption, targets and losses are what B.1.2 and He et al. define, and runs are runs."""
+"""Learning without labels: corruption, targets and losses of B.1.2 and He et al., and runs."""
 
 from dataclasses import replace
 

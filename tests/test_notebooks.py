@@ -62,7 +62,7 @@ def saved(folder: Path, name: str, **arguments) -> Path:
 
 
 def links(text: str) -> list[str]:
-    """Targets of links and pictures that lie in the repository."""
+    """Targets of links and images in the repository."""
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)|src=\"([^\"]+)\"", text)
     return [t for t in map("".join, targets) if "://" not in t]
 

@@ -1,4 +1,4 @@
-"""One list of dependencies: conda, pip and the Makefile install the same, and what is installed runs."""
+"""One list of dependencies: conda, pip and the Makefile install the same, and the installed package runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Figures are tested by their artists (data, colors, limits, words, boxes), maps by closed forms; never by pixels."""
+"""Figures are tested by their artists (data, colors, limits, words, boxes), and maps by closed forms, not by pixels."""
 
 import matplotlib as mpl
 import numpy as np
@@ -29,7 +29,7 @@ CUT = TokenGrid(14, 20, (16, 16), image=(230, 330))
 PADDED = TokenGrid(15, 21, (16, 16), image=(230, 330))
 
 
-def picture(height=230, width=330):
+def photo(height=230, width=330):
     return np.random.default_rng(1).integers(1, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -44,7 +44,7 @@ def cosines(rows, cols, rng=RNG):
 
 
 def history(steps, every=10):
-    """A run with a reading every so many steps and a validation at every third of them."""
+    """A run with a reading at every `every`-th step and a validation at every third reading."""
     for step in range(1, steps + 1):
         metrics = {"top1": 98.0 * step / steps, "top1_average": 99.0 * step / steps}
         rate, loss = 1 - step / steps, 2.3 / step if step % every == 0 else None
@@ -63,7 +63,7 @@ def snapshots(count, grid=8, patch=8, layers=6, heads=6, images=8):
 
 
 def fillings(count, grid=8, cells=1, images=4):
-    """Snapshots of a run without labels; every second patch is corrupted: hidden, or in the first image another's."""
+    """Snapshots of a run without labels. Every second patch is hidden, or in the first image replaced by another."""
     rng = np.random.default_rng(3)
     source = np.tile(np.arange(grid**2), (count, images, 1))
     corrupted = source % 2 == 1
@@ -78,11 +78,11 @@ def fillings(count, grid=8, cells=1, images=4):
 
 
 def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
-    """Of random numbers; lacks: why there are no filters, positions or rollout."""
+    """An inspection of random numbers. lacks: reasons for missing filters, positions or rollout."""
     height, width = grid.image
     maps = torch.from_numpy(RNG.dirichlet(np.full(grid.patches, 5.0), pictures)).unflatten(1, (grid.rows, -1))
     maps = [None] * pictures if "rollout" in lacks else maps
-    shown = [Picture("", picture(height, width), [(f"class number {k}, or so", 0.5)], m) for k, m in enumerate(maps)]
+    shown = [Picture("", photo(height, width), [(f"class number {k}, or so", 0.5)], m) for k, m in enumerate(maps)]
     return Inspection(
         "vit", grid, torch.from_numpy(RNG.uniform(10, 30, (layers, heads))), pictures, shown,
         None if "filters" in lacks else torch.from_numpy(RNG.normal(size=(28, 8, 8, 3))), torch.full((28,), 0.02),
@@ -93,13 +93,13 @@ def inspection(grid=CUT, layers=12, heads=3, pictures=6, **lacks):
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     assert plt.get_fignums() == []
-    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state  # the same pictures in any order of tests
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state  # the same images in any order of tests
     yield
     plt.close("all")
 
 
 def assert_tidy(figure):
-    """Nothing sticks out of the page, and no two texts touch."""
+    """Assert that all artists are inside the page and no texts overlap."""
     figure.draw_without_rendering()
     hidden = {t for ax in figure.axes if not ax.axison for t in ax.findobj(Text)}
     for axis in [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]:
@@ -130,24 +130,24 @@ ALONE = {
     "all heads": lambda ax=None: plot.all_heads(attention(12, 4, 4).reshape(6, 2, 4, 4), ax=ax),
     "few-shot": lambda ax=None: plot.few_shot({"a": [(9, 10), (90, 50)]}, ax=ax),
     "pre-training": lambda ax=None: plot.pretraining_size(ax=ax),
-    "overlay": lambda ax=None: plot.overlay(picture(), attention(1, 14, 20)[0], grid=CUT, style="heat", ax=ax),
+    "overlay": lambda ax=None: plot.overlay(photo(), attention(1, 14, 20)[0], grid=CUT, style="heat", ax=ax),
     "distance": lambda ax=None: plot.attention_distance(RNG.uniform(0, 99, (24, 16)), uniform=90, title="A", ax=ax),
 }
-"""Figures of one Axes, which may be given."""
+"""Figures of one Axes."""
 PAGES = {
     "filters": lambda: plot.filters(RNG.normal(size=(28, 16, 16, 3)), np.full(28, 1 / 28)),
     "positions": lambda: plot.position_similarity(cosines(14, 20)),
-    "rollouts 1": lambda: plot.rollouts([picture()], attention(1, 14, 20), grid=CUT, captions=["a cat"]),
+    "rollouts 1": lambda: plot.rollouts([photo()], attention(1, 14, 20), grid=CUT, captions=["a cat"]),
     "rollouts 8": lambda: plot.rollouts(
-        [ModelInput(picture(60, 40 + 15 * i)[None])[0] for i in range(8)], attention(8, 6, 8),
+        [ModelInput(photo(60, 40 + 15 * i)[None])[0] for i in range(8)], attention(8, 6, 8),
         captions=["a word " * i for i in range(8)],
     ),
     "contributions": lambda: plot.contributions({f"{k}.jpg: a class": RNG.normal(size=(6, 7)) for k in range(5)}),
-    "heads": lambda: plot.heads(attention(6, 14, 20), image=picture(), grid=CUT, query=(13, 0)),
+    "heads": lambda: plot.heads(attention(6, 14, 20), image=photo(), grid=CUT, query=(13, 0)),
     "heads, many": lambda: plot.heads(attention(16, 14, 20)),
-    "patches": lambda: plot.patches(picture(), grid=CUT),
+    "patches": lambda: plot.patches(photo(), grid=CUT),
     "attributions": lambda: plot.attributions(
-        picture(),
+        photo(),
         dict(zip(METHODS, attention(6, 14, 20), strict=True)),
         grid=CUT,
         title="Why “bull mastiff” (41.4 %)? deit_tiny_patch16_224",
@@ -155,7 +155,7 @@ PAGES = {
         note="Areas under the probability of the class.\nRandom orders: 0.111 ± 0.037.",
     ),
     "overlays": lambda: plot.overlays(
-        picture(), {f"map no. {k}": attention(1, 14, 20)[0] - k / 2 for k in range(5)}, grid=CUT, query=(13, 19)
+        photo(), {f"map no. {k}": attention(1, 14, 20)[0] - k / 2 for k in range(5)}, grid=CUT, query=(13, 19)
     ),
     "all heads": lambda: plot.all_heads(attention(384, 16, 16).reshape(24, 16, 16, 16) / 100, query=(0, 9)),
     "training": lambda: plot.training(history(90), marks={"mixing off": 81}),
@@ -169,13 +169,13 @@ PAGES = {
     ),
     "gallery": lambda: plot.gallery({"": list(attention(6, 8, 8))}, titles=[f"last {k} of 6" for k in range(6)]),
     "gallery, three rows": lambda: plot.gallery(
-        {"picture": [picture(64, 64)] * 7, "before": attention(7, 8, 8), "after": attention(7, 8, 8)}, shared=False
+        {"picture": [photo(64, 64)] * 7, "before": attention(7, 8, 8), "after": attention(7, 8, 8)}, shared=False
     ),
 } | {f"{name}, alone": draw for name, draw in ALONE.items()}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_are_tidy_and_fit_a_notebook(name):
+def test_plots_are_tidy_and_fit_a_notebook(name):
     figure = PAGES[name]()
     figure = getattr(figure, "figure", None) or figure
     width, height = figure.get_size_inches() * figure.dpi
@@ -183,7 +183,7 @@ def test_pages_are_tidy_and_fit_a_notebook(name):
     assert_tidy(figure)
 
 
-def test_figures_are_drawn_into_given_axes_and_others_are_not_held():
+def test_plots_draw_into_axes_or_return_unheld_figures():
     for draw in ALONE.values():
         figure, axes = plt.subplots(1, 2)
         assert draw(ax=axes[1]) is axes[1] and axes[1].has_data() and not axes[0].has_data()
@@ -191,13 +191,13 @@ def test_figures_are_drawn_into_given_axes_and_others_are_not_held():
     assert isinstance(ALONE["lines"](), plt.Figure) and plt.get_fignums() == []
 
 
-def test_patches_are_filled_in_where_they_were_corrupted():
-    """Columns: picture, what the model sees, snapshots, target."""
+def test_filled_in_draws_predictions_of_corrupted_patches():
+    """Columns: image, input of the model, snapshots, target."""
     pictures, snapshots = RNG.uniform(size=(2, 32, 32, 3)), fillings(3, cells=2)
     axes = np.reshape(plot.filled_in(pictures, snapshots, [2]).axes, (2, 4))
     shown = [[np.asarray(ax.images[0].get_array()) for ax in line] for line in axes.T]
-    picture, seen, predicted, target = shown
-    assert np.array_equal(picture, pictures) and (seen[1][:4, 4:8] == 0.5).all()
+    original, seen, predicted, target = shown
+    assert np.array_equal(original, pictures) and (seen[1][:4, 4:8] == 0.5).all()
     assert np.array_equal(seen[0][:4, 4:8], pictures[0, :4, 8:12])  # the second patch shows the third
     assert np.array_equal(seen[1][:4, 8:12], pictures[1, :4, 8:12])
     np.testing.assert_allclose(target[1][0, 0], pictures[1, :2, :2].mean((0, 1)))
@@ -211,7 +211,7 @@ def test_patches_are_filled_in_where_they_were_corrupted():
 
 
 def tile(ax, x, y, height, width):
-    """The colors of the cells of the tile of a mosaic whose center is at (x, y)."""
+    """Colors of the cells of the tile of a mosaic with its center at (x, y)."""
     pixels, (_, _, bottom, _) = np.asarray(ax.images[0].get_array()), ax.images[0].get_extent()
     rows, cols = (
         ((middle + np.arange(count) + 0.5 - count / 2) * len(pixels) / bottom).astype(int)
@@ -220,7 +220,7 @@ def tile(ax, x, y, height, width):
     return pixels[rows][:, cols]
 
 
-def test_filters_are_scaled_each_about_zero_and_lie_in_reading_order():
+def test_filters_scales_each_tile_about_zero_in_reading_order():
     components = RNG.normal(size=(9, 4, 6, 3)) * np.logspace(-3, 3, 9)[:, None, None, None]
     components[4] = 0
     shares = np.linspace(0.2, 0.001, 9)
@@ -235,7 +235,7 @@ def test_filters_are_scaled_each_about_zero_and_lie_in_reading_order():
 
 
 @pytest.mark.parametrize(("rows", "cols", "every"), [(3, 5, 1), (14, 20, 2), (40, 12, 5)])
-def test_position_similarity_shows_the_right_tile_at_the_right_place(rows, cols, every):
+def test_position_similarity_places_tiles_by_row_and_column(rows, cols, every):
     values = cosines(rows, cols)
     values[-1, -1, 1, 2] = np.nan
     ax = plot.position_similarity(values).axes[0]
@@ -252,7 +252,7 @@ def test_position_similarity_shows_the_right_tile_at_the_right_place(rows, cols,
     assert ax.child_axes[0].get_ylim() == (-1, 1)
 
 
-def test_all_heads_lie_in_the_column_of_their_layer_and_the_row_of_their_head():
+def test_all_heads_places_heads_by_layer_and_head():
     weights = attention(6, 4, 5).reshape(3, 2, 4, 5)
     (ax,) = plot.all_heads(weights, query=(3, 1)).axes
     xs, ys = ax.get_xticks(), ax.get_yticks()
@@ -270,8 +270,8 @@ def test_all_heads_lie_in_the_column_of_their_layer_and_the_row_of_their_head():
     assert [t.get_text() for t in ax.get_yticklabels()] == ["head 0", "head 1"]
 
 
-def test_patches_are_cut_and_numbered_in_reading_order():
-    image, grid = picture(24, 40), TokenGrid(3, 5, (8, 8), prefix=2)
+def test_patches_cuts_and_numbers_in_reading_order():
+    image, grid = photo(24, 40), TokenGrid(3, 5, (8, 8), prefix=2)
     left, right, below = plot.patches(image, grid=grid).axes
     assert np.array_equal(left.images[0].get_array(), image)
     assert [t.get_text() for t in right.get_yticklabels()] == ["2", "7", "12"]
@@ -281,7 +281,7 @@ def test_patches_are_cut_and_numbered_in_reading_order():
         expected = image[8 * row : 8 * row + 8, 8 * col : 8 * col + 8] if number >= 2 else 205
         assert (tile(below, x, 4, 8, 8) == expected).all()
     assert np.array_equal(tile(right, 4, right.get_yticks()[1], 8, 8), image[8:16, :8])
-    *_, below = plot.patches(picture(), grid=CUT).axes
+    *_, below = plot.patches(photo(), grid=CUT).axes
     assert [t.get_text() for t in below.get_xticklabels()][-4:] == ["14", "…", "279", "280"]
 
 
@@ -289,7 +289,7 @@ def test_patches_are_cut_and_numbered_in_reading_order():
 
 
 def heads_of(ax):
-    """The dots (L, H, 2) of the heads."""
+    """Dots (L, H, 2) of the heads."""
     dots = ax.lines[0].get_xydata()
     return dots.reshape(len(np.unique(dots[:, 0].round())), -1, 2)
 
@@ -308,7 +308,7 @@ def test_attention_distance_draws_every_head_of_every_layer():
     assert ax.get_ylabel() == "Mean attention distance (pixels of 224 × 224)"
 
 
-def test_distances_beside_each_other_share_one_scale():
+def test_attention_distances_share_one_scale():
     values = {"Trained": RNG.uniform(size=(4, 3)), "Untrained": 5 * np.ones((4, 3))}
     controls, uniform = {"Trained": np.ones((4, 3))}, {"Trained": 2, "Untrained": 3}
     figure = plot.attention_distances(values, uniform=uniform, controls=controls)
@@ -323,7 +323,7 @@ def test_distances_beside_each_other_share_one_scale():
 # Maps
 
 
-def test_nearest_is_a_kronecker_product_and_every_method_keeps_constants():
+def test_upsample_nearest_is_a_kronecker_product_and_keeps_constants():
     values = RNG.normal(size=(14, 20))
     large = plot.upsample(values, (224, 320), method="nearest")
     assert np.array_equal(large, np.kron(values, np.ones((16, 16))).astype(np.float32))
@@ -332,7 +332,7 @@ def test_nearest_is_a_kronecker_product_and_every_method_keeps_constants():
         assert large.shape == (230, 330) and large.dtype == np.float32 and np.allclose(large, 1 / 280, rtol=1e-5)
 
 
-def test_bilinear_is_exact_on_a_ramp():
+def test_upsample_bilinear_is_exact_on_a_ramp():
     ramp = np.add.outer(2.0 * np.arange(6), 3.0 * np.arange(8))
     large = plot.upsample(ramp, (60, 80), method="bilinear")
     y, x = np.meshgrid((np.arange(60) + 0.5) / 10 - 0.5, (np.arange(80) + 0.5) / 10 - 0.5, indexing="ij")
@@ -352,7 +352,7 @@ def test_mask_agrees_with_the_authors_8_bit_rendering():
     assert np.abs(shown - theirs).mean() < 0.03 and np.corrcoef(shown.ravel(), theirs.ravel())[0, 1] > 0.99
 
 
-def test_mask_puts_a_bright_patch_where_it_is():
+def test_mask_places_a_bright_patch():
     for row, col in ((0, 0), (3, 17), (13, 5)):
         values = np.zeros((14, 20))
         values[row, col] = 1
@@ -375,7 +375,7 @@ def test_mask_leaves_cut_borders_black_and_padding_out():
         assert np.corrcoef(padded.ravel(), whole[:230, :330].ravel())[0, 1] == pytest.approx(1)
 
 
-def test_mask_of_a_constant_map_is_one_wherever_the_model_looked_and_zero_for_zeros():
+def test_mask_of_a_constant_map_is_one_or_zero():
     for level in (1 / 280, 7.0):
         cut = plot.mask(np.full((14, 20), level) * (1 + 1e-8 * RNG.normal(size=(14, 20))), CUT)
         assert (cut[:224, :320] == 1).all() and not cut[224:].any() and not cut[:, 320:].any()
@@ -386,8 +386,8 @@ def test_mask_of_a_constant_map_is_one_wherever_the_model_looked_and_zero_for_ze
 # Fig. 6 and 14
 
 
-def test_overlay_is_the_picture_times_the_mask():
-    image, values = picture(), RNG.uniform(size=(14, 20))
+def test_overlay_mask_is_the_image_times_the_mask():
+    image, values = photo(), RNG.uniform(size=(14, 20))
     for smooth in (True, False):
         ax = plot.overlay(Image.fromarray(image), values, grid=CUT, smooth=smooth, style="mask")
         (shown,) = ax.images
@@ -396,24 +396,24 @@ def test_overlay_is_the_picture_times_the_mask():
         assert shown.get_extent() == [0, 330, 230, 0] and ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
 
 
-def test_heat_shows_the_values_themselves_where_the_patches_lie():
+def test_overlay_heat_draws_the_values_on_the_patches():
     values = RNG.uniform(1, 2, size=(14, 20))
-    ax = plot.overlay(picture(), values, grid=CUT, style="heat", smooth=False, alpha=0.4)
+    ax = plot.overlay(photo(), values, grid=CUT, style="heat", smooth=False, alpha=0.4)
     below, heat = ax.images
     assert np.asarray(below.get_array()).shape == (230, 330)  # in gray
     assert np.allclose(heat.get_array(), np.kron(values, np.ones((16, 16)))) and heat.get_extent() == [0, 320, 224, 0]
     assert heat.cmap.name == "viridis" and heat.get_clim() == (0, values.max())
     bar = ax.figure.axes[1]
     assert bar.get_ylim() == pytest.approx((0, values.max()))
-    limited = plot.overlay(picture(), values, grid=CUT, style="heat", limits=(-1, 3)).images[1]
+    limited = plot.overlay(photo(), values, grid=CUT, style="heat", limits=(-1, 3)).images[1]
     assert limited.get_clim() == (-1, 3) and limited.cmap.name == "viridis"
-    even = plot.overlay(picture(), values, grid=CUT, style="heat", limits=(-3, 3)).images[1]
+    even = plot.overlay(photo(), values, grid=CUT, style="heat", limits=(-3, 3)).images[1]
     assert even.get_clim() == (-3, 3) and even.cmap.name == "RdBu_r"
-    ax = plot.overlay(picture(), RNG.uniform(size=(15, 21)), grid=PADDED, style="heat", colorbar=False)
+    ax = plot.overlay(photo(), RNG.uniform(size=(15, 21)), grid=PADDED, style="heat", colorbar=False)
     assert ax.images[1].get_extent() == [0, 330, 230, 0] and len(ax.figure.axes) == 1
     assert ax.get_xlim() == (0, 330) and ax.get_ylim() == (230, 0)
     values = RNG.normal(size=(14, 20))
-    smooth = plot.overlay(picture(), values, grid=CUT, style="heat").images[1]
+    smooth = plot.overlay(photo(), values, grid=CUT, style="heat").images[1]
     assert smooth.cmap.name == "RdBu_r" and smooth.get_clim() == pytest.approx((-(high := abs(values).max()), high))
     assert np.abs(smooth.get_array()).max() <= high + 1e-6  # no value outside the color scale
 
@@ -446,8 +446,8 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("size", [(640, 400), (300, 620)])
-def test_overlay_lays_a_map_on_the_part_of_the_image_that_the_model_saw(name, size):
-    """One bright square of the image is the whole map, and its hottest patch lies there."""
+def test_overlay_places_the_map_on_the_crop_of_the_model(name, size):
+    """The map is one bright square of the image, and its hottest patch is on the square."""
     settings, (width, height) = TRANSFORMS[name], size
     model = nn.Module()
     if isinstance(settings, dict):
@@ -477,15 +477,15 @@ def test_overlay_lays_a_map_on_the_part_of_the_image_that_the_model_saw(name, si
     assert masked[y : y + 60, x : x + 60].max() > 200
 
 
-def test_overlay_measures_crops_as_timm_cuts_them():
-    """Of 620 × 400 at 0.8: the short side becomes 80 pixels, of which the middle 64 stay, 320 of 400."""
+def test_crop_box_equals_the_crop_of_timm():
+    """620 × 400 pixels at 0.8: the short side becomes 80 pixels, and the middle 64 of them are 320 of 400."""
     model = nn.Module()
     model.pretrained_cfg = {"input_size": (3, 64, 64), "crop_pct": 0.8}
-    assert crop_box(model, picture(400, 620)) == pytest.approx((150, 40, 470, 360), abs=1.5)
+    assert crop_box(model, photo(400, 620)) == pytest.approx((150, 40, 470, 360), abs=1.5)
     model.pretrained_cfg["crop_mode"] = "border"
     model.pretrained_cfg["crop_pct"] = 1.0
-    assert crop_box(model, picture(400, 620)) == pytest.approx((0, -110, 620, 510), abs=10)  # to a pixel of 64
-    assert crop_box(model, picture(400, 620), whole=True) == pytest.approx((0, 0, 620, 400), abs=1.5)
+    assert crop_box(model, photo(400, 620)) == pytest.approx((0, -110, 620, 510), abs=10)  # to a pixel of 64
+    assert crop_box(model, photo(400, 620), whole=True) == pytest.approx((0, 0, 620, 400), abs=1.5)
 
 
 def test_overlay_dims_the_image_outside_of_the_crop():
@@ -493,13 +493,13 @@ def test_overlay_dims_the_image_outside_of_the_crop():
     below = plot.overlay(image, np.zeros((4, 4)), crop=(50, 0, 150, 100)).images[0].get_array()
     assert (below[:, 50:150] == 200).all() and (below[:, :50] == 70).all() and (below[:, 150:] == 70).all()
     restored = ModelInput(image[None])[0]
-    ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity())  # which has been cropped once
+    ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity())  # cropped before
     assert ax.images[1].get_extent() == [0, 200, 100, 0]
 
 
-def test_heat_is_the_picture_and_the_color_each_by_its_share():
-    """picture · (1 − a) + color · a, in the pixels of the drawn figure; the picture alone where no patch is."""
-    image = picture()
+def test_overlay_heat_blends_image_and_color():
+    """image · (1 − a) + color · a, in the pixels of the drawn figure, and the image alone outside of patches."""
+    image = photo()
     for name, (values, options, share) in OVER.items():
         figure = plt.figure(figsize=(3.3, 2.3), dpi=100)
         how = {"grid": CUT, "ax": figure.add_axes((0, 0, 1, 1)), "style": "heat", "smooth": False, "colorbar": False}
@@ -514,16 +514,16 @@ def test_heat_is_the_picture_and_the_color_each_by_its_share():
         assert np.abs(drawn - expected).max() <= 3, name  # of 255: colors and opacities come from a table of 256
 
 
-def test_nan_hides_the_picture_and_is_gray():
+def test_overlay_draws_nan_in_opaque_gray():
     values = np.where(np.eye(14, 20), np.nan, SIGNED)
     for options in ({}, {"opacity": "even", "alpha": 0.3}):
-        heat = plot.overlay(picture(), values, grid=CUT, style="heat", smooth=False, **options).images[1]
+        heat = plot.overlay(photo(), values, grid=CUT, style="heat", smooth=False, **options).images[1]
         assert np.allclose(heat.cmap(heat.norm(heat.get_array()))[5, 5], to_rgba("0.65"))
         assert heat.get_clim()[1] == np.nanmax(np.abs(values))
 
 
-def test_rollouts_pairs_each_picture_with_its_own_map():
-    pictures = [picture(230, 330), picture(224, 224), picture(300, 200), picture(64, 64)]
+def test_rollouts_pairs_each_image_with_its_map():
+    pictures = [photo(230, 330), photo(224, 224), photo(300, 200), photo(64, 64)]
     grids = [CUT, TokenGrid(14, 14, (16, 16)), TokenGrid(18, 12, (16, 16), image=(300, 200)), TokenGrid(8, 8, (8, 8))]
     maps = [torch.rand(grid.rows, grid.cols) for grid in grids]
     figure = plot.rollouts(pictures, maps, grid=grids, captions=["d", "e", "f", "g"], style="mask")
@@ -537,12 +537,12 @@ def test_rollouts_pairs_each_picture_with_its_own_map():
         assert left.bbox.height == pytest.approx(figure.axes[i // 2 * 4].bbox.height, rel=0.05), "a line has one height"
 
 
-def test_heads_show_every_head_on_one_scale():
+def test_heads_draws_every_head_on_one_scale():
     weights = attention(12, 14, 20)
-    figure = plot.heads(weights, image=picture(), query=(3, 17), grid=CUT)
+    figure = plot.heads(weights, image=photo(), query=(3, 17), grid=CUT)
     (ax,) = figure.axes
     whole, *maps = ax.images
-    assert np.array_equal(whole.get_array(), picture()) and len(maps) == 12
+    assert np.array_equal(whole.get_array(), photo()) and len(maps) == 12
     names = {text.get_text(): text.xy for text in ax.texts}
     frames = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
     for head, (image, frame) in enumerate(zip(maps, frames[1:], strict=True)):
@@ -562,7 +562,7 @@ def test_heads_show_every_head_on_one_scale():
 # Maps in a line
 
 
-def test_tiles_have_scales_of_their_own():
+def test_tiles_have_separate_scales():
     small, large = np.linspace(-0.002, 0.001, 12).reshape(3, 4), np.linspace(0, 7, 6).reshape(2, 3)
     figure = plot.tiles({"small": small, "large": torch.from_numpy(large)})
     images = [ax.images[0] for ax in figure.axes if ax.images]
@@ -577,11 +577,11 @@ def test_tiles_have_scales_of_their_own():
     assert plot.tiles({"large": large}, signed=True).axes[0].images[0].get_clim() == (-7, 7)
 
 
-def test_overlays_are_the_maps_over_one_picture():
+def test_overlays_draws_maps_over_one_image():
     maps = {"one": attention(1, 14, 20)[0], "two": RNG.normal(size=(14, 20)), "paint": RNG.uniform(size=(14, 20, 3))}
-    figure = plot.overlays(picture(), maps, grid=CUT, query=(3, 17), limits={"two": (1, 9)}, smooth=False)
+    figure = plot.overlays(photo(), maps, grid=CUT, query=(3, 17), limits={"two": (1, 9)}, smooth=False)
     beside, one, two, paint = [ax for ax in figure.axes if ax.images]
-    assert np.array_equal(beside.images[0].get_array(), picture())
+    assert np.array_equal(beside.images[0].get_array(), photo())
     for ax, values in zip((one, two, paint), maps.values(), strict=True):
         heat = ax.images[1]
         assert np.allclose(heat.get_array(), values.repeat(16, 0).repeat(16, 1))
@@ -594,16 +594,16 @@ def test_overlays_are_the_maps_over_one_picture():
     for ax in (beside, one, two, paint):
         (frame,) = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
         assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (17 * 16, 3 * 16, 16, 16)
-    figure = plot.overlays(picture(), maps, grid=CUT, query={"one": (0, 1), "paint": (2, 3)})
+    figure = plot.overlays(photo(), maps, grid=CUT, query={"one": (0, 1), "paint": (2, 3)})
     frames = [[frame.get_xy() for frame in ax.patches] for ax in figure.axes if ax.images]
     assert frames == [[], [(16, 0)], [], [(48, 32)]], "each map has its own"
 
 
-def test_attributions_show_every_map_with_its_caption():
+def test_attributions_draws_every_map_with_its_caption():
     maps = {"first": RNG.uniform(size=(14, 20)), "second": RNG.normal(size=(14, 20)), "third": np.zeros((14, 20))}
     maps["first"][3, 4], maps["second"][5, 6] = 12.34, -50_000
     captions = {"first": "rank 1\ndeletion 0.1", "third": "rank 3"}
-    figure = plot.attributions(picture(), maps, grid=CUT, title="Why?", captions=captions, note="A\nB", cols=3)
+    figure = plot.attributions(photo(), maps, grid=CUT, title="Why?", captions=captions, note="A\nB", cols=3)
     assert [ax.get_subplotspec().rowspan.start for ax in figure.axes] == [0, 0, 0, 1]
     scale = "Colors: each map has its own scale, from 0 (clear) to its max (yellow)"
     signed = ", or from −max (blue) to max (red) where some values are negative."
@@ -611,18 +611,18 @@ def test_attributions_show_every_map_with_its_caption():
     below = [text.get_text() for ax in figure.axes for text in ax.texts]
     assert below == ["max 12.3\nrank 1\ndeletion 0.1", "±5e+04", "max 0\nrank 3"]
     assert [text.get_text() for text in figure.texts] == ["Why?", f"A\nB\n{scale}{signed}"]
-    alone = plot.attributions(picture(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
+    alone = plot.attributions(photo(), {"first": 1e-5 * maps["first"]}, grid=CUT, title="")
     assert alone.axes[1].texts[0].get_text() == "max 0.000123" and alone.texts[-1].get_text() == f"{scale}."
     shown = [ax.images[-1] for ax in figure.axes]
     assert len(shown) == 4 and shown[2].get_clim() == (-50_000, 50_000)
-    expected = plot.overlay(picture(), maps["first"], grid=CUT, style="heat").images[1]
+    expected = plot.overlay(photo(), maps["first"], grid=CUT, style="heat").images[1]
     assert np.array_equal(shown[1].get_array(), expected.get_array())
 
 
-def test_attributions_show_the_images_compared_with():
-    pair = [("samoyed.jpg", picture(30, 40)), ("horses.jpg", picture(40, 30))]
+def test_attributions_draws_the_compared_images():
+    pair = [("samoyed.jpg", photo(30, 40)), ("horses.jpg", photo(40, 30))]
     title = "Why is this image less similar to samoyed.jpg than to horses.jpg? The cosines differ by 0.00263. " * 2
-    figure = plot.attributions(picture(), {"a": np.ones((14, 20))}, grid=CUT, title=title, compared=pair)
+    figure = plot.attributions(photo(), {"a": np.ones((14, 20))}, grid=CUT, title=title, compared=pair)
     shown = figure.axes[0].child_axes
     assert [ax.texts[0].get_text() for ax in shown] == ["samoyed.jpg", "horses.jpg"]
     assert all(np.array_equal(ax.images[0].get_array(), image) for ax, (_, image) in zip(shown, pair, strict=True))
@@ -630,8 +630,8 @@ def test_attributions_show_the_images_compared_with():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_gallery_is_a_row_for_each_name(shared):
-    rows = {"picture": [picture(8, 8), picture(8, 8)], "map": [np.eye(4), 120 * np.eye(4)]}
+def test_gallery_has_a_row_for_each_name(shared):
+    rows = {"picture": [photo(8, 8), photo(8, 8)], "map": [np.eye(4), 120 * np.eye(4)]}
     rows |= {"difference": [np.eye(4), -2 * np.eye(4)]}
     axes = plot.gallery(rows, titles=["left", "right"], captions={"map": ["1", "120"]}, shared=shared).axes
     for ax, image in zip(axes, sum(rows.values(), []), strict=False):
@@ -648,7 +648,7 @@ def test_a_gallery_is_a_row_for_each_name(shared):
 # Curves and intervals
 
 
-def test_lines_are_the_columns_of_a_table():
+def test_lines_draws_the_columns_of_a_table():
     ax = plot.lines(CURVES, dotted=CURVES.rename(columns={"two": "three"}), level=7, log="xy").axes[0]
     one, two, again, three, level = ax.lines
     for line, column in zip((one, two, again, three), ("one", "two") * 2, strict=True):
@@ -665,7 +665,7 @@ def test_lines_are_the_columns_of_a_table():
     assert len(shaded) == len(CURVES.columns)
 
 
-def test_intervals_are_in_the_order_given_with_their_measurements():
+def test_intervals_keeps_the_order_and_draws_measurements():
     values, errors = pd.Series({"b": 3.0, "a": 1.0, "c": 2.0}), {"a": 0.25, "b": 0.5, "c": 1.0}
     points = pd.Series({"b": [2, 4], "c": [2]})
     ax = plot.intervals(values, errors, points=points, level=0, xlabel="Accuracy (%)").axes[0]
@@ -677,9 +677,9 @@ def test_intervals_are_in_the_order_given_with_their_measurements():
     assert sorted(single) == [[2, 0], [2, 2], [4, 0]]
 
 
-def test_lines_of_correspondences_join_the_centers_of_patches():
+def test_correspondences_joins_the_centers_of_patches():
     grids = [TokenGrid(2, 4, (10, 20)), TokenGrid(3, 3, (8, 8))]
-    figure = plot.correspondences([picture(20, 80), picture(24, 24)], [[5, 8], [0, 1]], grids=grids)
+    figure = plot.correspondences([photo(20, 80), photo(24, 24)], [[5, 8], [0, 1]], grids=grids)
     left, right = (image.get_extent()[:2] for image in figure.axes[0].images)
     for line, expected in zip(figure.axes[0].lines[::2], [((30, 15), (20, 20)), ((10, 5), (12, 4))], strict=True):
         (x, y), (other_x, other_y) = line.get_xydata()
@@ -694,23 +694,23 @@ REFUSED = [
     (lambda: plot.attention_distance(np.ones(12)), r"\(12,\)"),
     (lambda: plot.mask(np.ones((20, 14)), CUT), "14 × 20 patches, the map 20 × 14"),
     (lambda: plot.mask(np.full((14, 20), np.nan), CUT), "finite"),
-    (lambda: plot.overlay(picture(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
-    (lambda: plot.overlay(picture(), np.ones((14, 20)), style="jet"), "jet"),
-    (lambda: plot.overlay(picture(), np.full((14, 20), np.nan), grid=CUT), "smooth=False"),
-    (lambda: plot.overlay(picture(), 2 * np.ones((14, 20, 3)), style="heat"), "from 2 to 2"),
-    (lambda: plot.patches(picture(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
-    (lambda: plot.overlays(picture(), {"a": np.ones((4, 4))}, grid=CUT), "14 × 20 patches"),
-    (lambda: plot.correspondences([picture()] * 2, [[280, 0]], grids=[CUT] * 2), "below 280"),
-    (lambda: plot.overlay(picture(224, 224), np.ones((14, 14))), "part of this image of 224 × 224 .*`model=`.*restore"),
-    (lambda: plot.overlay(ModelInput(picture()[None])[0, 9:], np.ones((14, 20))), "part of this image of 221 × 330"),
-    (lambda: plot.heads(attention(3, 14, 20), image=picture()), "vitlens.restore"),
+    (lambda: plot.overlay(photo(224, 224), np.ones((14, 20)), grid=CUT), "230 × 330 .* 224 × 224"),
+    (lambda: plot.overlay(photo(), np.ones((14, 20)), style="jet"), "jet"),
+    (lambda: plot.overlay(photo(), np.full((14, 20), np.nan), grid=CUT), "smooth=False"),
+    (lambda: plot.overlay(photo(), 2 * np.ones((14, 20, 3)), style="heat"), "from 2 to 2"),
+    (lambda: plot.patches(photo(224, 224), grid=CUT), "230 × 330 .* 224 × 224"),
+    (lambda: plot.overlays(photo(), {"a": np.ones((4, 4))}, grid=CUT), "14 × 20 patches"),
+    (lambda: plot.correspondences([photo()] * 2, [[280, 0]], grids=[CUT] * 2), "below 280"),
+    (lambda: plot.overlay(photo(224, 224), np.ones((14, 14))), "part of this image of 224 × 224 .*`model=`.*restore"),
+    (lambda: plot.overlay(ModelInput(photo()[None])[0, 9:], np.ones((14, 20))), "part of this image of 221 × 330"),
+    (lambda: plot.heads(attention(3, 14, 20), image=photo()), "vitlens.restore"),
     (lambda: plot.heads(attention(3, 14, 20), query=(14, 0)), "outside the 14 × 20 grid"),
-    (lambda: plot.overlays(picture(), {"a": np.ones((14, 20))}, grid=CUT, query={"a": (0, 20)}), "outside the 14"),
+    (lambda: plot.overlays(photo(), {"a": np.ones((14, 20))}, grid=CUT, query={"a": (0, 20)}), "outside the 14"),
     (lambda: plot.all_heads(attention(6, 4, 5).reshape(3, 2, 4, 5), query=(4, 0)), "outside the 4 × 5 grid"),
 ]
 
 
-def test_arrays_that_would_give_a_wrong_figure_are_refused():
+def test_plots_refuse_wrong_arrays():
     for draw, words in REFUSED:
         with pytest.raises((ValueError, IndexError), match=words):
             draw()

@@ -61,7 +61,7 @@ def train(rank: int, port: int, convolutions: str, text: str, out) -> None:
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank,
               "OMP_NUM_THREADS": 1}  # else accelerate lets each process take every core  # fmt: skip
     os.environ |= {name: str(value) for name, value in shared.items()}
-    sys.stderr = open(out / f"said-{rank}", "w", buffering=1)  # noqa: SIM115
+    sys.stderr = open(out / f"stderr-{rank}", "w", buffering=1)  # noqa: SIM115
     r, world = Recipe.from_json(convolutions), join("cpu")
     model, data = r.build(), digits()
     list(fit(model, data, r, world=world))
@@ -96,14 +96,14 @@ def test_processes_share_statistics_and_save_after_loss(data, alone, forked, tmp
         port = s.getsockname()[1]
     first, second = (forked(train, rank, port, short.to_json(), r.to_json(), tmp_path) for rank in range(2))
     while len(steps_of(tmp_path, 1)) < 5:
-        assert second.is_alive(), (tmp_path / "said-1").read_text()
+        assert second.is_alive(), (tmp_path / "stderr-1").read_text()
         time.sleep(0.02)
     second.kill()
     assert wait_for([first, second])[0] != 0
     a, b = (json.loads((tmp_path / f"statistics-{rank}").read_text()) for rank in range(2))
     assert a == b and a
-    said = (tmp_path / "said-0").read_text()
-    assert re.search(r"One of the 2 processes of this run has ended .* Start all of them again with --resume", said)
+    output = (tmp_path / "stderr-0").read_text()
+    assert re.search(r"One of the 2 processes of this run has ended .* Start all of them again with --resume", output)
     rest = list(fit(r.build(), data, r, device="cpu", out=tmp_path, resume=True))
     assert rest[0].step >= 6 and rest[-1].step == STEPS, "the checkpoint holds every step that was taken"
     assert [s.loss for s in rest] == pytest.approx(alone[0][-len(rest) :], abs=1e-5)
@@ -123,12 +123,12 @@ def test_processes_check_batch_parts_and_world_size(data, monkeypatch):
 TRAIN = ["vitlens", "train", "--recipe", "digits", "--data", "digits", "--tiny"]
 
 
-def command(words, said=None) -> None:
-    """Run the command in this process until its exit. said: file for its output."""
+def command(words, stderr=None) -> None:
+    """Run the command in this process until its exit. stderr: file for its messages."""
     torch.set_num_threads(1)
     sys.argv = [str(word) for word in words]
-    if said:
-        sys.stderr = open(said, "w", buffering=1)  # noqa: SIM115
+    if stderr:
+        sys.stderr = open(stderr, "w", buffering=1)  # noqa: SIM115
     run()
 
 
@@ -158,7 +158,7 @@ def test_train_command_in_two_processes_equals_one(tmp_path, monkeypatch):
 
 def test_train_command_resumes_after_sigterm(forked, tmp_path, monkeypatch, capsys):
     words = [*TRAIN, "--out", tmp_path, "--device", "cpu"]
-    child = forked(command, [*words, "--set", "epochs=4000"], tmp_path / "said")
+    child = forked(command, [*words, "--set", "epochs=4000"], tmp_path / "stderr")
     while not (tmp_path / "log.jsonl").exists() or not (tmp_path / "log.jsonl").read_text():
         assert child.is_alive()
         time.sleep(0.1)
@@ -168,9 +168,9 @@ def test_train_command_resumes_after_sigterm(forked, tmp_path, monkeypatch, caps
     assert f"Another process is writing to {tmp_path}" in capsys.readouterr().err
     os.kill(child.pid, signal.SIGTERM)
     assert wait_for([child]) == [128 + signal.SIGTERM]
-    said = (tmp_path / "said").read_text()
-    assert "by a signal, at step" in said
-    stopped = int(re.search(r"at step (\d+) of", said)[1])
+    output = (tmp_path / "stderr").read_text()
+    assert "by a signal, at step" in output
+    stopped = int(re.search(r"at step (\d+) of", output)[1])
     assert (tmp_path / f"checkpoints/step-{stopped:08d}.json").exists()
     with pytest.raises(SystemExit, match="0|None"):
         command([*words, "--resume", "--max-minutes", "0.001"])

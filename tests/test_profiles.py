@@ -29,7 +29,7 @@ def parts(page, name, data, number, size=2**19, **more):
 
 @pytest.fixture
 def shown(vit, monkeypatch):
-    """A page, and the list of what it sends."""
+    """A page and the list of its messages."""
     page, sent = widgets.explore(vit(), PICTURE), []
     monkeypatch.setattr(page.connection, "_send", lambda content, *_: sent.append(content))
     return page, sent

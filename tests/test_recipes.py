@@ -246,7 +246,7 @@ def test_starting_from_keeps_weights_with_zero_head(trained):
 
 
 def test_starting_from_vit_huge_at_384_pixels(published, tmp_path):
-    """H/14: of 384 pixels 27 × 14 are seen, as in the paper, whose convolution pads nothing."""
+    """H/14 sees 27 × 14 of 384 pixels, as in the paper, whose convolution has no padding."""
     folder, _ = published("vit_huge_patch14_224", embed_dim=48, depth=2, num_heads=3, num_classes=10)
     r = starting_from(recipe("finetune-pets").override("num_classes=4"), folder)
     model = r.build().eval()

@@ -1,4 +1,4 @@
-"""The choices of experiments/small_data.py: their definitions, exact capture, exact resume, and what turns change."""
+"""The choices of experiments/small_data.py: their definitions, exact capture, exact resume, and invariance to flips and rotations."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The layers of the package: which room may import which, and what start-up may import."""
+"""The layers of the package: allowed imports between rooms and at start-up."""
 
 import ast
 import re

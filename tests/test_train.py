@@ -112,7 +112,7 @@ def test_fit_equals_plain_loop(data, optimizer):
     if optimizer == "muon":  # orthogonalized in float64 and another way
         theirs = dict(model.named_parameters())
         for name, p in ours.named_parameters():
-            # A bias of all keys alike changes no softmax: its gradient is rounding, which AdamW makes steps of.
+            # The same bias for all keys does not change a softmax, so AdamW amplifies rounding errors of its gradient.
             kept = slice(None) if "qkv.bias" not in name else torch.arange(144) // 48 != 1
             torch.testing.assert_close(p[kept], theirs[name][kept], atol=1e-6, rtol=1e-5)
     else:
@@ -338,7 +338,7 @@ def test_load_checkpoint_skips_damaged_files(stopped, data, capsys, tmp_path):
         if not never_begun:
             with pytest.raises(ValueError, match=f"All checkpoints in {folder}.* are damaged"):
                 next(resumed(folder))
-    # Of steps 3 and 4, the later one damaged, and a damaged 5: what is kept after step 4 is made anew is good.
+    # Checkpoints of steps 3, 4 and 5, of which 4 and 5 are damaged: those after a new step 4 are intact.
     folder = out / "checkpoints"
     for number in (4, 5):
         for suffix in (".json", ".safetensors"):

@@ -125,7 +125,7 @@ def move(place, control, value):
 
 
 class App:
-    """`vitlens app` on a model, in a `with` block, after which it must have ended well and logged nothing."""
+    """`vitlens app` on a model, in a `with` block. Asserts that it ends without an error and with an empty log."""
 
     def __init__(self, model: Path, folder: Path, *options):
         self.log = folder / f"app-{secrets.token_hex(4)}.log"

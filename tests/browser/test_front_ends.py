@@ -50,7 +50,7 @@ def page(front, browser):
 
 
 class Widget:
-    """The widget of the page with this number: what a person can do and see."""
+    """The widget of the page with this number, with the actions and texts of a user."""
 
     def __init__(self, page, number):
         self.page, self.root = page, page.locator(".vitlens").nth(number)

@@ -1,6 +1,6 @@
 """Numbers that must not change: statistics, maps, filters, positions, evaluation and training of seven models.
 
-    python tests/golden/golden.py            # print what differs from the frozen numbers
+    python tests/golden/golden.py            # print differences from the frozen numbers
     python tests/golden/golden.py --freeze   # freeze them anew
 
 They change only when a wrong number is mended, in the commit that mends it.
@@ -156,7 +156,7 @@ def frozen(name: str) -> dict[str, np.ndarray]:
 
 
 def difference(key: str, value: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference as a share of what is allowed: 1e-5 of the largest value, other shares for losses."""
+    """The largest difference as a share of the tolerance: 1e-5 of the largest value, other shares for losses."""
     share = {"first_losses": 1e-4, "loss_50": 2e-2, "nearest": 0}.get(key, 1e-5)
     largest = np.abs(value - expected).max() / np.abs(expected).max() if expected.any() else np.abs(value).max()
     return float(largest / share) if share else float(largest > 0) * 2
