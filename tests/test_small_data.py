@@ -1,4 +1,4 @@
-"""The choices of experiments/small_data.py: their definitions, exact capture, exact resume, and invariance to flips and rotations."""
+"""The choices of experiments/small_data.py: definitions, exact capture, exact resume and equivariance."""
 
 import math
 from dataclasses import replace
