@@ -105,6 +105,8 @@ def test_nearest_weights_votes_by_cosine():
     x = torch.tensor([[2.0, 0.0]])
     assert nearest(train, x, 4).tolist() == [1] and nearest(train, x, 4, temperature=100.0).tolist() == [0]
     assert nearest((-train[0], train[1]), x, 4, temperature=0.001).tolist() == [0]  # no weight overflows or vanishes
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        nearest(train, x, 4, temperature=0)
 
 
 # Accuracy and intervals

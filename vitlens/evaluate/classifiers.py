@@ -119,7 +119,7 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
     """Classes (M,) int64 of features x (M, D) by weighted k-nearest-neighbor classification.
 
     Neighbors are the `k` training images with the largest cosine, or all if fewer. Each votes with the weight
-    exp(cosine / `temperature`) (Wu et al. 2018).
+    exp(cosine / `temperature`) (Wu et al. 2018). Raises ValueError unless the temperature is above 0.
 
     >>> train = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
     >>> vitlens.evaluate.nearest(train, torch.tensor([[0.2, 0.9]]), k=1)
@@ -127,6 +127,8 @@ def nearest(train: Labeled, x: Tensor, k: int = 20, temperature: float = 0.07) -
     """
     from sklearn.neighbors import KNeighborsClassifier
 
+    if temperature <= 0:
+        raise ValueError(f"temperature must be above 0, got {temperature:g}.")
 
     def votes(distances: np.ndarray) -> np.ndarray:
         """Weights divided by the largest, so that they cannot overflow."""
