@@ -160,6 +160,8 @@ def test_augmented_crops_a_larger_image(batch):
     assert {y for ((y, _, _),) in positions} == set(range(6)) == {x for ((_, x, _),) in positions}
     resized, _ = augmented(*batch, Augment(scale=(0.5, 1.0)), draws("cpu", 4), size=11, **PLAIN)
     assert resized.shape == (32, 3, 11, 11)
+    with pytest.raises(ValueError, match="window of 17×17 pixels cannot be cut from an image of 16×16"):
+        augmented(*batch, Augment(), draws("cpu", 4), size=17, **PLAIN)
 
 
 def test_augmented_in_parts_equals_the_whole_batch(batch):

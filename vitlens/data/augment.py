@@ -196,6 +196,8 @@ def shift_and_flip(images: Tensor, size: Sequence[int], pad: int, flip: float, r
     unchanged = not pad and (h, w) == tuple(size)
     if unchanged and not flip:
         return images
+    if size[0] > h or size[1] > w:
+        raise ValueError(f"A window of {size[0]}×{size[1]} pixels cannot be cut from an image of {h}×{w}.")
     check_pad(pad, h, w)
     dy, dx, mirror = rng.uniform(3, b)[:, :, None]
     if unchanged:
