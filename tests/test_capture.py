@@ -593,6 +593,9 @@ def test_weights_of_one_head_and_one_query(vit):
     for options, match in (({"head": 9}, "has heads 0 to 5, got 9"), ({"query": (4, 0)}, "lies outside the 4 × 6")):
         with pytest.raises(IndexError, match=match):
             layer.weights(**options)
+    for more in ({}, {"head": 0}):
+        with pytest.raises(ValueError, match=r"queries or query, not both, got \[1, 2\] and \(0, 0\)"):
+            layer.weights([1, 2], query=(0, 0), **more)
     with pytest.raises(AttributeError, match=r"`attn\[-1\]\.weights`"):
         attn.weights()
     pooled = captured(vit(name="vit_base_patch16_siglip_224"), images(1, 3, 64, 64))

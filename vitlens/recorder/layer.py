@@ -67,8 +67,8 @@ class Layer:
         torch.Size([2, 197])
 
         queries: positions in the sequence. head, query: a single one, whose axis is left out. A query is a patch (row,
-        column) or a position. Raises MemoryError if the result would take more than `limit` GiB, and IndexError for a
-        head or query that does not exist.
+        column) or a position. Raises MemoryError if the result would take more than `limit` GiB, IndexError for a head
+        or query that does not exist, and ValueError for both queries and query.
         """
         if head is not None:
             if not -self.q.shape[1] <= head < self.q.shape[1]:
@@ -77,6 +77,8 @@ class Layer:
             only = replace(self, q=one(self.q), k=one(self.k), mask=one(self.mask))
             return only.weights(queries, query=query, limit=limit).squeeze(1)
         if query is not None:
+            if queries is not None:
+                raise ValueError(f"Give queries or query, not both, got {queries!r} and {query!r}.")
             if self.grid is None:
                 raise ValueError(f"The queries of {self.name} are not tokens. Give their numbers as queries.")
             return self.weights(self.grid.position(query), limit=limit).squeeze(-2)
