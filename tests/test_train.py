@@ -480,6 +480,9 @@ def test_export_opens_in_timm(data, tmp_path):
     opened = timm.create_model(f"local-dir:{tmp_path / 'half'}", pretrained=True)
     assert torch.equal(opened.head.weight, model.head.weight)
     assert torch.equal(opened.pos_embed, model.pos_embed.half().float())
+    with pytest.raises(ValueError, match="Expected 10 class names.* got 2"):
+        export(model, tmp_path / "wrong", r, ["a", "b"])
+    assert not (tmp_path / "wrong").exists()
 
 
 def one_batch(data, r):

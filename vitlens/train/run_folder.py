@@ -329,12 +329,14 @@ def export(
     An "mlp" head and the parts of an objective without labels go into `pretraining_head/head.safetensors`. Such a model
     is written without a classifier head (`num_classes` 0).
 
-    Layout: timm/models/_hub.py.
+    Raises ValueError unless each class has a name. Layout: timm/models/_hub.py.
 
     >>> digits = vitlens.train.recipe("digits")
     >>> vitlens.train.export(digits.build(), "digits", digits, class_names="0123456789").name
     'digits'
     """
+    if len(class_names) != recipe.num_classes:
+        raise ValueError(f"Expected {recipe.num_classes} class names, one for each class, got {len(class_names)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = stored({**model.state_dict(), **(weights or {})}, dtype)
