@@ -339,6 +339,8 @@ WRONG = [
     (dict(mlps={-4: "zero"}), IndexError, "from 0 to 2 .* got -4"),
     (dict(block={(0, 9): (0, 1)}), IndexError, "from 0 to 2 .* got 9"),
     (dict(residual={(0, 17): "zero"}), IndexError, "Token 17 lies outside"),
+    (dict(heads={(2, 0): "zero", (-1, 0): "mean"}), ValueError, "one replacement, got two for head 0 of layer 2"),
+    (dict(mlps={1: "zero", (-2, "all"): 1.0}), ValueError, "one replacement, got two for the MLP of layer 1"),
     (dict(mlps={1: "mean"}, reference=torch.zeros(3, 32, 32)), ValueError, r"\(B, C, height, width\)"),
     (dict(block={2: (4, "all")}), ValueError, "query of layer 2 without a visible key"),
 ]
@@ -384,3 +386,32 @@ def test_interventions_reach_the_only_model_inside_a_module():
     expected = run(model, x.clamp(-1, 1), **changes, reference=others.clamp(-1, 1))
     assert torch.equal(run(wrapped, x, **changes, reference=others), expected)
     assert not torch.equal(expected, plain(wrapped, x))
+
+
+class Twice(torch.nn.Module):
+    """A model that runs its Vision Transformer as `forward(vit, images)` does."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.vit, self.how = small(), forward
+
+    def forward(self, images):
+        return self.how(self.vit, images)
+
+
+AUGMENTED = {
+    "with 6 of 3 images": lambda vit, x: torch.stack(vit(torch.cat([x, x.flip(-1)])).split(len(x))).mean(0),
+    "ran it again": lambda vit, x: (vit(x) + vit(x.flip(-1))) / 2,
+    "with 1 of 3 images": lambda vit, x: torch.cat([vit(image[None]) for image in x]),
+}
+
+
+def test_intervene_refuses_means_of_several_runs():
+    x = pictures()
+    for match, forward in AUGMENTED.items():
+        model = Twice(forward)
+        for changes in ({"heads": {(1, 0): "mean"}}, {"mlps": {1: "mean"}}, {"residual": {(1, 0): "mean"}}):
+            with pytest.raises(UnsupportedModelError, match=match):
+                run(model, x, **changes, reference=x)
+        with torch.no_grad(), intervene(model.vit, heads={(1, 0): "mean"}, reference=x):
+            assert torch.equal(model(x), forward(model.vit, x))

@@ -22,6 +22,7 @@ from vitlens.recorder.grid import TokenGrid
 from vitlens.recorder.layer import layer_number
 from vitlens.recorder.record import POOL, THREAD, Interception, alone, hides_all
 from vitlens.recorder.supported import (
+    UnsupportedModelError,
     attention_modules,
     family,
     head_count,
@@ -66,7 +67,8 @@ def intervene(
     attention is 0.
     tokens, queries, keys: a position, a patch (row, column), a list of these, or "all", "prefix" or "patches".
     reference: images (N, C, height, width), or batches of them, with as many tokens as the images that run. They run
-    once before the block, in eval mode and without any intervention.
+    once before the block, in eval mode and without any intervention. A module that runs its Vision Transformer several
+    times, or with other images, has no mean.
 
     Interventions nest, and the inner one takes precedence. A capture, inside or outside, records the attention with
     its blocked keys, and the head's own output rather than its replacement. Only forwards of this thread are changed.
@@ -201,10 +203,21 @@ def outputs(
     """Outputs of the model at these places, each (B, T, K) or (B, tokens, D), in eval mode and without gradients.
 
     whole: the module to run, which contains the model. Captures and interventions of this thread ignore this forward.
+    Raises UnsupportedModelError unless it runs the model once, with all images.
     """
     kept: dict[Place, Tensor] = {}
-    reader = Intervention(model, modules, places, kept.__setitem__)
     whole = model if whole is None else whole
+
+    def keep(place: Place, part: Tensor) -> None:
+        if place in kept or len(part) != len(images):
+            times = "again" if place in kept else f"with {len(part)} of {len(images)} images"
+            raise UnsupportedModelError(
+                f"A mean needs one run of the Vision Transformer with all images, but {model_name(whole)} ran it "
+                f"{times}. Give the Vision Transformer itself."
+            )
+        kept[place] = part
+
+    reader = Intervention(model, modules, places, keep)
     with torch.no_grad(), evaluating(whole), alone(reader), reader.working():
         run(whole, images)
     return kept
@@ -233,14 +246,14 @@ def _replacements(
     model: nn.Module, modules: list, heads: Mapping, mlps: Mapping, residual: Mapping
 ) -> dict[Place, Any]:
     """Replacement for each place."""
-    replacements, existing = {}, head_places(model, modules)
+    replacements, existing = [], head_places(model, modules)
     if not isinstance(heads, Mapping) or not all(isinstance(key, tuple) and len(key) == 2 for key in heads):
         raise ValueError('heads must be a mapping by (layer, head), such as {(5, 2): "zero"}.')
     for (layer, head), replacement in heads.items():
         place = Place("head", POOL if layer == "pool" else layer_number(len(modules), layer), head)
         if place not in existing:
             raise IndexError(f"There is no {place}: it has {sum(p.layer == place.layer for p in existing)} heads.")
-        replacements[place] = replacement
+        replacements.append((place, replacement))
     for kind, given in (("MLP", mlps), ("residual stream", residual)):
         for key, replacement in given.items():
             layer, tokens = key if isinstance(key, tuple) else (key, "all")
@@ -249,8 +262,11 @@ def _replacements(
             calls = len(_mlps(block)) if kind == "MLP" else 1
             if not calls:
                 raise refuse(model, f"the MLP of layer {layer} is not a separate module")
-            replacements |= {Place(kind, layer, tokens, call): replacement for call in range(calls)}
-    return replacements
+            replacements += [(Place(kind, layer, tokens, call), replacement) for call in range(calls)]
+    places = [place for place, _ in replacements]
+    if len({*places}) < len(places):
+        raise ValueError(f"Each part takes one replacement, got two for {max(places, key=places.count)}.")
+    return dict(replacements)
 
 
 def _mlps(block: nn.Module) -> list[nn.Module]:
