@@ -10,16 +10,63 @@ before the first seed. Validation itself is inside the seconds.
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 
 import torch
+from torch import nn
 
 from experiments.results import about, command, parser, write
 from vitlens import data as datasets
+from vitlens.data import ImageSet
 from vitlens.train import World, compiled, fit
-from vitlens.train.recipes import recipe
-from vitlens.train.runs import fitted
+from vitlens.train.criteria import validate
+from vitlens.train.recipes import Recipe, recipe
+
+MARGIN = 0.97  # planned share of the seconds; noise takes the rest
+
+
+def fitted(
+    model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
+) -> Recipe:  # fmt: skip
+    """The plan with the number of epochs that fit into `seconds`, measured by a short trial.
+
+    The trial compiles, trains some steps with and without patch dropout, validates, and restores the weights.
+    """
+    trial = replace(
+        plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
+        warmup_steps=0, patch_drop=0.0, patch_drop_until=0.0,
+    )  # fmt: skip
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    whole = dropped = _speed(model, data, trial, world, criterion)
+    if plan.patch_drop:
+        trial = replace(trial, patch_drop=plan.patch_drop, patch_drop_until=1.0)
+        dropped = _speed(model, data, trial, world, criterion)
+    validate(model, {}, data[1], plan, world)  # warm-up
+    tick = time.perf_counter()
+    validate(model, {}, data[1], plan, world)
+    validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
+    model.load_state_dict(before)
+    model.zero_grad()
+    images = len(data[0]) // plan.batch_size * plan.batch_size
+    epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)
+    left = seconds * MARGIN - validating
+    epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
+    if epochs < 1:
+        raise ValueError(
+            f"An epoch takes about {epoch:.0f} s, longer than the {seconds:.0f} s given. Give more --seconds."
+        )
+    return replace(plan, epochs=epochs, steps=0)
+
+
+def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
+    """Images per second: median of the later half of eight readings."""
+    with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
+        steps = (step for step in islice(training, 8 * trial.log_every) if step.step % trial.log_every == 0)
+        speeds = [step.images_per_second for step in steps]
+    return statistics.median([speed for speed in speeds if speed is not None][4:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -321,13 +321,13 @@ def test_train_passes_every_option(monkeypatch, tmp_path):
     )
     vitlens(
         "train", "--recipe", "digits", "--data", "torch/mnist", "--out", tmp_path, "--root", tmp_path / "sets",
-        "--stream", "--workers", 3, "--skip-damaged", "--model", "m", "--resume", "--max-minutes", 4, "--fit-minutes",
-        5.5, "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
+        "--stream", "--workers", 3, "--skip-damaged", "--model", "m", "--resume", "--max-minutes", 4,
+        "--set", "lr=1", "--set", "clip=2", "--device", "cpu", "--seed", 6, "--deterministic", "--watch", 7,
         "--export", "--tensorboard", "--tiny",
     )  # fmt: skip
     assert passed == {
         "args": ("digits", "torch/mnist", tmp_path), "root": tmp_path / "sets", "stream": True, "workers": 3,
-        "on_damaged": "skip", "model": "m", "resume": True, "max_minutes": 4.0, "fit_minutes": 5.5,
+        "on_damaged": "skip", "model": "m", "resume": True, "max_minutes": 4.0,
         "overrides": ["lr=1", "clip=2", "deterministic=true"], "device": "cpu", "seed": 6, "watch": 7, "export": True,
         "tensorboard": True, "tiny": True,
     }  # fmt: skip

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from torch import nn
 from vitlens.data import load
 from vitlens.data.files import locked
 from vitlens.models import load_model
-from vitlens.train import Recipe, Step, World, fit, loop, recipe, runs
+from vitlens.train import Recipe, Step, fit, loop, recipe, runs
 from vitlens.train.run_folder import finish
 from vitlens.train.runs import Board
 
@@ -96,31 +95,11 @@ def test_a_stopped_run_has_the_losses_of_its_first_steps(tmp_path):
     assert json.loads(line)["step"] == 1 and math.isfinite(json.loads(line)["loss"])
 
 
-def test_fitted_sets_epochs(tmp_path, monkeypatch):
-    with monkeypatch.context() as slow:  # 1,280 s for 8 × 32 images: two epochs in an hour, however busy the machine is
-        slow.setattr(runs, "_speed", lambda *_: 0.2)
-        account = train(tmp_path, fit_minutes=60)
-    assert Recipe.from_json((tmp_path / "recipe.json").read_text()).epochs == account["epochs"] == 2
-    with pytest.raises(ValueError, match="An epoch takes about"):
-        train(tmp_path / "b", fit_minutes=1e-6)
-    # At 50 images/s with half of the patches and 20 with all, an epoch of 8 × 32 images and its validations.
-    r = replace(recipe("digits").tiny(), patch_drop=0.5, patch_drop_until=0.75, evaluate_every=2)
-    now = iter(range(0, 1000, 3))  # each look at the clock takes three seconds
-    monkeypatch.setattr(runs, "_speed", lambda _, __, trial, *___: 50.0 if trial.patch_drop else 20.0)
-    monkeypatch.setattr(runs, "validate", lambda *_: {"top1": 10.0})
-    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: next(now), monotonic=lambda: 130.0))
-    data = load("digits", "train").subset(280), load("digits", "valid").subset(100)
-    found = runs.fitted(r.build(), data, r, 1000.0, World(device=torch.device("cpu")), None, start=100.0)
-    validating = 2 * 3  # of the weights, and of their average
-    epoch = 256 * (0.75 / 50 + 0.25 / 20) + validating / 2
-    assert found.epochs == int((970 - 30 - validating) / epoch) == 93
-
-
 def test_run_rejects_wrong_options(tmp_path):
     for options, message in (
         ({"max_minutes": 0}, "--max-minutes must be a positive"), ({"recipe_name": "nope"}, "no recipe 'nope'"),
         ({"resume": True}, "no run to resume"), ({"data": "nowhere"}, "not a folder"),
-        ({"overrides": ["epochs=x"]}, "of type int"), ({"fit_minutes": math.inf}, "--fit-minutes must be a positive"),
+        ({"overrides": ["epochs=x"]}, "of type int"), ({"max_minutes": math.inf}, "--max-minutes must be a positive"),
         ({"overrides": ["num_classes=5"]}, "has 10 classes"),
         ({"overrides": ["warmup=0", "warmup_steps=9", "epochs=0", "steps=9"]}, "end within its 9 steps of warm-up"),
         ({"overrides": ["architecture=nonsense"]}, "cannot build this nonsense"),

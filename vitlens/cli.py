@@ -508,9 +508,6 @@ def train(
         bool, Option("--resume", help="Continue the run in --out. Its recipe, data and settings need not be repeated.")
     ] = False,
     max_minutes: Annotated[float | None, Option(help="Stop after this time with a checkpoint.")] = None,
-    fit_minutes: Annotated[
-        float | None, Option(help="Set the number of epochs so that the run takes this long. By default the recipe's.")
-    ] = None,
     settings: Settings = None,
     device: AnyDevice = None,
     seed: Annotated[int | None, Option(help="Seed of all randomness. By default the recipe's.")] = None,
@@ -548,7 +545,7 @@ def train(
         raise typer.BadParameter(f"Training needs --{missing[0]}.")
     working_device(device)
     account = run(
-        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes, fit_minutes=fit_minutes,
+        recipe, data, out, model=model, resume=resume, max_minutes=max_minutes,
         overrides=[*(settings or ()), *(["deterministic=true"] if deterministic else [])], device=device, seed=seed,
         tensorboard=tensorboard, export=export, tiny=tiny, watch=watch, root=root, stream=stream, workers=workers,
         on_damaged="skip" if skip_damaged else "raise",

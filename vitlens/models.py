@@ -29,7 +29,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, load_image
+from vitlens.images import MAX_ELONGATION, ImageError, ModelInput, image_files, load_image
 from vitlens.recorder import supported
 from vitlens.recorder.forward import channels
 from vitlens.recorder.forward import run as run
@@ -200,6 +200,12 @@ def _folder(folder: Path, pretrained: bool, **kwargs) -> nn.Module:
         base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ValueError(f"{folder} holds a LoRA adapter of {base}, not a model. Open {base} with its library and "
                          "peft, call merge_and_unload(), and save the result.")  # fmt: skip
+    if (folder / "recipe.json").is_file() and not config_file.is_file():
+        found = (folder / "model" / "config.json").is_file()
+        raise ValueError(f"{folder} is the folder of a training run. " + (
+            f"Its model is {folder / 'model'}." if found
+            else f"It has no model yet: `vitlens train --resume --out {folder}` continues the run, and --export writes "
+                 "the model of a stopped one."))  # fmt: skip
     if absent := [file.name for file in (config_file, weights_file) if not file.is_file()]:
         raise ValueError(f"The folder {folder} has no {absent[0]}. A model folder holds config.json and "
                          "model.safetensors. A file of weights alone goes to checkpoint= (--checkpoint), with the name "
@@ -713,7 +719,7 @@ def preprocess(
     whole: bool = False,
     on_note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Model input from an image, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
+    """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
     sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
@@ -733,7 +739,11 @@ def preprocess(
     transform, config = _transform(model, size, whole), data_config(model, size)
     channels, *sides = config["input_size"]
     images = [*images.values()] if isinstance(images, dict) else images
+    if isinstance(images, str | os.PathLike) and os.path.isdir(images):
+        images = [file for _, file in image_files(Path(images), on_note)]
     sources = images if isinstance(images, (list, tuple)) else [images]
+    if not sources:
+        raise ImageError("Expected an image or several, got none.")
     loaded = [load_image(source, on_note=on_note) for source in sources]
     for source, (width, height) in ((source, image.size) for source, image in zip(sources, loaded, strict=True)):
         if max(width, height) > MAX_ELONGATION * min(width, height):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import re
 import shlex
 import shutil
@@ -386,7 +387,7 @@ def group_means(tuned: dict[str, Tuned]) -> dict[str, Tuned]:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """The vitlens command with these arguments and shortened local paths.
+    """The vitlens command with these arguments and shortened absolute paths.
 
     >>> command_of(["evaluate", "model", "--data", "/photos/pets"])
     'vitlens evaluate model --data pets'
@@ -395,9 +396,11 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def _short_value(argument: str) -> str:
-    """`--option=value` or `key=value` with a shortened path."""
+    """An argument, also `--option=value` or `key=value`, with a shortened path if that is absolute."""
     key, equals, value = argument.rpartition("=")
-    return key + equals + short(value) if re.fullmatch(r"[-\w.=]+", key) else short(argument)
+    if not re.fullmatch(r"[-\w.=]+", key):
+        key, equals, value = "", "", argument
+    return key + equals + (short(value) if os.path.isabs(value) else value)
 
 
 def _digest(content: bytes) -> str:

@@ -335,6 +335,8 @@ def legend_by_end(ax: plt.Axes, curves: Iterable) -> None:
 
 
 def _by_head(mean_distance) -> np.ndarray:
-    """(L, H) distances, averaged over images."""
+    """(L, H) distances, averaged over images, also from the table of `Summary.to_pandas`."""
+    if hasattr(mean_distance, "columns"):
+        mean_distance = mean_distance.pivot(index="layer", columns="head", values="mean_distance")
     values = array(mean_distance, (2, 3), "Mean distances of shape (layers, heads) or (images, layers, heads)")
     return values.mean(0) if values.ndim == 3 else values

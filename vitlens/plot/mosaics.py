@@ -100,7 +100,7 @@ def heads(
     weights: (H, rows, cols), on one color scale from 0 to the largest weight of all heads. image: the model's input, as
     for `overlay`. query: (row, column) of a patch from 0, drawn with a white frame, or None for a class token.
 
-    >>> weights = attn.grid.image_map(attn[5].weights((3, 4))[0, :, 0])
+    >>> weights = attn.grid.image_map(attn[5].weights(query=(3, 4))[0])
     >>> figure = vitlens.plot.heads(weights, query=(3, 4))
     """
     values = array(weights, 3, "Attention of shape (heads, rows, cols)")
@@ -147,7 +147,7 @@ def all_heads(weights, *, query: tuple[int, int] | None = None, ax: plt.Axes | N
     weights: (L, H, rows, cols). Every head has a color scale up to its largest weight, which is written below it.
     query: (row, column) of the query patch from 0, marked by two ticks beside each map, or None for another token.
 
-    >>> maps = [attn.grid.image_map(layer.weights((3, 4))[0, :, 0]) for layer in attn]
+    >>> maps = [attn.grid.image_map(layer.weights(query=(3, 4))[0]) for layer in attn]
     >>> figure = vitlens.plot.all_heads(torch.stack(maps), query=(3, 4))
     """
     values = array(weights, 4, "Attention of shape (layers, heads, rows, cols)")

@@ -122,6 +122,8 @@ class Layer:
         """Queries as a slice or a 1-D tensor of positions. One number keeps the axis, and booleans are a mask."""
         if queries is None or isinstance(queries, slice):
             return queries or slice(None)
+        if isinstance(queries, tuple):
+            raise TypeError(f"queries must be a list, got {queries}. Give a patch (row, column) as query=.")
         positions = torch.arange(self.q.shape[-2])
         return positions[torch.as_tensor(queries, device="cpu")].reshape(-1).to(self.q.device)
 

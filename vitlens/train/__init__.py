@@ -6,10 +6,10 @@ from vitlens.train.loop import Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import RECIPES, Recipe, read_recipe, recipe, register, starting_from
 from vitlens.train.run_folder import export
-from vitlens.train.runs import fitted, run
+from vitlens.train.runs import run
 
 __all__ = [
-    "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "fitted", "hardware", "join",
+    "RECIPES", "Recipe", "Step", "World", "accuracy", "compiled", "export", "fit", "hardware", "join",
     "read_recipe", "recipe", "register", "run", "snapshots", "starting_from", "versions",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -24,7 +24,7 @@ TINY_IMAGENET = Recipe(
     name="tiny-imagenet",
     image_size=64, patch_size=4,  # a 16×16 grid, for 4× the cost of patch 8
     width=192, depth=12, heads=3,  # ViT-Ti of Touvron et al. 2021: 5.4 M parameters, 11 MB in fp16
-    epochs=150,  # --fit-minutes sets another number
+    epochs=150,
     batch_size=1024,  # 97 steps an epoch; the batch of DeiT and of big_vision's small ViTs
     optimizer="muon",  # for the matrices of the blocks, AdamW for the rest
     lr=1e-3,  # AdamW's part: embeddings, head, norms, biases. DeiT's 5e-4 · batch / 512
@@ -108,7 +108,7 @@ SMALL = (
         TINY_IMAGENET, name="tiny-imagenet-cpu",
         patch_size=8,  # 65 tokens: about 310 images/s with half of the patches, 170 with all
         depth=6, heads=6,  # 2.7 M parameters; head width 32 gives twice the heads of width 64
-        epochs=30, batch_size=256,  # 390 steps an epoch; --fit-minutes 60 for a first look
+        epochs=30, batch_size=256,  # 390 steps an epoch
         weight_decay=0.05, drop_path=0.0, schedule="linear",  # DeiT's decay
         augment=replace(TINY_IMAGENET.augment, rotate=0.0, policy=0.0, erase=0.0),
         mix_until=0.9,

@@ -9,14 +9,12 @@ import operator
 import os
 import shlex
 import signal
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,22 +24,21 @@ from tqdm.auto import tqdm
 from vitlens.data import SOURCES, ImageSet, ImageStream, load
 from vitlens.data.files import locked, writable, write
 from vitlens.train import snapshots
-from vitlens.train.criteria import compiled, settled, validate
+from vitlens.train.criteria import compiled, settled
 from vitlens.train.loop import FIRST, Step, fit
 from vitlens.train.processes import World, hardware, join, versions
 from vitlens.train.recipes import read_recipe, starting_from
 from vitlens.train.run_folder import BUILT_BY, finish, finished_before, name_of, newest_first, seconds_before
 from vitlens.train.settings import FROM_MODEL, Recipe
 
-__all__ = ["fitted", "hardware", "read_recipe", "run", "versions"]
+__all__ = ["hardware", "read_recipe", "run", "versions"]
 AGREE = 10  # steps between agreements of several processes whether to stop, for which the host waits
-MARGIN = 0.97  # planned share of the minutes; saving, snapshots and noise take the rest
 
 
 def run(
     recipe_name: str, data: str | os.PathLike, out: str | os.PathLike, *, model: str = "",
     build: Callable[[Recipe], nn.Module] | None = None, resume: bool = False, max_minutes: float | None = None,
-    fit_minutes: float | None = None, overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
+    overrides: Sequence[str] = (), device: str | None = None, seed: int | None = None,
     tiny: bool = False, watch: int = 24, export: bool = False, tensorboard: bool = False,
     root: str | os.PathLike | None = None, stream: bool | None = None, workers: int | None = None,
     on_damaged: str = "raise", quiet: bool = False, goes_on: str = "",
@@ -53,11 +50,9 @@ def run(
     `fit`. Only the same callable (same name and arguments of a partial) resumes such a run. out: directory for
     `recipe.json`, `log.jsonl`, `checkpoints/`, `snapshots.npz` and, at the end, `model/` in timm's hub layout. One
     process at a time trains into it. resume: continue the run in `out`, with its recipe and data if these are empty.
-    max_minutes: stop and save after that time. fit_minutes: measure the speed and set the number of epochs in
-    `recipe.json` so that the run takes that time, counted after loading the images. overrides: settings as
-    `"key=value"`. tiny: the same run on a tiny scale, in seconds. watch: number of snapshots, 0 for none. export: write
-    `model/` also if the run is stopped. root, stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: hint how
-    to continue a stopped run.
+    max_minutes: stop and save after that time. overrides: settings as `"key=value"`. tiny: the same run on a tiny
+    scale, in seconds. watch: number of snapshots, 0 for none. export: write `model/` also if the run is stopped. root,
+    stream, workers, on_damaged: as in `vitlens.data.load`. goes_on: hint how to continue a stopped run.
 
     Ctrl-C and SIGTERM end the run with a checkpoint after the current step, or within ten steps with several processes.
     Processes from `torchrun` or `accelerate launch` share each batch, and the first one writes.
@@ -76,7 +71,7 @@ def run(
     named = {"recipe": recipe_name or resume and (out / "recipe.json").is_file(), "data": data}
     if before and os.path.isabs(data) and not os.path.exists(data):
         raise ValueError(f"{data}, the data of the run in {out}, does not exist. Give its place with --data.")
-    refuse(out, world.device, resume, {"max-minutes": max_minutes, "fit-minutes": fit_minutes}, watch, named)
+    refuse(out, world.device, resume, max_minutes, watch, named)
     board = Board(out / "tensorboard" if tensorboard and world.rank == 0 else None)
     fresh = not (resume and newest_first(out / "checkpoints"))
     plan = settled(planned(recipe_name, model, out, resume, overrides, seed, tiny), world)
@@ -111,9 +106,6 @@ def run(
     network = build(plan) if build else plan.build(weights=fresh)
     network.built_by = built_by
     criterion = compiled(network, plan, world.device)
-    if fit_minutes is not None and not (resume and (out / "recipe.json").exists()):
-        plan = fitted(network, (train, valid), plan, fit_minutes * 60, world, criterion, start)
-        say(f"{plan.epochs} epochs fit into {fit_minutes:g} minutes.")
     average: dict = {}
     training = fit(
         network, (train, valid), plan, out=out, resume=resume, average=average, criterion=criterion, world=world
@@ -173,7 +165,7 @@ def run(
 
 
 def refuse(
-    out: Path, device: torch.device, resume: bool, minutes: dict[str, float | None], watch: int, named: dict
+    out: Path, device: torch.device, resume: bool, max_minutes: float | None, watch: int, named: dict
 ) -> None:  # fmt: skip
     """Raise ValueError for wrong options, before reading or writing files."""
     held = newest_first(out / "checkpoints") or (out / "training.json").exists()
@@ -184,8 +176,8 @@ def refuse(
         (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
         *((resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
           for name, given in named.items()),
-        *((given is not None and not 0 < given < math.inf,
-           f"--{name} must be a positive number of minutes, got {given}.") for name, given in minutes.items()),
+        (max_minutes is not None and not 0 < max_minutes < math.inf,
+         f"--max-minutes must be a positive number of minutes, got {max_minutes}."),
     ):  # fmt: skip
         if wrong:
             raise ValueError(sentence)
@@ -265,62 +257,6 @@ def command_of(plan: Recipe, data: str, splits: list, on_damaged: str) -> str:
     words += ["--skip-damaged"] if on_damaged == "skip" else []
     words += ["--model", Path(plan.init).name] if plan.init else []
     return shlex.join([*words, "--out", "DIR"])
-
-
-# Run length for a number of minutes
-
-
-def fitted(
-    model: nn.Module, data: tuple[ImageSet, ImageSet], plan: Recipe, seconds: float, world: World, criterion: Callable,
-    start: float | None = None,
-) -> Recipe:  # fmt: skip
-    """The plan with the number of epochs that fit into `seconds`, measured by a short trial.
-
-    The trial compiles, trains some steps with and without patch dropout, validates, and restores the weights. start:
-    `time.monotonic()` at the beginning of `seconds`, which then include the trial.
-
-    >>> digits, world = vitlens.train.recipe("digits").tiny(), vitlens.train.World(device=torch.device("cpu"))
-    >>> splits = [vitlens.data.load("digits", split, size=8) for split in ("train", "valid")]
-    >>> small, criterion = digits.build(), vitlens.train.compiled(digits.build(), digits, "cpu")
-    >>> longer = vitlens.train.fitted(small, splits, digits, 60, world, criterion)
-    """
-    trial = replace(
-        plan, epochs=1_000_000, steps=0, log_every=4, evaluate_every=1_000_000, warmup=plan.warmup or 0.1,
-        warmup_steps=0, patch_drop=0.0, patch_drop_until=0.0,
-    )  # fmt: skip
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    whole = dropped = _speed(model, data, trial, world, criterion)
-    if plan.patch_drop:
-        trial = replace(trial, patch_drop=plan.patch_drop, patch_drop_until=1.0)
-        dropped = _speed(model, data, trial, world, criterion)
-    validate(model, {}, data[1], plan, world)  # warm-up
-    tick = time.perf_counter()
-    validate(model, {}, data[1], plan, world)
-    validating = (2 if plan.average else 1) * (time.perf_counter() - tick)
-    model.load_state_dict(before)
-    model.zero_grad()
-    images = len(data[0]) // plan.batch_size * plan.batch_size
-    epoch = images * (plan.patch_drop_until / dropped + (1 - plan.patch_drop_until) / whole)
-    spent = 0.0 if start is None else time.monotonic() - start
-    left = seconds * MARGIN - spent - validating
-    epochs = int(world.first(left / (epoch + validating / plan.evaluate_every)))
-    if epochs < 1:
-        raise ValueError(
-            f"An epoch takes about {epoch:.0f} s, which exceeds {seconds:.0f} s, {spent:.0f} s of them for "
-            "compiling and measuring. Allow more minutes, or train on fewer images."
-        )
-    return replace(plan, epochs=epochs, steps=0)
-
-
-def _speed(model, data, trial: Recipe, world: World, criterion: Callable) -> float:
-    """Images per second: median of the later half of eight readings."""
-    with closing(fit(model, data, trial, world=world, criterion=criterion)) as training:
-        steps = (step for step in islice(training, 8 * trial.log_every) if step.step % trial.log_every == 0)
-        speeds = [step.images_per_second for step in steps]
-    return statistics.median([speed for speed in speeds if speed is not None][4:])
-
-
-# Watching and stopping
 
 
 def progress(bar: tqdm, step: Step) -> dict[str, str]:
