@@ -166,7 +166,7 @@ class Inspection:
             words["positions"] = f"rank correlation with distance: {rank}"
         words["distance"] = "a single patch" if near is None else f"nearest head: {near:.2f} of uniform ({where})"
         if value is not None:
-            words["rollout"] = f"contrast {value:.2f}: the brightest tenth of a picture holds {value / 10:.1%}"
+            words["rollout"] = f"contrast {value:.2f}: the brightest tenth of an image holds {value / 10:.1%}"
         return {name: words[name] for name in ("filters", "positions", "distance", "rollout")}
 
     def to_dict(self) -> dict:

@@ -170,14 +170,12 @@ def attention_distance(
         for k, (name, values) in enumerate(several.items()):
             strip(ax, values, 6, SERIES[k], (k, len(several)), name)
         layers = max(len(values) for values in several.values())
-        ax.set(xlim=(-0.6, layers - 0.4), xticks=range(0, layers, -(-layers // 16)))
         if len(several) > 1:
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(several), frameon=False)
-        low, high = ax.get_xlim()
+        low, high = -0.6, layers - 0.4
         if uniform is not None or chance is not None:  # room for words at the right of the dots, inside the axes
-            width = ax.get_position().width * ax.figure.bbox.width
-            high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / width))
-            ax.set_xlim(low, high)
+            high = low + (high - low) / (1 - min(0.4, 62 * ax.figure.dpi / DPI / ax.bbox.width))
+        number_layers(ax, layers, high)
         where = {"textcoords": "offset points", "size": 8, "color": "0.35", "ha": "right"}
         if chance is not None:
             layer = np.repeat(np.arange(len(chance)) + 0.2, chance.shape[1])
@@ -232,7 +230,13 @@ def strip(
     at = center + (np.arange(heads) - (heads - 1) / 2) * 0.5 / count / max(heads - 1, 1)
     look = {"color": color, "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "label": name}
     ax.plot(at.ravel(), values.ravel(), "o", **look)
-    ax.set(xlim=(-0.6, layers - 0.4), xticks=range(0, layers, -(-layers // 16)))
+
+
+def number_layers(ax: plt.Axes, layers: int, high: float | None = None) -> None:
+    """Set the x-limits, up to `high` or the last layer, and ticks at as many layers as have room for their numbers."""
+    low, high = -0.6, layers - 0.4 if high is None else high
+    step = int(np.ceil(20 * ax.figure.dpi / DPI * (high - low) / ax.bbox.width))
+    ax.set(xlim=(low, high), xticks=range(0, layers, step))
 
 
 def contributions(parts: Mapping[str, object], *, ax: plt.Axes | None = None) -> plt.Figure | plt.Axes:

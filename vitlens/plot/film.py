@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vitlens.plot.charts import strip
+from vitlens.plot.charts import number_layers, strip
 from vitlens.plot.heatmaps import name_above
 from vitlens.plot.mosaics import about_gray, colored, mosaic, shown_positions
 from vitlens.plot.style import REFERENCE, WIDTH, array, beside, colors, frames, page, scale_bar, styled
@@ -81,7 +81,6 @@ def film_strip(
             scales = _draw(run, index, axes, filters=(3, 9), rollouts=(2, 4), size=3.5)
             axes[2].set_box_aspect(1)
             axes[2].tick_params(labelleft=axes[2] is grid[2, 0], labelsize=7.5)
-            axes[2].set_xticks(range(0, run.distances.shape[1], -(-run.distances.shape[1] // 4)))
         for ax, name in zip(grid[:, 0], SHORT, strict=True):
             ax.set_ylabel(name, size=8.5, color="0.35")
         for ax, scale in zip(grid[1::2, -1], scales, strict=True):
@@ -109,6 +108,7 @@ def _draw(run: SimpleNamespace, index: int, axes, filters: tuple[int, int], roll
     _, across, tiles, cosines = shown_positions(run.positions[index])
     _tiles(second, tiles, len(across))
     strip(third, run.distances[index], size)
+    number_layers(third, run.distances.shape[1])
     third.axhline(run.uniform, **REFERENCE)
     third.set_ylim(0, 1.08 * max(run.distances.max(), run.uniform))
     third.locator_params(axis="y", nbins=4)
@@ -123,10 +123,10 @@ def _tiles(ax: plt.Axes, tiles: np.ndarray, cols: int) -> None:
     mosaic(ax, tiles, min(cols, len(tiles)), (GAP * tiles.shape[1], GAP * tiles.shape[2]))
 
 
-def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None) -> plt.Figure:
+def filled_in(images, snapshots: Mapping, indices: Sequence[int] | None = None) -> plt.Figure:
     """Images, the corrupted input, the predictions at several snapshots of a training, and the target, side by side.
 
-    pictures: (N, H, W, 3) in 0…1, the first probe images of the run. snapshots: from `vitlens.train.snapshots.load`
+    images: (N, H, W, 3) in 0…1, the first probe images of the run. snapshots: from `vitlens.train.snapshots.load`
     for a run without labels: `steps` (S,), `corrupted` and `source` (S, N, rows, cols) and `predicted` (S, N, h, w, 3),
     with h and w multiples of rows and cols. indices: numbers of the snapshots, by default five evenly spread ones. In
     the input, hidden patches are gray, and moved patches are at their new position. Predicted patches are drawn in full
@@ -136,26 +136,26 @@ def filled_in(pictures, snapshots: Mapping, indices: Sequence[int] | None = None
     >>> run = {"steps": [9], "corrupted": np.ones((1, 1, 2, 2)), "source": -np.ones((1, 1, 2, 2))}
     >>> figure = vitlens.plot.filled_in(np.ones((1, 16, 16, 3)), run | {"predicted": np.zeros((1, 1, 8, 8, 3))})
     """
-    pictures = np.clip(array(pictures, 4, "Pictures of shape (N, H, W, 3)"), 0, 1)
+    images = np.clip(array(images, 4, "Images of shape (N, H, W, 3)"), 0, 1)
     steps = np.asarray(snapshots["steps"])
     if indices is None:
         indices = np.unique(np.linspace(0, len(steps) - 1, min(5, len(steps))).round().astype(int))
     predicted = np.asarray(snapshots["predicted"], dtype=float)
     corrupted, source = (np.asarray(snapshots[name])[0].astype(int) for name in ("corrupted", "source"))
-    count = min(len(pictures), len(corrupted))
-    pictures, source, corrupted = pictures[:count], source[:count], corrupted[:count]
+    count = min(len(images), len(corrupted))
+    images, source, corrupted = images[:count], source[:count], corrupted[:count]
     h, w = predicted.shape[2:4]
-    _, height, width, _ = pictures.shape
-    target = pictures.reshape(count, h, height // h, w, width // w, 3).mean((2, 4))
-    columns = [("picture", pictures), ("input", _seen(pictures, source))]
+    _, height, width, _ = images.shape
+    target = images.reshape(count, h, height // h, w, width // w, 3).mean((2, 4))
+    columns = [("image", images), ("input", _seen(images, source))]
     columns += [(f"step {steps[k]:,}", _predicted(predicted[k][:count], target, corrupted)) for k in indices]
     columns += [("target", target)]
     side = min(150, WIDTH // len(columns))
     with styled():
         figure, axes = frames(count, len(columns), side * len(columns), 30 + count * side * height / width)
-        for (title, images), line in zip(columns, axes.T, strict=True):
+        for (title, column), line in zip(columns, axes.T, strict=True):
             name_above(line[0], title)
-            for ax, image in zip(line, images, strict=True):
+            for ax, image in zip(line, column, strict=True):
                 ax.imshow(image, interpolation="nearest")
     return figure
 
@@ -171,11 +171,11 @@ def _predicted(predicted: np.ndarray, target: np.ndarray, corrupted: np.ndarray)
     return np.where(hidden, predicted, np.where(small, target, 1.0))
 
 
-def _seen(pictures: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _seen(images: np.ndarray, source: np.ndarray) -> np.ndarray:
     """(N, H, W, 3) images from the patches with the numbers in `source` (N, rows, cols), gray for −1."""
-    (n, height, width, _), (rows, cols) = pictures.shape, source.shape[1:]
-    patches = pictures.reshape(n, rows, height // rows, cols, width // cols, 3).swapaxes(2, 3)
+    (n, height, width, _), (rows, cols) = images.shape, source.shape[1:]
+    patches = images.reshape(n, rows, height // rows, cols, width // cols, 3).swapaxes(2, 3)
     patches = patches.reshape(n, rows * cols, *patches.shape[3:])
     placed = patches[np.arange(n)[:, None], source.reshape(n, -1)]
     placed[source.reshape(n, -1) < 0] = HIDDEN
-    return placed.reshape(n, rows, cols, *placed.shape[2:]).swapaxes(2, 3).reshape(pictures.shape)
+    return placed.reshape(n, rows, cols, *placed.shape[2:]).swapaxes(2, 3).reshape(images.shape)

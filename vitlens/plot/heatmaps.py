@@ -312,8 +312,8 @@ def attributions(
     note = f"{note}\nColors: each map has its own scale, from 0 (clear) to its max (yellow){signed}.".strip()
     note, title = wrapped(note, WIDTH, 6.2), wrapped(title, WIDTH, 9)
     lines, text = -(-(len(maps) + 1) // cols), max(len(each.splitlines()) for each in below.values())
-    height = lines * (WIDTH / cols * grid.image[0] / grid.image[1] + 15 * text + 30) + 15 * len(note.splitlines())
-    height += 20 + 20 * len(title.splitlines()) + (max(0, 120 - 15 * text) if compared else 0)
+    height = lines * ((WIDTH / cols - 8) * grid.image[0] / grid.image[1] + 15 * text + 24) + 15 * len(note.splitlines())
+    height += 20 + 20 * len(title.splitlines()) + (max(0, 112 - 15 * text) if compared else 0)
     with styled():
         figure, axes = frames(lines, cols, WIDTH, height)
         heading(figure, title)

@@ -17,7 +17,7 @@ from vitlens.plot.style import WIDTH, array, bare, canvas, page, styled, wrapped
 
 TITLES = {
     "filters": "Embedding filters", "positions": "Position similarity (cosine)",
-    "distance": "Mean attention distance", "rollout": "Images, and their attention rollout",
+    "distance": "Mean attention distance", "rollout": "Images and their attention rollouts",
 }  # fmt: skip
 
 
@@ -41,16 +41,19 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     shapes = [picture.width / picture.height for picture in pictures]
     lines, heights, texts = [range(first, min(first + cols, count)) for first in range(0, count, cols)], [], []
     for line in lines:
-        height = min(280, cols * room / 2 / sum(shapes[k] for k in line))
+        missing = lines[0][len(line) :]  # the last line keeps the room of the first
+        height = min(280, cols * room / 2 / sum(shapes[k] for k in (*line, *missing)))
         for k in line:
             texts.append(wrapped(str(captions[k]), 2 * height * shapes[k]) if captions else "")
         heights.append(height + 34 + 15 * max(len(texts[k].splitlines()) for k in line))
     with styled():
         figure = page(cols * room, sum(heights))
         for part, line in zip(np.ravel(figure.subfigures(len(lines), height_ratios=heights)), lines, strict=True):
-            ratios = [shapes[k] for k in line for _ in range(2)]
+            ratios = [shapes[k] for k in (*line, *lines[0][len(line) :]) for _ in range(2)]
             axes = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
-            for k, left, right in zip(line, axes[::2], axes[1::2], strict=True):
+            for ax in axes[2 * len(line) :]:
+                ax.axis("off")
+            for k, left, right in zip(line, axes[::2], axes[1::2], strict=False):
                 left.imshow(pictures[k])
                 _rollout(images[k], maps[k], grids[k], right, style)
                 for ax, name in ((left, "Input"), (right, "Attention")):
@@ -123,7 +126,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
         name: [wrapped(p.caption, room / columns / 1.2) for p in each.pictures] for name, each in inspections.items()
     }
     text = max((len(caption.splitlines()) for each in captions.values() for caption in each[:columns]), default=0)
-    few = alone and len(first.pictures) <= 3  # then each image lies beside its rollout, not above it
+    few = alone and len(first.pictures) <= 3  # then each image is beside its rollout, not above it
     lines = 1 if few else 2
     heights = [64, *([350] if alone else [285, 395, 340]), lines * (room / columns - 14) * shape + 66 + 14 * text]
     with styled():
@@ -162,9 +165,7 @@ def inspected(inspections: object | Mapping[str, object]) -> plt.Figure:
             uniform, words = 1, [f"{n}: {each.sentences['distance']}" for n, each in inspections.items()]
             ax = _titled(middle[2], "distance", "\n".join([*words, *_change(*inspections.values())]), WIDTH).subplots()
         attention_distance(values, uniform=uniform, ax=ax)
-        if alone:
-            ax.set_xticks(range(0, layers, -(-layers // 8)))
-        else:
+        if not alone:
             ax.set_ylabel("Mean attention distance\n(share of uniform attention)")
     return figure
 
