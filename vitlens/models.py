@@ -572,7 +572,8 @@ def _crop_box(
 ) -> tuple[float, float, float, float]:
     """(left, top, right, bottom) of the part that a transform crops from an image of `size` = (width, height) pixels.
 
-    Measured on images whose levels are coordinates. With padding it extends beyond the image.
+    Measured on images whose levels are coordinates. With padding it extends beyond the image. Raises ImageError for
+    an aspect ratio over 100, and if the image fills too few rows or columns of the input.
     """
 
     def transformed(levels) -> np.ndarray:
@@ -580,11 +581,13 @@ def _crop_box(
         return transform(image.convert(mode))[0].double().numpy()
 
     width, height = size
-    x, y = np.linspace(0, 1, width), np.linspace(0, 1, height)[:, None]
+    _require_compact(width, height)
+    x, y = (np.linspace(0, 1, side, dtype=np.float32) for side in size)
+    y = y[:, None]
     low, high = transformed(0), transformed(255)
     inside = high - low > 0.99 * (high - low).max()  # padding is the same in both
     # each ramp has a small perpendicular one, which averages out the rounding to 8 bits
-    ramps = 240 * x + 15 * y, 240 * y + 15 * x
+    ramps = (240 * a + 15 * b for a, b in ((x, y), (y, x)))
     one, other = (255 * (transformed(ramp) - low)[inside] / (high - low)[inside] for ramp in ramps)
     rows, cols = np.nonzero(inside)
     middle = np.ones(len(rows), bool)
@@ -593,9 +596,17 @@ def _crop_box(
     places = np.column_stack([cols + 0.5, rows + 0.5, np.ones(len(rows))])[middle]
     seen = np.stack([(240 * one - 15 * other) * (width - 1), (240 * other - 15 * one) * (height - 1)], 1)
     seen = seen[middle] / (240**2 - 15**2)
-    slopes = np.linalg.lstsq(places, seen + 0.5, rcond=None)[0]
+    slopes, _, rank, _ = np.linalg.lstsq(places, seen + 0.5, rcond=None)
+    if rank < 3:
+        raise ImageError(f"The model's input shows too little of an image of {width} × {height} pixels. Crop it first.")
     edges = np.array([[0, 0, 1], [inside.shape[1], inside.shape[0], 1]]) @ slopes
     return tuple(edges.ravel().tolist())
+
+
+def _require_compact(width: int, height: int) -> None:
+    """Raise ImageError for an image with an aspect ratio over `MAX_ELONGATION`."""
+    if max(width, height) > MAX_ELONGATION * min(width, height):
+        raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
 
 
 @functools.lru_cache(maxsize=32)
@@ -722,8 +733,9 @@ def preprocess(
     """Model input from an image, a folder, or a list or dictionary of images: float32 (B, C, H, W) on the CPU.
 
     Models of transformers, open_clip and torchvision use their library's preprocessing. All others, and all other
-    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. For models with one input channel images
-    are converted to gray.
+    sizes, use timm's evaluation transform with the model's `pretrained_cfg`. A module without one gets the images of
+    the Vision Transformer that it contains, whatever it does to them. For models with one input channel images are
+    converted to gray.
 
     images: sources of `load_image`. size: (H, W) in pixels, in place of the configured size. After
     `timm.create_model(…, img_size=…)`, pass `built_size(model)`. whole: resize the whole image without a crop. on_note:
@@ -746,8 +758,7 @@ def preprocess(
         raise ImageError("Expected an image or several, got none.")
     loaded = [load_image(source, on_note=on_note) for source in sources]
     for source, (width, height) in ((source, image.size) for source, image in zip(sources, loaded, strict=True)):
-        if max(width, height) > MAX_ELONGATION * min(width, height):
-            raise ImageError(f"Expected an image, got a strip of {width} × {height} pixels. Crop it first.")
+        _require_compact(width, height)
         scales = [length / side for length, side in zip((height, width), sides, strict=True)]
         seen = (min(scales) * config["crop_pct"]) ** 2 / (scales[0] * scales[1])  # share of the image
         if on_note is not None and seen < 0.5 and config["crop_mode"] == "center" and not whole:
@@ -764,7 +775,7 @@ def crop_box(
     """(left, top, right, bottom) of the part of an image that `preprocess` passes to the model, in pixels of the image.
 
     With padding it extends beyond the image. image: a source of `load_image`. size, whole: as for `preprocess`. Raises
-    ImageError as `preprocess` does.
+    ImageError as `preprocess` does, and for an image that fills too few rows or columns of the input.
 
     >>> [round(edge) for edge in vitlens.models.crop_box(model, cat)]
     [75, 0, 376, 300]
