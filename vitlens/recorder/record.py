@@ -404,7 +404,8 @@ def capture(model: nn.Module, *, values: bool = False, gradients: bool = False) 
     torch.Size([2, 197])
 
     model: a supported model, or a module that contains exactly one and runs it. If such a module pools the tokens
-    itself, the grid has no read-out.
+    itself, the grid has no read-out. The grid lies on the images that the Vision Transformer receives, which the module
+    may have cropped or flipped.
     values: also keep v and the fused output of every layer. gradients: keep them with the outputs in autograd's graph,
     for `attn.differentiate(score)`. In a frozen model the graph begins at the first of these outputs. Raises
     UnsupportedModelError for a model or call whose attention cannot be shown exactly, and for a second forward in the
