@@ -87,7 +87,8 @@ def overlay(
 
     The map lies on the model's crop of the image, and the rest of the image is dimmed. The crop follows from:
 
-    * model: the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`.
+    * model: the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`. For a module that
+      contains a Vision Transformer, it is the Vision Transformer's part, whatever the module does to its images.
     * crop: (left, top, right, bottom) in pixels of the image, as from `models.crop_box`.
     * neither: the image is a result of `restore`, or, with `grid`, has exactly the size of the model's input.
 
@@ -165,13 +166,21 @@ def overlay(
 
 def _placed(image, picture: Image.Image, shape: tuple[int, int], model, crop, grid: TokenGrid | None):
     """The part of the image (left, top, right, bottom) below the map, or None for the whole image, and the grid."""
-    if model is not None and not is_input(image):
+    if model is not None:
         from vitlens.models import crop_box, data_config
 
-        grid = grid or family(transformer(unwrap(model))).grid(data_config(model)["input_size"][1:])
-        crop = crop or crop_box(model, picture, size=tuple(grid.image))
-    if crop is None or is_input(image):
+        size = image.shape[:2] if is_input(image) else data_config(model)["input_size"][1:]
+        grid = grid or family(transformer(unwrap(model))).grid(size)
+        if crop is None and not is_input(image):
+            crop = crop_box(model, picture, size=tuple(grid.image))
+    if crop is None:
         return None, checked_grid(shape, image, grid)
+    left, top, right, bottom = crop = tuple(map(float, crop))
+    if min(right, picture.width) - max(left, 0) < 1 or min(bottom, picture.height) - max(top, 0) < 1:
+        raise ValueError(
+            f"crop must be (left, top, right, bottom) with a part of the image of {picture.width} × {picture.height} "
+            f"pixels, got {crop}."
+        )
     return crop, checked_grid(shape, None, grid or TokenGrid(*shape, (16, 16)))
 
 
@@ -204,8 +213,8 @@ def _check_finite(values: np.ndarray) -> None:
 
 
 def is_input(image) -> bool:
-    """True for an image (H, W, 3) from `restore` that was not cropped afterwards."""
-    return isinstance(image, ModelInput) and image.shape[:2] == image.input_size
+    """True for an image (H, W, 3) from `restore` that was not cropped, flipped or transposed afterwards."""
+    return isinstance(image, ModelInput) and (image.shape, image.strides) == image.layout
 
 
 def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> TokenGrid:
