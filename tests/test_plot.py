@@ -4,6 +4,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
 
 mpl.use("Agg")
@@ -18,8 +19,9 @@ from torch import nn
 from torchvision.transforms import v2
 
 from vitlens import plot
-from vitlens.images import ModelInput
-from vitlens.models import crop_box, preprocess
+from vitlens.images import ImageError, ModelInput
+from vitlens.models import crop_box, preprocess, restore
+from vitlens.plot.heatmaps import is_input
 from vitlens.recorder.grid import TokenGrid
 from vitlens.report import Inspection, Picture
 from vitlens.train import Step
@@ -486,6 +488,9 @@ def test_crop_box_equals_the_crop_of_timm():
     model.pretrained_cfg["crop_pct"] = 1.0
     assert crop_box(model, photo(400, 620)) == pytest.approx((0, -110, 620, 510), abs=10)  # to a pixel of 64
     assert crop_box(model, photo(400, 620), whole=True) == pytest.approx((0, 0, 620, 400), abs=1.5)
+    for size, match in (((31, 3000), "shows too little of an image of 3000 × 31"), ((6, 700), "a strip of 700 × 6")):
+        with pytest.raises(ImageError, match=match):  # of 31 × 3000, 0.7 of 64 rows are left
+            crop_box(model, photo(*size))
 
 
 def test_overlay_dims_the_image_outside_of_the_crop():
@@ -493,8 +498,41 @@ def test_overlay_dims_the_image_outside_of_the_crop():
     below = plot.overlay(image, np.zeros((4, 4)), crop=(50, 0, 150, 100)).images[0].get_array()
     assert (below[:, 50:150] == 200).all() and (below[:, :50] == 70).all() and (below[:, 150:] == 70).all()
     restored = ModelInput(image[None])[0]
-    ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity())  # cropped before
+    grid = TokenGrid(4, 4, (25, 50), image=(100, 200))
+    ax = plot.overlay(restored, np.zeros((4, 4)), model=nn.Identity(), grid=grid)  # cropped before
     assert ax.images[1].get_extent() == [0, 200, 100, 0]
+    ax = plot.overlay(restored, np.zeros((4, 4)), crop=np.array([10, 20, 100, 90]))
+    assert ax.images[1].get_extent() == [10, 100, 90, 20] and ax.images[0].get_array()[19, 10] == 70
+    for crop in ((0, 0, 0, 0), (200, 0, 300, 100), (50, 80, 150, 20)):
+        with pytest.raises(ValueError, match="crop must be .* part of the image of 200 × 100"):
+            plot.overlay(image, np.zeros((4, 4)), crop=crop)
+
+
+def test_overlay_lays_padded_patches_of_a_restored_image():
+    """13 patches of 16 pixels reach beyond 200 pixels, so the last column begins at pixel 192."""
+    padded = {"img_size": 200, "dynamic_img_size": True, "dynamic_img_pad": True}
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, **padded)
+    restored = restore(model, torch.zeros(1, 3, 200, 200))[0]
+    heat = plot.overlay(restored, np.tile(np.arange(13.0), (13, 1)), model=model, smooth=False).images[1]
+    assert heat.get_extent() == [0, 200, 200, 0]
+    assert np.array_equal(heat.get_array()[0], np.arange(200) // 16)
+
+
+MOVED = (
+    lambda x: np.flip(x, 1), lambda x: np.flip(x, 0).copy(), np.rot90, lambda x: np.rot90(x, 2),
+    lambda x: np.roll(x, 3, 1), lambda x: x.transpose(1, 0, 2),
+    lambda x: x.transpose(1, 0, 2).copy(), lambda x: x[::-1], lambda x: x[1:],
+)  # fmt: skip
+
+
+def test_is_input_ends_with_moved_pixels():
+    batch = ModelInput(np.stack([photo(64, 64)] * 2))
+    for image in (batch[0], batch[[1, 0]][1], batch[1].copy(), [*batch][1], batch[0][None][0]):
+        assert is_input(image)
+    for moved in MOVED:
+        assert not is_input(moved(batch[0]))
+        with pytest.raises(ValueError, match="`model=`.*restore"):
+            plot.overlay(moved(batch[0]), np.ones((4, 4)))
 
 
 def test_overlay_heat_blends_image_and_color():
