@@ -106,7 +106,7 @@ def test_run_rejects_wrong_options(tmp_path):
         ({"overrides": ["width=96"], "model": "vit_tiny_patch16_224"}, "width comes with the model"),
         ({"overrides": ["model.pos_embed=none"], "model": "m"}, "model.pos_embed comes with the model"),
         ({"overrides": ["batch_size=2000"]}, "A batch of 2000 exceeds the 1437 training images"),
-        ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"), ({"watch": 1}, "at least two snapshots"),
+        ({"overrides": ["augment.pad=8"]}, "augment.pad is 8.* 7 pixels"), ({"watch": 1}, "at least 2 for the first"),
         ({"stream": True}, r"augment.scale must be at most 1 .*got \(0.65, 1.4\).*--hold"),
         ({"recipe_name": "finetune-pets"}, "Name one with --model"),
         ({"recipe_name": str(tmp_path / "absent.json")}, "absent.json cannot be read as a recipe"),

@@ -33,9 +33,7 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
     """
     pictures = [load_image(image) for image in images]
     count = len(pictures)
-    grids = grid if isinstance(grid, list | tuple) else [grid] * count
-    if not count == len(maps) == len(grids):
-        raise ValueError(f"Got {count} images, {len(maps)} maps and {len(grids)} grids. Give as many of each.")
+    placed = [*zip(images, maps, grid if isinstance(grid, list | tuple) else [grid] * count, strict=True)]
     cols = min(count, 2 if count == 4 else 3)
     room = WIDTH / max(cols, 2)
     shapes = [picture.width / picture.height for picture in pictures]
@@ -55,7 +53,7 @@ def rollouts(images, maps, *, grid=None, captions=None, style: str = "heat") -> 
                 ax.axis("off")
             for k, left, right in zip(line, axes[::2], axes[1::2], strict=False):
                 left.imshow(pictures[k])
-                _rollout(images[k], maps[k], grids[k], right, style)
+                _rollout(*placed[k], right, style)
                 for ax, name in ((left, "Input"), (right, "Attention")):
                     bare(ax)
                     ax.set_title(name, size=9, pad=4, color=GRAY)

@@ -74,7 +74,7 @@ class World:
 def join(device: torch.device | str | None = None) -> World:
     """The world of all processes that the launcher started, or of this one alone.
 
-    device: default CUDA if available. Raises ValueError if several were started and `accelerate` is missing.
+    device: default CUDA if available. Raises ModuleNotFoundError if several were started and `accelerate` is missing.
 
     >>> vitlens.train.join("cpu").size
     1
@@ -82,10 +82,8 @@ def join(device: torch.device | str | None = None) -> World:
     alone = World() if device is None else World(device=torch.device(device))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return alone
-    try:
-        from accelerate import PartialState
-    except ImportError:
-        raise ValueError("Training with several processes needs accelerate: pip install accelerate.") from None
+    from accelerate import PartialState
+
     # Fetching and decoding images in the first process can exceed PyTorch's timeout of ten minutes.
     state = PartialState(cpu=alone.device.type == "cpu", timeout=timedelta(hours=6))
     if state.num_processes != int(os.environ["WORLD_SIZE"]):  # else each would act as the only one, and write

@@ -176,13 +176,12 @@ def refuse(
         (resume and not out.is_dir(), f"There is no run to resume in {out}: the folder does not exist."),
         *((resume and not given, f"The run in {out} does not name its {name}. Give --{name}.")
           for name, given in named.items()),
+        (watch == 1, "--watch must be 0, or at least 2 for the first and the last step, got 1."),
         (max_minutes is not None and not 0 < max_minutes < math.inf,
          f"--max-minutes must be a positive number of minutes, got {max_minutes}."),
     ):  # fmt: skip
         if wrong:
             raise ValueError(sentence)
-    if watch:
-        snapshots.schedule(1, watch)  # raises ValueError for a single snapshot
     writable(out, "--out")
 
 

@@ -35,8 +35,6 @@ def schedule(steps: int, count: int = 24) -> list[int]:
     >>> vitlens.train.snapshots.schedule(1000, count=5)
     [0, 1, 10, 100, 1000]
     """
-    if count < 2:
-        raise ValueError(f"Expected at least two snapshots, the first and the last, got {count}.")
     return sorted({0, *np.geomspace(steps, 1, count - 1).round().astype(int).tolist()})
 
 
