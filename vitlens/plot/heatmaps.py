@@ -89,7 +89,8 @@ def overlay(
 
     * model: the part that `preprocess(model, image)` takes, or `preprocess(…, size=grid.image)`. For a module that
       contains a Vision Transformer, it is the Vision Transformer's part, whatever the module does to its images.
-    * crop: (left, top, right, bottom) in pixels of the image, as from `models.crop_box`.
+    * crop: (left, top, right, bottom) in pixels of the image. After `preprocess(model, image, whole=True)` it is
+      `models.crop_box(model, image, whole=True)`.
     * neither: the image is a result of `restore`, or, with `grid`, has exactly the size of the model's input.
 
     image: a source of `load_image`. map: (rows, cols), or (rows, cols, 3) colors from 0 to 1, drawn in one opacity.
@@ -112,8 +113,8 @@ def overlay(
     painted = values.ndim == 3
     if painted and (values.shape[2] != 3 or not 0 <= values.min() <= values.max() <= 1):
         raise ValueError(
-            f"Colors of shape (rows, cols, 3) from 0 to 1 expected, got {values.shape} from {values.min():.3g} to "
-            f"{values.max():.3g}. `vitlens.tokens.colors` makes them from components."
+            f"A map of one image (rows, cols) expected, or its colors (rows, cols, 3) from 0 to 1, got {values.shape} "
+            f"from {values.min():.3g} to {values.max():.3g}."
         )
     picture = load_image(image)
     crop, grid = _placed(image, picture, values.shape[:2], model, crop, grid)
@@ -225,7 +226,7 @@ def checked_grid(shape: tuple[int, int], image, grid: TokenGrid | None) -> Token
     if grid is not None and shape != (grid.rows, grid.cols):
         raise ValueError(
             f"The grid has {grid.rows} × {grid.cols} patches, the map {shape[0]} × {shape[1]}. Give the grid of the "
-            "capture that the map comes from."
+            "capture that the map comes from. `grid.image_map(weights)` makes maps of rows of attention."
         )
     if image is None:
         return grid
