@@ -153,5 +153,6 @@ def test_script_writes_the_columns_of_the_committed_table(name, photographs, tmp
 @pytest.mark.slow
 def test_readme_picture_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    importlib.import_module("experiments.readme_picture").main(["--out", str(tmp_path / "picture.jpg")])
-    assert Image.open(tmp_path / "picture.jpg").width > 1000
+    importlib.import_module("experiments.readme_picture").main(["--out", str(tmp_path)])
+    assert Image.open(tmp_path / "inspection.jpg").width > 1000
+    assert Image.open(tmp_path / "explorer.webp").n_frames == 8
